@@ -1,0 +1,33 @@
+//! Generates the message types and their canonical JSON from `proto/flotilla/v1`.
+
+use std::{env, fs, path::PathBuf};
+
+use prost::Message;
+
+const FILES: [&str; 4] = [
+    "flotilla/v1/common.proto",
+    "flotilla/v1/facts.proto",
+    "flotilla/v1/fleet.proto",
+    "flotilla/v1/control.proto",
+];
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=../flotilla");
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    let descriptors = protox::compile(FILES, [".."])?;
+    let encoded = descriptors.encode_to_vec();
+    fs::write(out.join("flotilla.bin"), &encoded)?;
+
+    prost_build::Config::new()
+        .btree_map(["."])
+        .compile_well_known_types()
+        .extern_path(".google.protobuf", "::pbjson_types")
+        .compile_fds(descriptors)?;
+    // Fields of a newer version are ignored, so boxes one version apart work together.
+    pbjson_build::Builder::new()
+        .register_descriptors(&encoded)?
+        .btree_map(["."])
+        .ignore_unknown_fields()
+        .build(&[".flotilla"])?;
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! A fact: a subject and the message that belongs there, and its form on the bus.
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{
+    Subject,
+    subject::{Place, SubjectError},
+    v1,
+};
+
+/// One entry of the log.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fact {
+    pub subject: Subject,
+    pub body: Body,
+}
+
+/// What a fact says.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Body {
+    Spec(v1::Spec),
+    Control(v1::Control),
+    Plan(v1::Plan),
+    GenerateOrder(v1::GenerateOrder),
+    Samples(v1::Samples),
+    Verdicts(v1::Verdicts),
+    Selected(v1::Selected),
+    TrainOrder(v1::TrainOrder),
+    Checkpoint(v1::Checkpoint),
+    Eval(v1::Eval),
+    Failure(v1::Failure),
+    CycleDone(v1::CycleDone),
+    Done(v1::Done),
+}
+
+/// A fact as the log holds it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Record {
+    /// Position in the log, from 1.
+    pub sequence: u64,
+    /// When the log accepted it, in milliseconds since 1970: the one clock all peers share.
+    pub time_ms: u64,
+    pub fact: Fact,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum FactError {
+    #[error(transparent)]
+    Subject(#[from] SubjectError),
+    #[error("read the fact {subject}: not a {message} message")]
+    Json {
+        subject: String,
+        message: &'static str,
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+impl Fact {
+    /// Reads a fact from its subject and its canonical proto3 JSON.
+    ///
+    /// # Errors
+    /// When the subject is no fact's, or the payload is not the message that belongs there.
+    pub fn decode(subject: &str, payload: &[u8]) -> Result<Self, FactError> {
+        let subject: Subject = subject.parse()?;
+        let body = Body::decode(&subject, payload)?;
+        Ok(Self { subject, body })
+    }
+
+    /// The fact's canonical proto3 JSON.
+    pub fn encode(&self) -> Vec<u8> {
+        self.body.encode()
+    }
+}
+
+impl Body {
+    fn decode(subject: &Subject, payload: &[u8]) -> Result<Self, FactError> {
+        Ok(match subject.place {
+            Place::Spec => Self::Spec(json(subject, "Spec", payload)?),
+            Place::Control { .. } => Self::Control(json(subject, "Control", payload)?),
+            Place::Plan { .. } => Self::Plan(json(subject, "Plan", payload)?),
+            Place::GenerateOrder { .. } => {
+                Self::GenerateOrder(json(subject, "GenerateOrder", payload)?)
+            }
+            Place::Samples { .. } => Self::Samples(json(subject, "Samples", payload)?),
+            Place::Verdicts { .. } => Self::Verdicts(json(subject, "Verdicts", payload)?),
+            Place::Selection { .. } => Self::Selected(json(subject, "Selected", payload)?),
+            Place::TrainOrder { .. } => Self::TrainOrder(json(subject, "TrainOrder", payload)?),
+            Place::Checkpoint { .. } => Self::Checkpoint(json(subject, "Checkpoint", payload)?),
+            Place::Eval { .. } => Self::Eval(json(subject, "Eval", payload)?),
+            Place::Failure { .. } => Self::Failure(json(subject, "Failure", payload)?),
+            Place::CycleDone { .. } => Self::CycleDone(json(subject, "CycleDone", payload)?),
+            Place::Done => Self::Done(json(subject, "Done", payload)?),
+        })
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Spec(message) => bytes(message),
+            Self::Control(message) => bytes(message),
+            Self::Plan(message) => bytes(message),
+            Self::GenerateOrder(message) => bytes(message),
+            Self::Samples(message) => bytes(message),
+            Self::Verdicts(message) => bytes(message),
+            Self::Selected(message) => bytes(message),
+            Self::TrainOrder(message) => bytes(message),
+            Self::Checkpoint(message) => bytes(message),
+            Self::Eval(message) => bytes(message),
+            Self::Failure(message) => bytes(message),
+            Self::CycleDone(message) => bytes(message),
+            Self::Done(message) => bytes(message),
+        }
+    }
+
+    /// The message's name in `flotilla.v1`, as the fact's header gives it.
+    pub fn message_name(&self) -> &'static str {
+        match self {
+            Self::Spec(_) => "Spec",
+            Self::Control(_) => "Control",
+            Self::Plan(_) => "Plan",
+            Self::GenerateOrder(_) => "GenerateOrder",
+            Self::Samples(_) => "Samples",
+            Self::Verdicts(_) => "Verdicts",
+            Self::Selected(_) => "Selected",
+            Self::TrainOrder(_) => "TrainOrder",
+            Self::Checkpoint(_) => "Checkpoint",
+            Self::Eval(_) => "Eval",
+            Self::Failure(_) => "Failure",
+            Self::CycleDone(_) => "CycleDone",
+            Self::Done(_) => "Done",
+        }
+    }
+}
+
+fn json<M: DeserializeOwned>(
+    subject: &Subject,
+    message: &'static str,
+    payload: &[u8],
+) -> Result<M, FactError> {
+    serde_json::from_slice(payload).map_err(|source| FactError::Json {
+        subject: subject.to_string(),
+        message,
+        source,
+    })
+}
+
+fn bytes<M: Serialize>(message: &M) -> Vec<u8> {
+    serde_json::to_vec(message).expect("a generated message has only string keys")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fact_is_readable_json_and_reads_back() {
+        let fact = Fact {
+            subject: "flotilla.r1.eval.1.24.heldout".parse().unwrap(),
+            body: Body::Eval(v1::Eval {
+                run: "r1".into(),
+                cycle: 1,
+                step: 24,
+                suite: "heldout".into(),
+                perplexity: 1.5,
+                tokens: 12,
+                ..Default::default()
+            }),
+        };
+        let payload = fact.encode();
+        assert_eq!(
+            String::from_utf8(payload.clone()).unwrap(),
+            r#"{"run":"r1","cycle":1,"step":24,"suite":"heldout","perplexity":1.5,"tokens":"12"}"#
+        );
+        assert_eq!(Fact::decode("flotilla.r1.eval.1.24.heldout", &payload).unwrap(), fact);
+    }
+
+    #[test]
+    fn fields_of_a_newer_version_are_ignored() {
+        let fact = Fact::decode("flotilla.r1.done", br#"{"status":"FAILED","later":1}"#).unwrap();
+        assert_eq!(
+            fact.body,
+            Body::Done(v1::Done { status: v1::done::Status::Failed.into(), message: "".into() })
+        );
+    }
+
+    #[test]
+    fn a_payload_that_does_not_parse_names_its_subject() {
+        let error = Fact::decode("flotilla.r1.done", b"{").unwrap_err();
+        assert_eq!(error.to_string(), "read the fact flotilla.r1.done: not a Done message");
+    }
+}

@@ -1,0 +1,32 @@
+//! The contract between all peers: message types, ids, digests, subjects and the
+//! facts made of them. Knows how things are written, not how they travel.
+
+mod digest;
+mod fact;
+mod id;
+mod seed;
+mod subject;
+
+/// The messages of `proto/flotilla/v1`, with canonical proto3 JSON as their serde form.
+#[allow(
+    clippy::all,
+    clippy::unwrap_used,
+    clippy::semicolon_if_nothing_returned,
+    clippy::uninlined_format_args,
+    clippy::too_many_lines,
+    reason = "generated code"
+)]
+pub mod v1 {
+    include!(concat!(env!("OUT_DIR"), "/flotilla.v1.rs"));
+    include!(concat!(env!("OUT_DIR"), "/flotilla.v1.serde.rs"));
+}
+
+/// The compiled `.proto` files, for gRPC reflection.
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flotilla.bin"));
+
+pub use digest::{Digest, DigestError};
+pub use fact::{Body, Fact, FactError, Record};
+pub use id::{AgentId, IdError, JobId, Pool, RunId, SuiteName};
+pub use pbjson_types::Timestamp;
+pub use seed::{derive, sample_seed};
+pub use subject::{Place, STREAM_SUBJECTS, Subject, SubjectError, WorkKind};

@@ -1,0 +1,237 @@
+//! Where each fact stands: `flotilla.<run>.<kind>.…`, one subject a fact.
+
+use std::{fmt, str::FromStr};
+
+use crate::{JobId, Pool, RunId, SuiteName};
+
+/// What the stream captures. Everything else under `flotilla.` is not a fact.
+pub const STREAM_SUBJECTS: [&str; 11] = [
+    "flotilla.*.spec",
+    "flotilla.*.control.*",
+    "flotilla.*.cycle.*.*",
+    "flotilla.*.order.>",
+    "flotilla.*.samples.*.*",
+    "flotilla.*.verdicts.*.*",
+    "flotilla.*.selection.*",
+    "flotilla.*.checkpoint.*.*",
+    "flotilla.*.eval.*.*.*",
+    "flotilla.*.failure.*.*.*",
+    "flotilla.*.done",
+];
+
+/// A fact's subject, taken apart.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Subject {
+    pub run: RunId,
+    pub place: Place,
+}
+
+/// The part of a subject after the run.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    Spec,
+    Control { number: u64 },
+    Plan { cycle: u32 },
+    GenerateOrder { pool: Pool, cycle: u32, job: JobId, attempt: u32 },
+    Samples { cycle: u32, job: JobId },
+    Verdicts { cycle: u32, job: JobId },
+    Selection { cycle: u32 },
+    TrainOrder { pool: Pool, cycle: u32, attempt: u32 },
+    Checkpoint { cycle: u32, step: u32 },
+    Eval { cycle: u32, step: u32, suite: SuiteName },
+    Failure { kind: WorkKind, id: String, attempt: u32 },
+    CycleDone { cycle: u32 },
+    Done,
+}
+
+/// The kinds of work an agent can do, which are also the kinds of failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WorkKind {
+    Generate,
+    Verify,
+    Train,
+    Eval,
+}
+
+impl WorkKind {
+    pub const ALL: [Self; 4] = [Self::Generate, Self::Verify, Self::Train, Self::Eval];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Generate => "generate",
+            Self::Verify => "verify",
+            Self::Train => "train",
+            Self::Eval => "eval",
+        }
+    }
+
+    /// The facts that call for this work, as a subject filter.
+    pub fn filter(self, pool: &Pool) -> String {
+        match self {
+            Self::Generate => format!("flotilla.*.order.generate.{pool}.*.*.*"),
+            Self::Verify => "flotilla.*.samples.*.*".to_owned(),
+            Self::Train => format!("flotilla.*.order.train.{pool}.*.*"),
+            Self::Eval => "flotilla.*.checkpoint.*.*".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for WorkKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for WorkKind {
+    type Err = ();
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == text).ok_or(())
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("subject {0:?} is not that of any fact")]
+pub struct SubjectError(String);
+
+impl Subject {
+    pub fn new(run: &RunId, place: Place) -> Self {
+        Self { run: run.clone(), place }
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "flotilla.{}.", self.run)?;
+        match &self.place {
+            Place::Spec => write!(f, "spec"),
+            Place::Control { number } => write!(f, "control.{number}"),
+            Place::Plan { cycle } => write!(f, "cycle.{cycle}.plan"),
+            Place::GenerateOrder { pool, cycle, job, attempt } => {
+                write!(f, "order.generate.{pool}.{cycle}.{job}.{attempt}")
+            }
+            Place::Samples { cycle, job } => write!(f, "samples.{cycle}.{job}"),
+            Place::Verdicts { cycle, job } => write!(f, "verdicts.{cycle}.{job}"),
+            Place::Selection { cycle } => write!(f, "selection.{cycle}"),
+            Place::TrainOrder { pool, cycle, attempt } => {
+                write!(f, "order.train.{pool}.{cycle}.{attempt}")
+            }
+            Place::Checkpoint { cycle, step } => write!(f, "checkpoint.{cycle}.{step}"),
+            Place::Eval { cycle, step, suite } => write!(f, "eval.{cycle}.{step}.{suite}"),
+            Place::Failure { kind, id, attempt } => write!(f, "failure.{kind}.{id}.{attempt}"),
+            Place::CycleDone { cycle } => write!(f, "cycle.{cycle}.done"),
+            Place::Done => write!(f, "done"),
+        }
+    }
+}
+
+impl FromStr for Subject {
+    type Err = SubjectError;
+
+    fn from_str(text: &str) -> Result<Self, SubjectError> {
+        parse(text).ok_or_else(|| SubjectError(text.to_owned()))
+    }
+}
+
+fn parse(text: &str) -> Option<Subject> {
+    let mut tokens = text.strip_prefix("flotilla.")?.split('.');
+    let run = tokens.next()?.parse().ok()?;
+    let rest: Vec<&str> = tokens.collect();
+    let place = match rest.as_slice() {
+        ["spec"] => Place::Spec,
+        ["control", number] => Place::Control { number: number.parse().ok()? },
+        ["cycle", cycle, "plan"] => Place::Plan { cycle: cycle.parse().ok()? },
+        ["cycle", cycle, "done"] => Place::CycleDone { cycle: cycle.parse().ok()? },
+        ["order", "generate", pool, cycle, job, attempt] => Place::GenerateOrder {
+            pool: pool.parse().ok()?,
+            cycle: cycle.parse().ok()?,
+            job: job.parse().ok()?,
+            attempt: attempt.parse().ok()?,
+        },
+        ["order", "train", pool, cycle, attempt] => Place::TrainOrder {
+            pool: pool.parse().ok()?,
+            cycle: cycle.parse().ok()?,
+            attempt: attempt.parse().ok()?,
+        },
+        ["samples", cycle, job] => {
+            Place::Samples { cycle: cycle.parse().ok()?, job: job.parse().ok()? }
+        }
+        ["verdicts", cycle, job] => {
+            Place::Verdicts { cycle: cycle.parse().ok()?, job: job.parse().ok()? }
+        }
+        ["selection", cycle] => Place::Selection { cycle: cycle.parse().ok()? },
+        ["checkpoint", cycle, step] => {
+            Place::Checkpoint { cycle: cycle.parse().ok()?, step: step.parse().ok()? }
+        }
+        ["eval", cycle, step, suite] => Place::Eval {
+            cycle: cycle.parse().ok()?,
+            step: step.parse().ok()?,
+            suite: suite.parse().ok()?,
+        },
+        ["failure", kind, id, attempt] => Place::Failure {
+            kind: kind.parse().ok()?,
+            id: (*id).to_owned(),
+            attempt: attempt.parse().ok()?,
+        },
+        ["done"] => Place::Done,
+        _ => return None,
+    };
+    Some(Subject { run, place })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_subject_reads_back_and_belongs_to_the_stream() {
+        let texts = [
+            "flotilla.r1.spec",
+            "flotilla.r1.control.2",
+            "flotilla.r1.cycle.0.plan",
+            "flotilla.r1.cycle.0.done",
+            "flotilla.r1.order.generate.default.1.j3.1",
+            "flotilla.r1.order.train.default.1.2",
+            "flotilla.r1.samples.1.j3",
+            "flotilla.r1.verdicts.1.j3",
+            "flotilla.r1.selection.1",
+            "flotilla.r1.checkpoint.1.24",
+            "flotilla.r1.eval.1.24.heldout",
+            "flotilla.r1.failure.generate.1-j3.2",
+            "flotilla.r1.done",
+        ];
+        for text in texts {
+            let subject: Subject = text.parse().expect(text);
+            assert_eq!(subject.to_string(), text);
+            assert!(STREAM_SUBJECTS.iter().any(|filter| matches(filter, text)), "{text}");
+        }
+    }
+
+    #[test]
+    fn subjects_of_no_fact_are_refused() {
+        for text in ["", "flotilla", "flotilla.r1", "flotilla.r1.specs", "flotilla.r1.samples.x.j1"]
+        {
+            assert!(text.parse::<Subject>().is_err(), "{text:?} was accepted");
+        }
+    }
+
+    #[test]
+    fn presence_is_not_captured_by_the_stream() {
+        for text in ["flotilla.agent.status.samples", "flotilla.agent.command.done"] {
+            assert!(!STREAM_SUBJECTS.iter().any(|filter| matches(filter, text)), "{text}");
+        }
+    }
+
+    /// NATS matching: `*` is one token, `>` is all that follow.
+    fn matches(filter: &str, subject: &str) -> bool {
+        let mut tokens = subject.split('.');
+        for want in filter.split('.') {
+            match (want, tokens.next()) {
+                (">", Some(_)) => return true,
+                (_, None) => return false,
+                (want, Some(token)) if want == "*" || want == token => {}
+                _ => return false,
+            }
+        }
+        tokens.next().is_none()
+    }
+}
