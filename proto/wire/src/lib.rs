@@ -4,18 +4,12 @@
 mod digest;
 mod fact;
 mod id;
+mod prompt;
 mod seed;
 mod subject;
 
 /// The messages of `proto/flotilla/v1`, with canonical proto3 JSON as their serde form.
-#[allow(
-    clippy::all,
-    clippy::unwrap_used,
-    clippy::semicolon_if_nothing_returned,
-    clippy::uninlined_format_args,
-    clippy::too_many_lines,
-    reason = "generated code"
-)]
+#[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, reason = "generated code")]
 pub mod v1 {
     include!(concat!(env!("OUT_DIR"), "/flotilla.v1.rs"));
     include!(concat!(env!("OUT_DIR"), "/flotilla.v1.serde.rs"));
@@ -28,5 +22,6 @@ pub use digest::{Digest, DigestError};
 pub use fact::{Body, Fact, FactError, Record};
 pub use id::{AgentId, IdError, JobId, Pool, RunId, SuiteName};
 pub use pbjson_types::Timestamp;
+pub use prompt::{PROMPT_BYTES_MAX, Prompt, PromptsError};
 pub use seed::{derive, sample_seed};
 pub use subject::{Place, STREAM_SUBJECTS, Subject, SubjectError, WorkKind};

@@ -1,0 +1,296 @@
+//! What a run needs next, as facts to write. Pure: the same state gives the same
+//! facts, and writing one that is already there changes nothing.
+
+use wire::{Body, Digest, Fact, JobId, Place, Pool, Prompt, Subject, WorkKind, derive, v1};
+
+use crate::{
+    measure,
+    plan::{self, Fleet, Sizing},
+    select,
+    state::{Cycle, Job, Policy, Run},
+};
+
+/// What deciding needs beside the run's own facts.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    pub prompts: &'a [Prompt],
+    pub heldout: &'a [Prompt],
+    pub fleet: &'a Fleet,
+    pub sizing: &'a Sizing,
+}
+
+/// A fact to write. The blob it speaks of, if any, must be in the store first.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Command {
+    pub fact: Fact,
+    pub blob: Option<Vec<u8>>,
+}
+
+/// At most so many orders are written at a time, so that a pause takes hold soon
+/// and no queue grows with the plan.
+const ORDERS_AHEAD_PER_GENERATOR: usize = 4;
+const ORDERS_AHEAD_MIN: usize = 16;
+
+/// The facts that should be written now. Empty when the run waits for others or has ended.
+pub fn decide(run: &Run, inputs: Inputs<'_>) -> Vec<Command> {
+    if run.done.is_some() {
+        return Vec::new();
+    }
+    if let Some(done) = ending(run) {
+        return vec![command(run, Place::Done, Body::Done(done))];
+    }
+    if run.paused {
+        return Vec::new();
+    }
+    let number = run.current_cycle();
+    let untouched = Cycle::default();
+    let cycle = run.cycles.get(&number).unwrap_or(&untouched);
+    match &run.spec.kind {
+        Some(v1::spec::Kind::Sft(sft)) => supervised(run, sft, cycle),
+        Some(v1::spec::Kind::Raft(raft)) => Turn { run, raft, number, cycle, inputs }.next(),
+        None => vec![fail(run, "the spec asks for no kind of run".into())],
+    }
+}
+
+/// How the run ends, if it does now.
+fn ending(run: &Run) -> Option<v1::Done> {
+    use v1::done::Status;
+    let done = |status: Status, message: String| Some(v1::Done { status: status.into(), message });
+    if run.cancelled {
+        return done(Status::Cancelled, "cancelled by a user".into());
+    }
+    let fatal = |failure: &&v1::Failure| failure.r#final && failure.kind != WorkKind::Eval.as_str();
+    if let Some(failure) = run.failures.iter().find(fatal) {
+        let message = format!("{} {}: {}", failure.kind, failure.id, failure.message);
+        return done(Status::Failed, message);
+    }
+    let finished = (0..=run.last_cycle())
+        .all(|number| run.cycles.get(&number).is_some_and(|cycle| cycle.done.is_some()));
+    finished.then(|| v1::Done { status: Status::Succeeded.into(), message: String::new() })
+}
+
+fn command(run: &Run, place: Place, body: Body) -> Command {
+    Command { fact: Fact { subject: Subject::new(&run.id, place), body }, blob: None }
+}
+
+fn fail(run: &Run, message: String) -> Command {
+    let done = v1::Done { status: v1::done::Status::Failed.into(), message };
+    command(run, Place::Done, Body::Done(done))
+}
+
+fn pool(run: &Run) -> Pool {
+    Pool::new(run.spec.pool.as_str())
+        .or_else(|_| Pool::new("default"))
+        .expect("\"default\" is a legal name")
+}
+
+/// An SFT run is one cycle that only trains and measures.
+fn supervised(run: &Run, sft: &v1::spec::Sft, cycle: &Cycle) -> Vec<Command> {
+    if cycle.final_checkpoint().is_some() {
+        return finish_cycle(run, 0, cycle);
+    }
+    let order = v1::TrainOrder {
+        base: run.spec.base.clone(),
+        adapter: None,
+        dataset: sft.dataset.clone(),
+        training: sft.training.clone(),
+        ..train_order(run, 0)
+    };
+    order_training(run, cycle, order)
+}
+
+fn train_order(run: &Run, cycle: u32) -> v1::TrainOrder {
+    v1::TrainOrder {
+        run: run.id.to_string(),
+        cycle,
+        attempt: run.attempt,
+        seed: derive(run.spec.seed, &["train", &cycle.to_string()]),
+        ..Default::default()
+    }
+}
+
+fn order_training(run: &Run, cycle: &Cycle, order: v1::TrainOrder) -> Vec<Command> {
+    if cycle.train_attempt >= run.attempt {
+        return Vec::new();
+    }
+    let place = Place::TrainOrder { pool: pool(run), cycle: order.cycle, attempt: order.attempt };
+    vec![command(run, place, Body::TrainOrder(order))]
+}
+
+fn finish_cycle(run: &Run, number: u32, cycle: &Cycle) -> Vec<Command> {
+    let measured =
+        cycle.has_all_evals(&run.spec.suites) && cycle.has_all_verdicts(v1::Purpose::Heldout);
+    if !measured {
+        return Vec::new();
+    }
+    let done = measure::summarize(number, cycle);
+    vec![command(run, Place::CycleDone { cycle: number }, Body::CycleDone(done))]
+}
+
+/// One turn of a RAFT run.
+struct Turn<'a> {
+    run: &'a Run,
+    raft: &'a v1::spec::Raft,
+    number: u32,
+    cycle: &'a Cycle,
+    inputs: Inputs<'a>,
+}
+
+impl Turn<'_> {
+    fn next(&self) -> Vec<Command> {
+        use v1::Purpose::{Heldout, Train};
+        if self.number == 0 && self.cycle.checkpoints.is_empty() {
+            return self.adopt_base();
+        }
+        if self.cycle.plan.is_none() {
+            return vec![self.plan()];
+        }
+        if self.cycle.final_checkpoint().is_some() {
+            let orders = self.order_samples(Heldout);
+            return if orders.is_empty() {
+                finish_cycle(self.run, self.number, self.cycle)
+            } else {
+                orders
+            };
+        }
+        let orders = self.order_samples(Train);
+        if !orders.is_empty() {
+            return orders;
+        }
+        let judged = self.cycle.has_all_samples(Train) && self.cycle.has_all_verdicts(Train);
+        match &self.cycle.selected {
+            None if judged => vec![self.select()],
+            None => Vec::new(),
+            // Nothing to learn from: the next cycle tries again with other samples.
+            Some(selected) if selected.kept == 0 => self.finish_untrained(),
+            Some(selected) => self.train(selected),
+        }
+    }
+
+    /// Cycle 0 measures the base: it enters the log as the first checkpoint.
+    fn adopt_base(&self) -> Vec<Command> {
+        let Some(tree) = self.run.spec.base.as_ref().and_then(|base| base.tree.clone()) else {
+            return vec![fail(self.run, "the spec names no base model".into())];
+        };
+        let checkpoint = v1::Checkpoint {
+            run: self.run.id.to_string(),
+            r#final: true,
+            content: v1::checkpoint::Content::Model.into(),
+            tree: Some(tree),
+            ..Default::default()
+        };
+        let place = Place::Checkpoint { cycle: 0, step: 0 };
+        vec![command(self.run, place, Body::Checkpoint(checkpoint))]
+    }
+
+    fn plan(&self) -> Command {
+        let sampling = self.raft.sampling.unwrap_or_default();
+        let cut = |prefix: &str, purpose, prompts: &[Prompt], lines: &[u32], count| {
+            let sized: Vec<(u32, usize)> = lines
+                .iter()
+                .filter_map(|line| Some((*line, prompts.get(*line as usize)?.prompt.len())))
+                .collect();
+            let Inputs { fleet, sizing, .. } = self.inputs;
+            plan::cut(prefix, purpose, &sized, count, sampling.max_new_tokens, fleet, sizing)
+        };
+        let mut jobs = Vec::new();
+        if self.number > 0 {
+            let lines = plan::choose_prompts(self.run.spec.seed, self.raft, self.number);
+            let count = self.raft.samples_per_prompt;
+            jobs = cut("t", v1::Purpose::Train, self.inputs.prompts, &lines, count);
+        }
+        let lines: Vec<u32> = (0..self.raft.heldout_count).collect();
+        let count = self.raft.heldout_samples_per_prompt;
+        jobs.extend(cut("h", v1::Purpose::Heldout, self.inputs.heldout, &lines, count));
+        let plan = v1::Plan { cycle: self.number, jobs };
+        command(self.run, Place::Plan { cycle: self.number }, Body::Plan(plan))
+    }
+
+    /// Orders for jobs that have none in this attempt, as far as the window allows.
+    fn order_samples(&self, purpose: v1::Purpose) -> Vec<Command> {
+        let Some(policy) = self.run.policy(self.number, purpose) else {
+            return vec![fail(self.run, format!("cycle {} has no policy", self.number))];
+        };
+        let open = |job: &Job| job.samples.is_none();
+        let ordered = |job: &Job| job.attempt >= self.run.attempt;
+        let waiting =
+            self.cycle.jobs_for(purpose).filter(|(_, job)| open(job) && ordered(job)).count();
+        let window =
+            ORDERS_AHEAD_MIN.max(ORDERS_AHEAD_PER_GENERATOR * self.inputs.fleet.generators.len());
+        self.cycle
+            .jobs_for(purpose)
+            .filter(|(_, job)| open(job) && !ordered(job))
+            .take(window.saturating_sub(waiting))
+            .map(|(id, job)| self.order(id, job, purpose, &policy))
+            .collect()
+    }
+
+    fn order(&self, id: &JobId, job: &Job, purpose: v1::Purpose, policy: &Policy) -> Command {
+        let prompts = match purpose {
+            v1::Purpose::Heldout => self.inputs.heldout,
+            v1::Purpose::Train | v1::Purpose::Unspecified => self.inputs.prompts,
+        };
+        let request = |draw: &v1::plan::Draw| {
+            let prompt = prompts.get(draw.prompt as usize)?;
+            Some(v1::generate_order::Request {
+                prompt_id: prompt.id.clone(),
+                text: prompt.prompt.clone(),
+                first: draw.first,
+                count: draw.count,
+            })
+        };
+        let (cycle, attempt) = (self.number, self.run.attempt);
+        // Held-out samples are drawn alike in every cycle, so that cycles compare.
+        let seed_path = match purpose {
+            v1::Purpose::Heldout => "heldout".to_owned(),
+            v1::Purpose::Train | v1::Purpose::Unspecified => cycle.to_string(),
+        };
+        let order = v1::GenerateOrder {
+            run: self.run.id.to_string(),
+            cycle,
+            job: id.to_string(),
+            attempt,
+            purpose: purpose.into(),
+            base: Some(policy.base.clone()),
+            adapter: policy.adapter.clone(),
+            sampling: self.raft.sampling,
+            seed: derive(self.run.spec.seed, &["generate", &seed_path]),
+            requests: job.draws.iter().filter_map(request).collect(),
+        };
+        let place = Place::GenerateOrder { pool: pool(self.run), cycle, job: id.clone(), attempt };
+        command(self.run, place, Body::GenerateOrder(order))
+    }
+
+    fn select(&self) -> Command {
+        let selection = select::select(self.run.spec.seed, self.raft, self.number, self.cycle);
+        debug_assert_eq!(
+            selection.fact.dataset.as_ref().map(|blob| blob.digest.clone()),
+            Some(Digest::of(&selection.dataset).to_string())
+        );
+        let place = Place::Selection { cycle: self.number };
+        Command {
+            blob: Some(selection.dataset),
+            ..command(self.run, place, Body::Selected(selection.fact))
+        }
+    }
+
+    fn train(&self, selected: &v1::Selected) -> Vec<Command> {
+        let policy = self.run.policy(self.number, v1::Purpose::Train);
+        let Some(Policy { base, adapter }) = policy else {
+            return vec![fail(self.run, format!("cycle {} has no policy", self.number))];
+        };
+        let order = v1::TrainOrder {
+            base: Some(v1::Base { tree: Some(base), random_init: false }),
+            adapter,
+            dataset: selected.dataset.clone(),
+            training: self.raft.training.clone(),
+            ..train_order(self.run, self.number)
+        };
+        order_training(self.run, self.cycle, order)
+    }
+
+    fn finish_untrained(&self) -> Vec<Command> {
+        let done = measure::summarize(self.number, self.cycle);
+        vec![command(self.run, Place::CycleDone { cycle: self.number }, Body::CycleDone(done))]
+    }
+}

@@ -1,0 +1,309 @@
+//! Facts into state. The only place that changes a [`Run`].
+//!
+//! A fact that contradicts earlier ones is noted as an anomaly and otherwise ignored:
+//! folding never fails, whatever somebody wrote to the log.
+
+use std::collections::BTreeSet;
+
+use wire::{Body, Fact, JobId, Place, Record, SuiteName, WorkKind, v1};
+
+use crate::{
+    select,
+    state::{Anomaly, Cycle, Job, Policy, Run, Samples},
+};
+
+impl Run {
+    /// The run a `spec` fact starts. `None` for any other fact.
+    pub fn start(record: &Record) -> Option<Self> {
+        let Body::Spec(spec) = &record.fact.body else { return None };
+        let mut run = Self::new(record.fact.subject.run.clone(), spec.clone(), record.time_ms);
+        run.sequence = record.sequence;
+        Some(run)
+    }
+
+    /// Takes in one fact of this run. Facts at or below the last sequence are ignored.
+    pub fn fold(&mut self, record: &Record) {
+        if record.sequence <= self.sequence {
+            return;
+        }
+        self.sequence = record.sequence;
+        if let Err(what) = self.apply(record) {
+            let subject = record.fact.subject.to_string();
+            self.anomalies.push(Anomaly { sequence: record.sequence, subject, what });
+        }
+    }
+
+    fn apply(&mut self, record: &Record) -> Result<(), String> {
+        let Fact { subject, body } = &record.fact;
+        let at = record.time_ms;
+        if self.done.is_some() && starts_work(body) {
+            return Err("the run had ended".into());
+        }
+        match (&subject.place, body) {
+            (Place::Spec, _) => Err("a second spec".into()),
+            (Place::Control { number }, Body::Control(control)) => self.control(*number, control),
+            (Place::Plan { cycle }, Body::Plan(plan)) => self.plan(*cycle, plan, at),
+            (Place::GenerateOrder { cycle, job, attempt, .. }, Body::GenerateOrder(order)) => {
+                self.generate_order(*cycle, job, *attempt, order)
+            }
+            (Place::Samples { cycle, job }, Body::Samples(samples)) => {
+                self.samples(*cycle, job, samples, record)
+            }
+            (Place::Verdicts { cycle, job }, Body::Verdicts(verdicts)) => {
+                self.verdicts(*cycle, job, verdicts, at)
+            }
+            (Place::Selection { cycle }, Body::Selected(selected)) => {
+                self.selected(*cycle, selected)
+            }
+            (Place::TrainOrder { cycle, attempt, .. }, Body::TrainOrder(_)) => {
+                let cycle = self.cycles.entry(*cycle).or_default();
+                cycle.train_attempt = cycle.train_attempt.max(*attempt);
+                cycle.times.train_ordered.get_or_insert(at);
+                Ok(())
+            }
+            (Place::Checkpoint { cycle, step }, Body::Checkpoint(checkpoint)) => {
+                self.checkpoint(*cycle, *step, checkpoint, at)
+            }
+            (Place::Eval { cycle, step, suite }, Body::Eval(eval)) => {
+                self.eval(*cycle, *step, suite, eval, at)
+            }
+            (Place::Failure { kind, .. }, Body::Failure(failure)) => {
+                self.failure(*kind, failure);
+                Ok(())
+            }
+            (Place::CycleDone { cycle }, Body::CycleDone(done)) => {
+                self.cycle(*cycle)?.done = Some(done.clone());
+                Ok(())
+            }
+            (Place::Done, Body::Done(done)) => {
+                self.done = Some(done.clone());
+                self.ended_ms = Some(at);
+                Ok(())
+            }
+            _ => Err("the message does not belong under this subject".into()),
+        }
+    }
+
+    fn cycle(&mut self, number: u32) -> Result<&mut Cycle, String> {
+        self.cycles.get_mut(&number).ok_or_else(|| format!("cycle {number} was never planned"))
+    }
+
+    fn job(&mut self, cycle: u32, job: &JobId) -> Result<&mut Job, String> {
+        let missing = || format!("job {job} is not in the plan of cycle {cycle}");
+        self.cycle(cycle)?.jobs.get_mut(job).ok_or_else(missing)
+    }
+
+    fn control(&mut self, number: u64, control: &v1::Control) -> Result<(), String> {
+        use v1::control::Action;
+        self.controls = self.controls.max(number);
+        match control.action() {
+            Action::Pause => self.paused = true,
+            Action::Resume => {
+                self.attempt += u32::from(self.paused);
+                self.paused = false;
+            }
+            Action::Cancel => self.cancelled = true,
+            Action::Unspecified => return Err("a control without an action".into()),
+        }
+        Ok(())
+    }
+
+    fn plan(&mut self, number: u32, plan: &v1::Plan, at: u64) -> Result<(), String> {
+        let cycle = self.cycles.entry(number).or_default();
+        cycle.times.planned = Some(at);
+        for planned in &plan.jobs {
+            let id = JobId::new(planned.job.as_str()).map_err(|error| error.to_string())?;
+            let job = Job {
+                purpose: planned.purpose(),
+                draws: planned.draws.clone(),
+                attempt: 0,
+                requests: Vec::new(),
+                samples: None,
+                verdicts: None,
+            };
+            cycle.jobs.insert(id, job);
+        }
+        cycle.plan = Some(plan.clone());
+        Ok(())
+    }
+
+    fn generate_order(
+        &mut self,
+        cycle: u32,
+        job: &JobId,
+        attempt: u32,
+        order: &v1::GenerateOrder,
+    ) -> Result<(), String> {
+        let job = self.job(cycle, job)?;
+        job.attempt = job.attempt.max(attempt);
+        job.requests.clone_from(&order.requests);
+        Ok(())
+    }
+
+    fn samples(
+        &mut self,
+        number: u32,
+        id: &JobId,
+        samples: &v1::Samples,
+        record: &Record,
+    ) -> Result<(), String> {
+        let purpose = self.job(number, id)?.purpose;
+        let policy = self.policy(number, purpose);
+        let job = self.job(number, id)?;
+        let void = why_void(job, policy.as_ref(), samples);
+        job.samples = Some(Samples {
+            sequence: record.sequence,
+            agent: samples.agent.clone(),
+            count: u32::try_from(samples.samples.len()).unwrap_or(u32::MAX),
+            void: void.clone(),
+            samples: samples.samples.clone(),
+        });
+        let times = &mut self.cycle(number)?.times;
+        match purpose {
+            v1::Purpose::Heldout => times.last_measure = Some(record.time_ms),
+            v1::Purpose::Train | v1::Purpose::Unspecified => {
+                times.last_samples = Some(record.time_ms);
+            }
+        }
+        void.map_or(Ok(()), |why| Err(format!("the samples are void: {why}")))
+    }
+
+    /// What generates a cycle's samples: held-out ones measure the cycle's own checkpoint.
+    pub(crate) fn policy(&self, cycle: u32, purpose: v1::Purpose) -> Option<Policy> {
+        let before = match purpose {
+            v1::Purpose::Heldout => cycle + 1,
+            v1::Purpose::Train | v1::Purpose::Unspecified => cycle,
+        };
+        self.parent(before).and_then(Policy::of)
+    }
+
+    fn verdicts(
+        &mut self,
+        number: u32,
+        id: &JobId,
+        verdicts: &v1::Verdicts,
+        at: u64,
+    ) -> Result<(), String> {
+        let job = self.job(number, id)?;
+        let samples = job.samples.as_ref().ok_or("verdicts before any samples")?;
+        let judged: BTreeSet<_> =
+            verdicts.verdicts.iter().map(|v| (&v.prompt_id, v.index)).collect();
+        let made: BTreeSet<_> = samples.samples.iter().map(|s| (&s.prompt_id, s.index)).collect();
+        let whole = judged == made && judged.len() == verdicts.verdicts.len();
+        let same = samples.sequence == verdicts.samples_sequence;
+        let purpose = job.purpose;
+        job.verdicts = Some(verdicts.clone());
+        if purpose == v1::Purpose::Heldout {
+            job.forget_texts();
+        }
+        let times = &mut self.cycle(number)?.times;
+        match purpose {
+            v1::Purpose::Heldout => times.last_measure = Some(at),
+            v1::Purpose::Train | v1::Purpose::Unspecified => times.last_verdicts = Some(at),
+        }
+        match (same, whole) {
+            (true, true) => Ok(()),
+            (false, _) => Err(format!("judges samples {}", verdicts.samples_sequence)),
+            (true, false) => Err("does not judge each sample of its job once".into()),
+        }
+    }
+
+    fn selected(&mut self, number: u32, selected: &v1::Selected) -> Result<(), String> {
+        let seed = self.spec.seed;
+        let raft = self.raft().cloned().ok_or("a selection in a run that selects nothing")?;
+        let cycle = self.cycle(number)?;
+        let expected = select::select(seed, &raft, number, cycle).fact;
+        cycle.selected = Some(selected.clone());
+        cycle.jobs.values_mut().for_each(Job::forget_texts);
+        if expected == *selected {
+            return Ok(());
+        }
+        Err("does not follow from the cycle's verdicts".into())
+    }
+
+    fn checkpoint(
+        &mut self,
+        number: u32,
+        step: u32,
+        checkpoint: &v1::Checkpoint,
+        at: u64,
+    ) -> Result<(), String> {
+        let parent = self.parent(number).and_then(|parent| parent.tree.clone());
+        let cycle = self.cycles.entry(number).or_default();
+        cycle.checkpoints.insert(step, checkpoint.clone());
+        if checkpoint.r#final {
+            cycle.times.trained = Some(at);
+        }
+        let manifest = |tree: &v1::Tree| tree.manifest.clone();
+        if parent.as_ref().map(manifest) == checkpoint.parent.as_ref().map(manifest)
+            || parent.is_none()
+        {
+            return Ok(());
+        }
+        Err("its parent is not the checkpoint before it".into())
+    }
+
+    fn eval(
+        &mut self,
+        number: u32,
+        step: u32,
+        suite: &SuiteName,
+        eval: &v1::Eval,
+        at: u64,
+    ) -> Result<(), String> {
+        let cycle = self.cycle(number)?;
+        let checkpoint = cycle.checkpoints.get(&step).ok_or("an eval before its checkpoint")?;
+        let manifest = checkpoint.tree.as_ref().map(|tree| tree.manifest.as_str());
+        let same = manifest == Some(eval.manifest.as_str());
+        cycle.evals.insert((step, suite.clone()), eval.clone());
+        cycle.times.last_measure = Some(at);
+        if same { Ok(()) } else { Err("measured something else than its checkpoint".into()) }
+    }
+
+    fn failure(&mut self, kind: WorkKind, failure: &v1::Failure) {
+        self.failures.push(failure.clone());
+        if let (WorkKind::Eval, true) = (kind, failure.r#final)
+            && let Some((cycle, step, suite)) = eval_of(&failure.id)
+            && let Some(cycle) = self.cycles.get_mut(&cycle)
+        {
+            cycle.evals_failed.insert((step, suite));
+        }
+    }
+}
+
+impl Job {
+    fn forget_texts(&mut self) {
+        self.requests = Vec::new();
+        if let Some(samples) = &mut self.samples {
+            samples.samples = Vec::new();
+        }
+    }
+}
+
+fn starts_work(body: &Body) -> bool {
+    matches!(body, Body::Plan(_) | Body::GenerateOrder(_) | Body::TrainOrder(_))
+}
+
+/// The id of an eval failure: `<cycle>-<step>-<suite>`.
+fn eval_of(id: &str) -> Option<(u32, u32, SuiteName)> {
+    let mut parts = id.splitn(3, '-');
+    let cycle = parts.next()?.parse().ok()?;
+    let step = parts.next()?.parse().ok()?;
+    Some((cycle, step, parts.next()?.parse().ok()?))
+}
+
+fn why_void(job: &Job, policy: Option<&Policy>, samples: &v1::Samples) -> Option<String> {
+    let Some(policy) = policy else { return Some("no policy to sample from".into()) };
+    if samples.base != policy.base.manifest || samples.adapter != policy.adapter_manifest() {
+        return Some("made by another policy".into());
+    }
+    let ordered: BTreeSet<(&str, u32)> = job
+        .requests
+        .iter()
+        .flat_map(|r| (0..r.count).map(|n| (r.prompt_id.as_str(), r.first + n)))
+        .collect();
+    let made: BTreeSet<(&str, u32)> =
+        samples.samples.iter().map(|s| (s.prompt_id.as_str(), s.index)).collect();
+    let whole = ordered == made && made.len() == samples.samples.len();
+    (!whole).then(|| "not the samples that were ordered".into())
+}

@@ -1,0 +1,182 @@
+//! Which prompts a cycle samples, and how the samples are cut into jobs.
+//!
+//! Agents pull jobs as they have room, so a fast box takes more of them. What is left
+//! to decide is the size of each: large ones first, to keep batches full, small ones
+//! last, so that all boxes finish together (guided self-scheduling, Polychronopoulos
+//! and Kuck, 1987).
+
+use wire::{derive, v1};
+
+/// The agents a plan may count on.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Fleet {
+    pub generators: Vec<Generator>,
+}
+
+/// One agent that generates.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Generator {
+    /// Tokens a second; 0 when not yet known.
+    pub tokens_per_s: f64,
+}
+
+/// Bounds on the size of jobs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sizing {
+    /// Smaller jobs cost more in facts than they save in waiting.
+    pub samples_min: u32,
+    pub samples_max: u32,
+    /// A job's facts must fit well under the bus's payload limit, 1 MiB by default.
+    pub bytes_max: u64,
+}
+
+impl Default for Sizing {
+    fn default() -> Self {
+        Self { samples_min: 8, samples_max: 1024, bytes_max: 512 * 1024 }
+    }
+}
+
+/// How much slower the slowest of boxes of unknown speed may be than the average.
+const SPREAD_UNKNOWN: f64 = 4.0;
+
+/// A share of what is left goes into each next job, per slowest-box-equivalent.
+const SHARE: f64 = 0.5;
+
+/// Bytes a generated token may take in a samples fact, escaped; and a sample beside its text.
+const TOKEN_BYTES: u64 = 8;
+const SAMPLE_BYTES: u64 = 128;
+
+impl Fleet {
+    /// How many of the slowest box would be as fast as the whole fleet.
+    fn slowest_equivalents(&self) -> f64 {
+        let rates = || self.generators.iter().map(|generator| generator.tokens_per_s);
+        let slowest = rates().fold(f64::INFINITY, f64::min);
+        let boxes = u32::try_from(self.generators.len().max(1)).unwrap_or(u32::MAX);
+        if slowest.is_finite() && slowest > 0.0 {
+            rates().sum::<f64>() / slowest
+        } else {
+            f64::from(boxes) * SPREAD_UNKNOWN
+        }
+    }
+}
+
+/// The prompts of one cycle, by line: a seeded sweep through the file that
+/// reshuffles each time it comes round.
+pub(crate) fn choose_prompts(seed: u64, raft: &v1::spec::Raft, cycle: u32) -> Vec<u32> {
+    let all = raft.prompt_count;
+    let wanted = match raft.prompts_per_cycle {
+        0 => all,
+        some => some.min(all),
+    };
+    let start = cycle.saturating_sub(1) as usize * wanted as usize;
+    let (first_sweep, skip) = (start / all.max(1) as usize, start % all.max(1) as usize);
+    let mut chosen: Vec<u32> = (first_sweep..=first_sweep + 1)
+        .flat_map(|sweep| shuffled(seed, sweep, all))
+        .skip(skip)
+        .take(wanted as usize)
+        .collect();
+    chosen.sort_unstable();
+    chosen.dedup();
+    chosen
+}
+
+fn shuffled(seed: u64, sweep: usize, all: u32) -> Vec<u32> {
+    let seed = derive(seed, &["sweep", &sweep.to_string()]);
+    let mut order: Vec<u32> = (0..all).collect();
+    order.sort_by_cached_key(|line| derive(seed, &[&line.to_string()]));
+    order
+}
+
+/// Cuts `count` samples of each prompt into jobs named `<prefix><n>`. A prompt's samples
+/// stay together where they fit, so that its prefill is shared.
+pub(crate) fn cut(
+    prefix: &str,
+    purpose: v1::Purpose,
+    prompts: &[(u32, usize)],
+    count: u32,
+    max_new_tokens: u32,
+    fleet: &Fleet,
+    sizing: &Sizing,
+) -> Vec<v1::plan::Job> {
+    let sample_bytes = SAMPLE_BYTES + TOKEN_BYTES * u64::from(max_new_tokens);
+    let equivalents = fleet.slowest_equivalents();
+    let mut left = u64::from(count) * prompts.len() as u64;
+    let mut jobs = Vec::new();
+    let next = |left| Open::new(sizing.size(left, equivalents).next_multiple_of(count.max(1)));
+    let mut open = next(left);
+    for (line, prompt_bytes) in prompts {
+        let mut first = 0;
+        while first < count {
+            let fits = (sizing.bytes_max.saturating_sub(open.bytes + *prompt_bytes as u64)
+                / sample_bytes)
+                .min(u64::from(open.room()));
+            let take = u32::try_from(fits).unwrap_or(u32::MAX).min(count - first);
+            if take > 0 || open.is_empty() {
+                let take = take.max(1);
+                open.add(*line, first, take, *prompt_bytes as u64 + sample_bytes * u64::from(take));
+                first += take;
+                left -= u64::from(take);
+            }
+            if first < count || open.room() == 0 {
+                jobs.push(open.close(prefix, purpose, jobs.len()));
+                open = next(left);
+            }
+        }
+    }
+    if !open.is_empty() {
+        jobs.push(open.close(prefix, purpose, jobs.len()));
+    }
+    jobs
+}
+
+impl Sizing {
+    fn size(&self, left: u64, equivalents: f64) -> u32 {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a share of a sample count, clamped below"
+        )]
+        let share = (left as f64 * SHARE / equivalents).ceil() as u32;
+        share.clamp(self.samples_min.max(1), self.samples_max.max(1))
+    }
+}
+
+/// A job being filled.
+struct Open {
+    size: u32,
+    filled: u32,
+    bytes: u64,
+    draws: Vec<v1::plan::Draw>,
+}
+
+impl Open {
+    fn new(size: u32) -> Self {
+        Self { size, filled: 0, bytes: 0, draws: Vec::new() }
+    }
+
+    fn room(&self) -> u32 {
+        self.size.saturating_sub(self.filled)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.draws.is_empty()
+    }
+
+    fn add(&mut self, prompt: u32, first: u32, count: u32, bytes: u64) {
+        self.draws.push(v1::plan::Draw { prompt, first, count });
+        self.filled += count;
+        self.bytes += bytes;
+    }
+
+    fn close(self, prefix: &str, purpose: v1::Purpose, number: usize) -> v1::plan::Job {
+        v1::plan::Job {
+            job: format!("{prefix}{number:05}"),
+            purpose: purpose.into(),
+            draws: self.draws,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,66 @@
+use super::*;
+
+fn fleet(rates: &[f64]) -> Fleet {
+    Fleet { generators: rates.iter().map(|&tokens_per_s| Generator { tokens_per_s }).collect() }
+}
+
+fn cut_up(prompts: usize, count: u32, fleet: &Fleet, sizing: &Sizing) -> Vec<v1::plan::Job> {
+    let prompts: Vec<(u32, usize)> =
+        (0..u32::try_from(prompts).unwrap()).map(|line| (line, 10)).collect();
+    cut("t", v1::Purpose::Train, &prompts, count, 36, fleet, sizing)
+}
+
+fn size(job: &v1::plan::Job) -> u32 {
+    job.draws.iter().map(|draw| draw.count).sum()
+}
+
+#[test]
+fn every_sample_is_in_exactly_one_job() {
+    for (prompts, count) in [(1, 1), (1, 8), (256, 8), (3, 500), (77, 3)] {
+        for rates in [&[][..], &[1.0], &[1.0, 2.0, 4.0, 8.0], &[0.0, 5.0]] {
+            let jobs = cut_up(prompts, count, &fleet(rates), &Sizing::default());
+            let mut seen = std::collections::BTreeSet::new();
+            for draw in jobs.iter().flat_map(|job| &job.draws) {
+                for index in draw.first..draw.first + draw.count {
+                    assert!(seen.insert((draw.prompt, index)), "planned twice");
+                }
+            }
+            assert_eq!(seen.len(), prompts * count as usize);
+        }
+    }
+}
+
+#[test]
+fn jobs_start_large_and_end_small() {
+    let jobs = cut_up(256, 8, &fleet(&[10.0, 10.0]), &Sizing::default());
+    let sizes: Vec<u32> = jobs.iter().map(size).collect();
+    assert_eq!(sizes[0], 512, "{sizes:?}");
+    assert!(sizes.windows(2).all(|pair| pair[0] >= pair[1]), "{sizes:?}");
+    assert_eq!(sizes.last(), Some(&8), "{sizes:?}");
+}
+
+#[test]
+fn a_slow_box_makes_all_jobs_smaller() {
+    let even = cut_up(256, 8, &fleet(&[8.0, 8.0]), &Sizing::default());
+    let uneven = cut_up(256, 8, &fleet(&[8.0, 1.0]), &Sizing::default());
+    assert!(size(&uneven[0]) < size(&even[0]) / 2);
+}
+
+#[test]
+fn a_job_that_would_not_fit_a_message_is_split_never_cut_short() {
+    let sizing = Sizing { bytes_max: 4096, ..Sizing::default() };
+    let jobs = cut_up(4, 64, &fleet(&[1.0]), &sizing);
+    assert!(jobs.iter().all(|job| size(job) <= 9), "{:?}", jobs.iter().map(size).max());
+    assert_eq!(jobs.iter().map(size).sum::<u32>(), 256);
+}
+
+#[test]
+fn a_sweep_uses_every_prompt_before_any_comes_again() {
+    let raft = v1::spec::Raft { prompt_count: 10, prompts_per_cycle: 5, ..Default::default() };
+    let first = choose_prompts(1, &raft, 1);
+    let second = choose_prompts(1, &raft, 2);
+    assert_eq!((first.len(), second.len()), (5, 5));
+    assert!(first.iter().all(|line| !second.contains(line)));
+    assert_ne!(choose_prompts(2, &raft, 1), first, "another seed, another order");
+    assert_eq!(choose_prompts(1, &raft, 1), first);
+}

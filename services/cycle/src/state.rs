@@ -1,0 +1,241 @@
+//! What is known of one run, derived from its facts alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use wire::{JobId, RunId, SuiteName, v1};
+
+/// One run, folded from its facts.
+#[derive(Debug, Clone)]
+pub struct Run {
+    pub id: RunId,
+    pub spec: v1::Spec,
+    pub submitted_ms: u64,
+    pub ended_ms: Option<u64>,
+    /// Sequence of the last fact folded.
+    pub sequence: u64,
+    /// The last control written, by number.
+    pub controls: u64,
+    pub paused: bool,
+    pub cancelled: bool,
+    /// Raised by each resume: orders of earlier attempts may have been put back by paused agents.
+    pub attempt: u32,
+    pub cycles: BTreeMap<u32, Cycle>,
+    pub failures: Vec<v1::Failure>,
+    pub done: Option<v1::Done>,
+    /// Facts that contradict others. Empty unless somebody lied or there is a bug.
+    pub anomalies: Vec<Anomaly>,
+}
+
+/// A fact that does not follow from the ones before it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Anomaly {
+    pub sequence: u64,
+    pub subject: String,
+    pub what: String,
+}
+
+/// One turn of generate, verify, select, train, measure.
+#[derive(Debug, Clone, Default)]
+pub struct Cycle {
+    pub plan: Option<v1::Plan>,
+    pub jobs: BTreeMap<JobId, Job>,
+    pub selected: Option<v1::Selected>,
+    /// Highest attempt of the train order; 0 when there is none yet.
+    pub train_attempt: u32,
+    pub checkpoints: BTreeMap<u32, v1::Checkpoint>,
+    pub evals: BTreeMap<(u32, SuiteName), v1::Eval>,
+    /// Evals nobody will try again.
+    pub evals_failed: BTreeSet<(u32, SuiteName)>,
+    pub done: Option<v1::CycleDone>,
+    pub times: Times,
+}
+
+/// When the log accepted the facts that separate the phases, in milliseconds since 1970.
+#[derive(Debug, Clone, Default)]
+pub struct Times {
+    pub planned: Option<u64>,
+    pub last_samples: Option<u64>,
+    pub last_verdicts: Option<u64>,
+    pub train_ordered: Option<u64>,
+    pub trained: Option<u64>,
+    pub last_measure: Option<u64>,
+}
+
+/// One job of a plan.
+#[derive(Debug, Clone)]
+pub struct Job {
+    pub purpose: v1::Purpose,
+    /// What its samples must be: a prompt's line, first index, count.
+    pub draws: Vec<v1::plan::Draw>,
+    /// Highest attempt ordered; 0 when there is none yet.
+    pub attempt: u32,
+    /// The prompts as ordered. Dropped when the cycle has selected.
+    pub requests: Vec<v1::generate_order::Request>,
+    pub samples: Option<Samples>,
+    pub verdicts: Option<v1::Verdicts>,
+}
+
+/// The samples accepted for a job. Texts are dropped when the cycle has selected.
+#[derive(Debug, Clone)]
+pub struct Samples {
+    pub sequence: u64,
+    pub agent: String,
+    pub count: u32,
+    /// Why none of them may be used, if so.
+    pub void: Option<String>,
+    pub samples: Vec<v1::samples::Sample>,
+}
+
+/// What generates in a cycle: a model, and the adapter on it if there is one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Policy {
+    pub base: v1::Tree,
+    pub adapter: Option<v1::Tree>,
+}
+
+/// What a run is waiting for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    Plan,
+    Generate,
+    Verify,
+    Select,
+    Train,
+    Evaluate,
+    Done,
+}
+
+impl Phase {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Plan => "plan",
+            Self::Generate => "generate",
+            Self::Verify => "verify",
+            Self::Select => "select",
+            Self::Train => "train",
+            Self::Evaluate => "evaluate",
+            Self::Done => "done",
+        }
+    }
+}
+
+impl Run {
+    pub fn new(id: RunId, spec: v1::Spec, at_ms: u64) -> Self {
+        Self {
+            id,
+            spec,
+            submitted_ms: at_ms,
+            ended_ms: None,
+            sequence: 0,
+            controls: 0,
+            paused: false,
+            cancelled: false,
+            attempt: 1,
+            cycles: BTreeMap::new(),
+            failures: Vec::new(),
+            done: None,
+            anomalies: Vec::new(),
+        }
+    }
+
+    pub fn raft(&self) -> Option<&v1::spec::Raft> {
+        match &self.spec.kind {
+            Some(v1::spec::Kind::Raft(raft)) => Some(raft),
+            Some(v1::spec::Kind::Sft(_)) | None => None,
+        }
+    }
+
+    /// The last cycle's number: a RAFT run measures its base as cycle 0, then turns `cycles` times.
+    pub fn last_cycle(&self) -> u32 {
+        self.raft().map_or(0, |raft| raft.cycles)
+    }
+
+    /// The cycle at work: the first that is not done.
+    pub fn current_cycle(&self) -> u32 {
+        (0..=self.last_cycle())
+            .find(|number| self.cycles.get(number).is_none_or(|cycle| cycle.done.is_none()))
+            .unwrap_or(self.last_cycle())
+    }
+
+    /// The checkpoint that the given cycle generates with and trains on: the last
+    /// final one of the cycles before it. `None` for the first cycle.
+    pub fn parent(&self, cycle: u32) -> Option<&v1::Checkpoint> {
+        self.cycles.range(..cycle).rev().find_map(|(_, cycle)| cycle.final_checkpoint())
+    }
+
+    pub fn phase(&self) -> Phase {
+        if self.done.is_some() {
+            return Phase::Done;
+        }
+        self.cycles.get(&self.current_cycle()).map_or(Phase::Plan, Cycle::phase)
+    }
+}
+
+impl Policy {
+    /// What a checkpoint is, as a policy. `None` when it lacks the trees it must name.
+    pub fn of(checkpoint: &v1::Checkpoint) -> Option<Self> {
+        let tree = checkpoint.tree.clone()?;
+        match checkpoint.content() {
+            v1::checkpoint::Content::Adapter => {
+                Some(Self { base: checkpoint.base.clone()?, adapter: Some(tree) })
+            }
+            v1::checkpoint::Content::Model => Some(Self { base: tree, adapter: None }),
+            v1::checkpoint::Content::Unspecified => None,
+        }
+    }
+
+    pub fn adapter_manifest(&self) -> &str {
+        self.adapter.as_ref().map_or("", |tree| &tree.manifest)
+    }
+}
+
+impl Cycle {
+    pub fn final_checkpoint(&self) -> Option<&v1::Checkpoint> {
+        self.checkpoints.values().rev().find(|checkpoint| checkpoint.r#final)
+    }
+
+    /// Jobs of one purpose, in plan order.
+    pub fn jobs_for(&self, purpose: v1::Purpose) -> impl Iterator<Item = (&JobId, &Job)> {
+        self.jobs.iter().filter(move |(_, job)| job.purpose == purpose)
+    }
+
+    pub fn has_all_samples(&self, purpose: v1::Purpose) -> bool {
+        self.jobs_for(purpose).all(|(_, job)| job.samples.is_some())
+    }
+
+    pub fn has_all_verdicts(&self, purpose: v1::Purpose) -> bool {
+        self.jobs_for(purpose).all(|(_, job)| job.verdicts.is_some())
+    }
+
+    /// Whether every checkpoint has every suite's figures, or will never have them.
+    pub fn has_all_evals(&self, suites: &[v1::Suite]) -> bool {
+        self.checkpoints.keys().all(|step| {
+            suites.iter().all(|suite| {
+                SuiteName::new(suite.name.as_str()).is_ok_and(|name| {
+                    let key = (*step, name);
+                    self.evals.contains_key(&key) || self.evals_failed.contains(&key)
+                })
+            })
+        })
+    }
+
+    fn phase(&self) -> Phase {
+        use v1::Purpose::Train;
+        let trains = self.jobs_for(Train).next().is_some();
+        if self.done.is_some() {
+            Phase::Done
+        } else if self.final_checkpoint().is_some() {
+            Phase::Evaluate
+        } else if self.train_attempt > 0 {
+            Phase::Train
+        } else if !trains {
+            Phase::Plan
+        } else if !self.has_all_samples(Train) {
+            Phase::Generate
+        } else if !self.has_all_verdicts(Train) {
+            Phase::Verify
+        } else {
+            Phase::Select
+        }
+    }
+}

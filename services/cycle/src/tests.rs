@@ -1,0 +1,147 @@
+//! Whole runs against an in-memory log that, like the real one, accepts each subject once.
+
+mod log;
+
+use wire::{Place, v1};
+
+use self::log::{Log, raft, sft};
+use crate::{Phase, audit};
+
+#[test]
+fn a_raft_run_ends_with_every_planned_sample_counted_once() {
+    let mut log = Log::new(raft(3));
+    log.run_to_the_end();
+    let run = log.run();
+    assert_eq!(run.done.as_ref().unwrap().status(), v1::done::Status::Succeeded);
+    assert_eq!(run.anomalies, []);
+    let report = audit(log.records()).unwrap();
+    assert_eq!(report.findings, [""; 0]);
+    // 3 cycles of 20 prompts × 8, and 4 measurements of 10 prompts × 2.
+    assert_eq!(report.planned_samples, 3 * 160 + 4 * 20);
+    assert_eq!(report.accepted_samples, report.planned_samples);
+    assert_eq!(report.judged_samples, report.planned_samples);
+    assert_eq!(run.cycles[&0].done.as_ref().unwrap().sampled, 0);
+    assert_eq!(run.cycles[&3].done.as_ref().unwrap().sampled, 160);
+}
+
+#[test]
+fn each_cycle_samples_with_the_adapter_of_the_one_before() {
+    let mut log = Log::new(raft(2));
+    log.run_to_the_end();
+    let adapters = |cycle: u32, purpose: v1::Purpose| -> Vec<String> {
+        let mut found: Vec<String> = log
+            .generate_orders()
+            .filter(|order| order.cycle == cycle && order.purpose() == purpose)
+            .map(|order| order.adapter.clone().map_or(String::new(), |tree| tree.manifest))
+            .collect();
+        found.dedup();
+        found
+    };
+    assert_eq!(adapters(0, v1::Purpose::Heldout), [""]);
+    assert_eq!(adapters(1, v1::Purpose::Train), [""]);
+    assert_eq!(adapters(1, v1::Purpose::Heldout), ["adapter-1"]);
+    assert_eq!(adapters(2, v1::Purpose::Train), ["adapter-1"]);
+    assert_eq!(adapters(2, v1::Purpose::Heldout), ["adapter-2"]);
+}
+
+#[test]
+fn an_sft_run_trains_once_and_waits_for_its_evals() {
+    let mut log = Log::new(sft());
+    log.coordinate();
+    log.train();
+    log.coordinate();
+    assert_eq!(log.run().phase(), Phase::Evaluate);
+    log.evaluate();
+    log.coordinate();
+    assert_eq!(log.run().done.unwrap().status(), v1::done::Status::Succeeded);
+}
+
+#[test]
+fn deciding_twice_writes_nothing_twice() {
+    let mut log = Log::new(raft(1));
+    log.coordinate();
+    let facts = log.records().len();
+    log.coordinate();
+    assert_eq!(log.records().len(), facts);
+}
+
+#[test]
+fn a_paused_run_starts_nothing_and_a_resumed_one_orders_again_what_is_missing() {
+    let mut log = Log::new(raft(1));
+    log.until(Phase::Generate);
+    let ordered = log.generate_orders().count();
+    log.control(v1::control::Action::Pause);
+    log.coordinate();
+    assert_eq!(log.generate_orders().count(), ordered);
+    log.control(v1::control::Action::Resume);
+    log.coordinate();
+    assert!(log.generate_orders().any(|order| order.cycle == 1 && order.attempt == 2));
+    log.run_to_the_end();
+    assert_eq!(audit(log.records()).unwrap().findings, [""; 0]);
+}
+
+#[test]
+fn a_cancelled_run_ends_and_stays_ended() {
+    let mut log = Log::new(raft(2));
+    log.until(Phase::Generate);
+    log.control(v1::control::Action::Cancel);
+    log.coordinate();
+    assert_eq!(log.run().done.unwrap().status(), v1::done::Status::Cancelled);
+    let facts = log.records().len();
+    log.coordinate();
+    assert_eq!(log.records().len(), facts);
+}
+
+#[test]
+fn samples_of_another_policy_are_never_selected() {
+    let mut log = Log::new(raft(1));
+    log.until(Phase::Generate);
+    log.lie_about_the_policy_once();
+    log.run_to_the_end();
+    let run = log.run();
+    let selected = run.cycles[&1].selected.as_ref().unwrap();
+    assert!(selected.dropped["void"] > 0);
+    assert_eq!(selected.considered, 160);
+    assert_eq!(run.anomalies.len(), 1);
+    assert!(run.anomalies[0].what.contains("another policy"), "{:?}", run.anomalies);
+}
+
+#[test]
+fn a_cycle_in_which_nothing_passed_leaves_the_policy_as_it_was() {
+    let mut log = Log::new(raft(2));
+    log.nothing_passes_in_cycle(1);
+    log.run_to_the_end();
+    let run = log.run();
+    assert_eq!(run.done.as_ref().unwrap().status(), v1::done::Status::Succeeded);
+    assert_eq!(run.cycles[&1].selected.as_ref().unwrap().kept, 0);
+    assert!(run.cycles[&1].checkpoints.is_empty());
+    assert_eq!(run.parent(2).unwrap().cycle, 0);
+    assert_eq!(audit(log.records()).unwrap().findings, [""; 0]);
+}
+
+#[test]
+fn a_final_failure_ends_the_run_with_its_reason() {
+    let mut log = Log::new(sft());
+    log.coordinate();
+    log.fail("train", "0", "out of memory");
+    log.coordinate();
+    let done = log.run().done.unwrap();
+    assert_eq!(done.status(), v1::done::Status::Failed);
+    assert_eq!(done.message, "train 0: out of memory");
+}
+
+#[test]
+fn an_audit_finds_a_selection_that_does_not_follow_from_its_verdicts() {
+    let mut log = Log::new(raft(1));
+    log.run_to_the_end();
+    let mut records = log.records().to_vec();
+    let selected = records
+        .iter_mut()
+        .find(|record| matches!(record.fact.subject.place, Place::Selection { .. }))
+        .unwrap();
+    if let wire::Body::Selected(selected) = &mut selected.fact.body {
+        selected.kept += 1;
+    }
+    let findings = audit(&records).unwrap().findings;
+    assert!(findings[0].starts_with("flotilla.r1.selection.1"), "{findings:?}");
+}

@@ -1,0 +1,258 @@
+//! A write-once log and agents that answer at once.
+
+use std::collections::BTreeSet;
+
+use wire::{Body, Fact, Place, Prompt, Record, RunId, Subject, v1};
+
+use crate::{Fleet, Generator, Inputs, Phase, Run, Sizing, decide};
+
+pub(super) struct Log {
+    id: RunId,
+    records: Vec<Record>,
+    subjects: BTreeSet<String>,
+    controls: u64,
+    barren: BTreeSet<u32>,
+}
+
+fn blob(name: &str) -> Option<v1::Blob> {
+    Some(v1::Blob { digest: wire::Digest::of(name.as_bytes()).to_string(), bytes: 1 })
+}
+
+fn tree(manifest: &str) -> Option<v1::Tree> {
+    Some(v1::Tree { path: format!("trees/{manifest}"), manifest: manifest.into() })
+}
+
+fn spec(kind: v1::spec::Kind) -> v1::Spec {
+    v1::Spec {
+        run: "r1".into(),
+        seed: 7,
+        base: Some(v1::Base { tree: tree("base"), random_init: false }),
+        pool: "default".into(),
+        suites: vec![v1::Suite { name: "text".into(), ..Default::default() }],
+        kind: Some(kind),
+        ..Default::default()
+    }
+}
+
+pub(super) fn sft() -> v1::Spec {
+    spec(v1::spec::Kind::Sft(v1::spec::Sft { dataset: blob("d"), training: None }))
+}
+
+pub(super) fn raft(cycles: u32) -> v1::Spec {
+    spec(v1::spec::Kind::Raft(v1::spec::Raft {
+        prompts: blob("p"),
+        prompt_count: 20,
+        heldout: blob("h"),
+        heldout_count: 10,
+        cycles,
+        samples_per_prompt: 8,
+        heldout_samples_per_prompt: 2,
+        sampling: Some(v1::Sampling { max_new_tokens: 16, ..Default::default() }),
+        selection: Some(v1::Selection { keep_per_prompt: 1, min_reward: 0.5 }),
+        ..Default::default()
+    }))
+}
+
+fn prompts(prefix: &str, count: usize) -> Vec<Prompt> {
+    let lines: Vec<String> =
+        (0..count).map(|n| format!(r#"{{"id":"{prefix}{n}","prompt":"{n}+1="}}"#)).collect();
+    Prompt::parse_all(lines.join("\n").as_bytes()).unwrap()
+}
+
+impl Log {
+    pub(super) fn new(spec: v1::Spec) -> Self {
+        let id = RunId::new("r1").unwrap();
+        let mut log = Self {
+            id,
+            records: Vec::new(),
+            subjects: BTreeSet::new(),
+            controls: 0,
+            barren: BTreeSet::new(),
+        };
+        log.write(Place::Spec, Body::Spec(spec));
+        log
+    }
+
+    pub(super) fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    pub(super) fn run(&self) -> Run {
+        let mut run = Run::start(&self.records[0]).unwrap();
+        self.records.iter().for_each(|record| run.fold(record));
+        run
+    }
+
+    pub(super) fn nothing_passes_in_cycle(&mut self, cycle: u32) {
+        self.barren.insert(cycle);
+    }
+
+    fn write(&mut self, place: Place, body: Body) {
+        let subject = Subject::new(&self.id, place);
+        if self.subjects.insert(subject.to_string()) {
+            let sequence = self.records.len() as u64 + 1;
+            let fact = Fact { subject, body };
+            self.records.push(Record { sequence, time_ms: sequence * 100, fact });
+        }
+    }
+
+    /// One coordinator, deciding until it has nothing to say.
+    pub(super) fn coordinate(&mut self) {
+        let (train, heldout) = (prompts("p", 20), prompts("h", 10));
+        let fleet = Fleet { generators: vec![Generator { tokens_per_s: 0.0 }; 2] };
+        loop {
+            let sizing = Sizing::default();
+            let inputs =
+                Inputs { prompts: &train, heldout: &heldout, fleet: &fleet, sizing: &sizing };
+            let commands = decide(&self.run(), inputs);
+            let before = self.records.len();
+            for command in commands {
+                self.write(command.fact.subject.place, command.fact.body);
+            }
+            if self.records.len() == before {
+                return;
+            }
+        }
+    }
+
+    pub(super) fn generate_orders(&self) -> impl Iterator<Item = &v1::GenerateOrder> {
+        self.records.iter().filter_map(|record| match &record.fact.body {
+            Body::GenerateOrder(order) => Some(order),
+            _ => None,
+        })
+    }
+
+    pub(super) fn generate(&mut self) {
+        for order in self.generate_orders().cloned().collect::<Vec<_>>() {
+            self.sample(&order, &order.base.clone().unwrap().manifest);
+        }
+    }
+
+    fn sample(&mut self, order: &v1::GenerateOrder, base: &str) {
+        let samples = order.requests.iter().flat_map(|request| {
+            (request.first..request.first + request.count).map(|index| v1::samples::Sample {
+                prompt_id: request.prompt_id.clone(),
+                index,
+                text: format!("answer {}", index % 3),
+                tokens: 2,
+                finish: v1::samples::Finish::Stop.into(),
+            })
+        });
+        let body = v1::Samples {
+            cycle: order.cycle,
+            job: order.job.clone(),
+            base: base.into(),
+            adapter: order.adapter.clone().map_or(String::new(), |tree| tree.manifest),
+            agent: "g1".into(),
+            samples: samples.collect(),
+            ..Default::default()
+        };
+        let place = Place::Samples { cycle: order.cycle, job: order.job.parse().unwrap() };
+        self.write(place, Body::Samples(body));
+    }
+
+    pub(super) fn lie_about_the_policy_once(&mut self) {
+        let order = self
+            .generate_orders()
+            .find(|order| order.purpose() == v1::Purpose::Train)
+            .cloned()
+            .unwrap();
+        self.sample(&order, "stale");
+    }
+
+    pub(super) fn verify(&mut self) {
+        for record in self.records.clone() {
+            let Body::Samples(samples) = &record.fact.body else { continue };
+            let barren = self.barren.contains(&samples.cycle);
+            let judge = |sample: &v1::samples::Sample| {
+                let pass = sample.index % 3 == 1 && !barren;
+                let outcome =
+                    if pass { v1::verdicts::Outcome::Pass } else { v1::verdicts::Outcome::Fail };
+                v1::verdicts::Verdict {
+                    prompt_id: sample.prompt_id.clone(),
+                    index: sample.index,
+                    outcome: outcome.into(),
+                    reward: f64::from(u8::from(pass)),
+                    detail: String::new(),
+                }
+            };
+            let body = v1::Verdicts {
+                samples_sequence: record.sequence,
+                verdicts: samples.samples.iter().map(judge).collect(),
+                ..Default::default()
+            };
+            let place = Place::Verdicts { cycle: samples.cycle, job: samples.job.parse().unwrap() };
+            self.write(place, Body::Verdicts(body));
+        }
+    }
+
+    pub(super) fn train(&mut self) {
+        for record in self.records.clone() {
+            let Body::TrainOrder(order) = &record.fact.body else { continue };
+            let parent = order.adapter.clone().or(order.base.clone().unwrap().tree);
+            let body = v1::Checkpoint {
+                cycle: order.cycle,
+                step: 10,
+                steps: 10,
+                r#final: true,
+                content: v1::checkpoint::Content::Adapter.into(),
+                tree: tree(&format!("adapter-{}", order.cycle)),
+                base: order.base.clone().unwrap().tree,
+                parent,
+                ..Default::default()
+            };
+            self.write(Place::Checkpoint { cycle: order.cycle, step: 10 }, Body::Checkpoint(body));
+        }
+    }
+
+    pub(super) fn evaluate(&mut self) {
+        for record in self.records.clone() {
+            let Body::Checkpoint(checkpoint) = &record.fact.body else { continue };
+            let manifest = checkpoint.tree.clone().unwrap().manifest;
+            let (cycle, step) = (checkpoint.cycle, checkpoint.step);
+            let suite = "text".parse().unwrap();
+            let body = v1::Eval { cycle, step, manifest, ..Default::default() };
+            self.write(Place::Eval { cycle, step, suite }, Body::Eval(body));
+        }
+    }
+
+    pub(super) fn control(&mut self, action: v1::control::Action) {
+        self.controls += 1;
+        let control = v1::Control { action: action.into(), reason: String::new() };
+        self.write(Place::Control { number: self.controls }, Body::Control(control));
+    }
+
+    pub(super) fn fail(&mut self, kind: &str, id: &str, message: &str) {
+        let failure = v1::Failure {
+            kind: kind.into(),
+            id: id.into(),
+            message: message.into(),
+            r#final: true,
+            ..Default::default()
+        };
+        let place = Place::Failure { kind: kind.parse().unwrap(), id: id.to_owned(), attempt: 1 };
+        self.write(place, Body::Failure(failure));
+    }
+
+    fn agents(&mut self) {
+        self.generate();
+        self.verify();
+        self.train();
+        self.evaluate();
+    }
+
+    pub(super) fn until(&mut self, phase: Phase) {
+        for _ in 0..100 {
+            self.coordinate();
+            if self.run().phase() == phase {
+                return;
+            }
+            self.agents();
+        }
+        panic!("the run never came to {phase:?}");
+    }
+
+    pub(super) fn run_to_the_end(&mut self) {
+        self.until(Phase::Done);
+    }
+}
