@@ -1,1 +1,24 @@
+//! Immutable files: published once, found by digest, verified on every read. Knows
+//! object storage and the local cache; knows nothing of runs' meaning or of the bus.
+//!
+//! A *blob* is one file under `blobs/<aa>/<hex>`. A *tree* is a plain directory that
+//! Hugging Face tools can load, with a `manifest.json` that was written last: until it
+//! is there the tree does not exist, and its digest is the tree's identity.
 
+mod cache;
+mod download;
+mod error;
+mod location;
+mod manifest;
+mod path;
+mod scan;
+mod store;
+mod tree;
+mod upload;
+
+pub use cache::{Cache, CachedBlob, CachedTree};
+pub use error::{CacheError, CheckError, Fault, GetError, OpenError, PutError};
+pub use manifest::{About, Manifest, ManifestError, TreeFile};
+pub use path::{PathError, RelativePath, TreePlace};
+pub use store::Store;
+pub use tree::ByteStream;

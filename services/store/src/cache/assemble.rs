@@ -1,0 +1,137 @@
+//! Trees in the cache: directories of hard links, completed aside and renamed into place.
+
+use std::{
+    fs::{self, File, FileTimes},
+    io::{self, Write},
+    path::Path,
+    time::SystemTime,
+};
+
+use bytes::Bytes;
+use wire::{Digest, v1};
+
+use super::{Cache, CachedBlob, CachedTree, Inner, lock, read_only, space::Temp, used_now};
+use crate::{
+    error::{CacheError, GetError},
+    manifest::{MANIFEST, Manifest, SUMS, TreeFile},
+    path::RelativePath,
+    store::{Store, blocking},
+};
+
+impl Cache {
+    /// A tree as a local directory, with what is missing or damaged fetched. Whoever asks for
+    /// one that is being fetched, in this process or another, waits for that fetch. A tree
+    /// that is there needs no store.
+    ///
+    /// # Errors
+    /// When it is missing or damaged in the store, does not fit, or store or disk fail.
+    pub async fn tree(&self, store: &Store, tree: &v1::Tree) -> Result<CachedTree, GetError> {
+        let digest: Digest = tree.manifest.parse()?;
+        let root = RelativePath::new(&*tree.path)?;
+        let path = self.inner.space.dir().join("trees").join(digest.to_hex());
+        let _flight = self.fly(&format!("t-{}", digest.to_hex())).await?;
+        let (inner, at) = (self.inner.clone(), path.clone());
+        if let Some((json, in_use)) = blocking(move || inner.hold_tree(&at, digest)).await? {
+            let manifest = store.parse_manifest(tree, &json)?;
+            self.place_all(store, &root, &manifest, &path).await?;
+            // Eviction goes by it; failing only makes the tree look older.
+            let _ = in_use.set_times(FileTimes::new().set_modified(SystemTime::now()));
+            return Ok(CachedTree { path, manifest, _in_use: in_use });
+        }
+        let json = store.manifest_json(&root, digest).await?;
+        let manifest = store.parse_manifest(tree, &json)?;
+        self.inner.space.check_fits(manifest.bytes())?;
+        let inner = self.inner.clone();
+        let (in_use, staged) = blocking(move || inner.space.stage()).await?;
+        self.place_all(store, &root, &manifest, staged.path()).await?;
+        let (inner, at, sums) = (self.inner.clone(), path.clone(), manifest.to_sums());
+        blocking(move || inner.complete(staged, &at, &json, &sums)).await?;
+        Ok(CachedTree { path, manifest, _in_use: in_use })
+    }
+
+    async fn place_all(
+        &self,
+        store: &Store,
+        root: &RelativePath,
+        manifest: &Manifest,
+        dir: &Path,
+    ) -> Result<(), GetError> {
+        for file in &manifest.files {
+            let target = dir.join(file.path.as_str());
+            let (inner, wanted, at) = (self.inner.clone(), file.clone(), target.clone());
+            if blocking(move || inner.is_placed(&at, &wanted)).await? {
+                continue;
+            }
+            let held = self.file(store, store.wanted_file(root, file)).await?;
+            let (inner, wanted) = (self.inner.clone(), file.clone());
+            blocking(move || inner.link(&held, &target, &wanted)).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// The manifest of a tree that is there, and the hold on it.
+    fn hold_tree(&self, path: &Path, digest: Digest) -> Result<Option<(Bytes, File)>, CacheError> {
+        let failed = |source| CacheError::io("use", path, source);
+        let Some(in_use) = lock::share(path).map_err(failed)? else { return Ok(None) };
+        match fs::read(path.join(MANIFEST)) {
+            Ok(json) if Digest::of(&json) == digest => return Ok(Some((json.into(), in_use))),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        tracing::warn!(path = %path.display(), "a cached tree was damaged and is built again");
+        let doomed = self.space.temp();
+        fs::rename(path, doomed.path()).map_err(failed)?;
+        Ok(None)
+    }
+
+    fn is_placed(&self, path: &Path, wanted: &TreeFile) -> Result<bool, CacheError> {
+        let failed = |source| CacheError::io("use", path, source);
+        let file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            opened => opened.map_err(failed)?,
+        };
+        let intact = self.verified.is_intact(&file, wanted.digest, wanted.bytes).map_err(failed)?;
+        if intact {
+            used_now(&file);
+        }
+        Ok(intact)
+    }
+
+    /// Links a held file into a tree; where links are not possible, copies it.
+    fn link(&self, from: &CachedBlob, to: &Path, wanted: &TreeFile) -> Result<(), CacheError> {
+        let failed = |source| CacheError::io("link", to, source);
+        fs::create_dir_all(to.parent().unwrap_or(to)).map_err(failed)?;
+        let temp = self.space.temp();
+        if fs::hard_link(from.path(), temp.path()).is_ok() {
+            return temp.rename(to).map_err(failed);
+        }
+        let (mut copy, temp) = self.space.reserve(wanted.bytes)?;
+        let mut source = File::open(from.path()).map_err(failed)?;
+        io::copy(&mut source, &mut copy).map_err(failed)?;
+        copy.set_permissions(read_only()).map_err(failed)?;
+        temp.rename(to).map_err(failed)
+    }
+
+    /// The rename makes the tree exist.
+    fn complete(
+        &self,
+        staged: Temp,
+        path: &Path,
+        json: &[u8],
+        sums: &str,
+    ) -> Result<(), CacheError> {
+        for (name, bytes) in [(MANIFEST, json), (SUMS, sums.as_bytes())] {
+            let (mut file, temp) = self.space.reserve(bytes.len() as u64)?;
+            let at = staged.path().join(name);
+            let write = || {
+                file.write_all(bytes)?;
+                file.set_permissions(read_only())?;
+                temp.rename(&at)
+            };
+            write().map_err(|source| CacheError::io("write", &at, source))?;
+        }
+        staged.rename(path).map_err(|source| CacheError::io("complete", path, source))
+    }
+}

@@ -1,0 +1,171 @@
+//! Reading objects in order, in bounded memory, and comparing them with their digest.
+
+use std::{
+    fs::File,
+    io::{self, Seek, Write},
+    path::Path as FsPath,
+};
+
+use bytes::{Bytes, BytesMut};
+use futures::{
+    StreamExt, TryStreamExt,
+    stream::{self, BoxStream},
+};
+use object_store::{ObjectStoreExt, path::Path};
+use tokio_util::io::ReaderStream;
+use wire::Digest;
+
+use crate::{
+    error::{CacheError, Fault, GetError},
+    scan,
+    store::{Store, Wanted, blocking},
+    tree::ByteStream,
+    upload::PART_BYTES,
+};
+
+/// Ranges asked for at once; each is its own request, so none meets the request timeout.
+const RANGES_IN_FLIGHT: usize = 4;
+const LOCAL_CHUNK: usize = 1 << 20;
+/// Below this, hashing is shorter than a trip to another thread.
+const HASH_INLINE: usize = 128 << 10;
+
+impl Wanted {
+    fn corrupt(&self, found: impl Into<String>) -> GetError {
+        let expected = format!("{} of {} bytes", self.digest, self.bytes);
+        GetError::Corrupt { url: self.url.clone(), expected, found: found.into() }
+    }
+
+    fn check_size(&self, size: u64) -> Result<(), GetError> {
+        if size == self.bytes { Ok(()) } else { Err(self.corrupt(format!("{size} bytes"))) }
+    }
+
+    pub(crate) fn check(&self, (digest, size): (Digest, u64)) -> Result<(), GetError> {
+        self.check_size(size)?;
+        if digest == self.digest { Ok(()) } else { Err(self.corrupt(digest.to_string())) }
+    }
+}
+
+impl Store {
+    /// Unverified chunks in order, after the object's size was compared.
+    async fn chunks(
+        &self,
+        wanted: &Wanted,
+    ) -> Result<BoxStream<'static, Result<Bytes, Fault>>, GetError> {
+        if let Some(path) = self.local_path(&wanted.key) {
+            let url = wanted.url.clone();
+            let fault = move |source| Fault::from_io(url.clone(), source);
+            let file = tokio::fs::File::open(path?).await.map_err(&fault)?;
+            wanted.check_size(file.metadata().await.map_err(&fault)?.len())?;
+            return Ok(ReaderStream::with_capacity(file, LOCAL_CHUNK).map_err(fault).boxed());
+        }
+        let at = self.at.clone();
+        let key = wanted.key.clone();
+        let fault = move |source| at.fault(&key, source);
+        if wanted.bytes <= PART_BYTES {
+            let got = self.at.objects.get(&wanted.key).await.map_err(&fault)?;
+            wanted.check_size(got.meta.size)?;
+            return Ok(got.into_stream().map_err(fault).boxed());
+        }
+        let meta = self.at.objects.head(&wanted.key).await.map_err(&fault)?;
+        wanted.check_size(meta.size)?;
+        Ok(self.ranges(wanted).map_err(fault).boxed())
+    }
+
+    fn ranges(
+        &self,
+        wanted: &Wanted,
+    ) -> impl futures::Stream<Item = object_store::Result<Bytes>> + Send + 'static {
+        let (objects, key, bytes) = (self.at.objects.clone(), wanted.key.clone(), wanted.bytes);
+        let starts = (0..bytes.div_ceil(PART_BYTES)).map(|n| n * PART_BYTES);
+        let get = move |start: u64| {
+            let (objects, key): (_, Path) = (objects.clone(), key.clone());
+            async move { objects.get_range(&key, start..bytes.min(start + PART_BYTES)).await }
+        };
+        stream::iter(starts).map(get).buffered(RANGES_IN_FLIGHT)
+    }
+
+    /// Chunks in order; the last item is an error when the whole is not what was wanted.
+    pub(crate) async fn verified(&self, wanted: Wanted) -> Result<ByteStream, GetError> {
+        let chunks = self.chunks(&wanted).await?;
+        let state = (chunks, blake3::Hasher::new(), wanted);
+        Ok(stream::try_unfold(state, |(mut chunks, hasher, wanted)| async move {
+            let Some(chunk) = chunks.try_next().await? else {
+                wanted.check((hasher.finalize().into(), hasher.count()))?;
+                return Ok(None);
+            };
+            let (hasher, chunk) = hash_chunk(hasher, chunk).await;
+            Ok(Some((chunk, (chunks, hasher, wanted))))
+        })
+        .boxed())
+    }
+
+    pub(crate) async fn read_all(&self, wanted: &Wanted, limit: u64) -> Result<Bytes, GetError> {
+        let (url, bytes) = (wanted.url.clone(), wanted.bytes);
+        let Some(capacity) = usize::try_from(bytes).ok().filter(|_| bytes <= limit) else {
+            return Err(GetError::TooLarge { url, bytes, limit });
+        };
+        let mut all = BytesMut::with_capacity(capacity);
+        let mut chunks = self.verified(wanted.clone()).await?;
+        while let Some(chunk) = chunks.try_next().await? {
+            all.extend_from_slice(&chunk);
+        }
+        Ok(all.freeze())
+    }
+
+    /// Fills an empty file of this machine; what it holds after an error is to be thrown away.
+    /// `at` is its path, for messages.
+    pub(crate) async fn fetch_into(
+        &self,
+        wanted: &Wanted,
+        file: File,
+        at: &FsPath,
+    ) -> Result<File, GetError> {
+        if let Some(path) = self.local_path(&wanted.key) {
+            let (path, wanted, at) = (path?, wanted.clone(), at.to_owned());
+            return blocking(move || copy_local(&path, file, &at, &wanted)).await;
+        }
+        let mut chunks = self.chunks(wanted).await?;
+        let mut sink = (file, blake3::Hasher::new());
+        while let Some(chunk) = chunks.try_next().await? {
+            let write = move || {
+                sink.0.write_all(&chunk)?;
+                sink.1.update(&chunk);
+                Ok(sink)
+            };
+            let written: io::Result<_> = blocking(write).await;
+            sink = written.map_err(|source| CacheError::io("write", at, source))?;
+        }
+        wanted.check((sink.1.finalize().into(), sink.1.count()))?;
+        Ok(sink.0)
+    }
+}
+
+/// Shares the blocks where the file system can, else copies. Never a hard link: the store's
+/// file must not be writable through a job's directory.
+fn copy_local(path: &FsPath, mut to: File, at: &FsPath, wanted: &Wanted) -> Result<File, GetError> {
+    let fault = |source| Fault::from_io(wanted.url.clone(), source);
+    let mut from = File::open(path).map_err(fault)?;
+    wanted.check_size(from.metadata().map_err(fault)?.len())?;
+    let found = if rustix::fs::ioctl_ficlone(&to, &from).is_ok() {
+        let hashed = scan::hash_reader(&mut to).map_err(fault)?;
+        to.rewind().map_err(fault)?;
+        hashed
+    } else {
+        scan::copy_and_hash(&mut from, &mut to)
+            .map_err(|source| CacheError::io("write", at, source))?
+    };
+    wanted.check(found)?;
+    Ok(to)
+}
+
+async fn hash_chunk(mut hasher: blake3::Hasher, chunk: Bytes) -> (blake3::Hasher, Bytes) {
+    if chunk.len() <= HASH_INLINE {
+        hasher.update(&chunk);
+        return (hasher, chunk);
+    }
+    blocking(move || {
+        hasher.update(&chunk);
+        (hasher, chunk)
+    })
+    .await
+}

@@ -1,0 +1,223 @@
+//! What can go wrong, one enum per operation; `Fault` is what the storage itself said.
+
+use std::{error::Error as StdError, io, path::PathBuf};
+
+use crate::{manifest::ManifestError, path::PathError};
+
+type Source = Box<dyn StdError + Send + Sync>;
+
+/// A request the storage did not fulfil, whatever kind of storage it is.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    #[error(
+        "{url} refuses access: check who may read and write there (AWS_ACCESS_KEY_ID and its \
+         policy, or the directory's owner and mode)"
+    )]
+    Denied { url: String, source: Source },
+    #[error("{url} has no space left: free some, or raise the quota")]
+    Full { url: String, source: Source },
+    #[error("{url} is not there")]
+    Missing { url: String, source: Source },
+    #[error("cannot reach {url}, or it failed")]
+    Failed { url: String, source: Source },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("cannot use {url:?} as a store: {reason}")]
+    Url { url: String, reason: String },
+    #[error("cannot create the store's directory {}", path.display())]
+    Directory { path: PathBuf, source: io::Error },
+    #[error(
+        "no credentials for {url}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles in \
+         ~/.aws are not read), AWS_WEB_IDENTITY_TOKEN_FILE, AWS_METADATA_ENDPOINT for an \
+         instance's own, or AWS_SKIP_SIGNATURE=true for a public bucket"
+    )]
+    Credentials { url: String },
+    #[error("cannot set up {url} from the AWS_* environment")]
+    Settings { url: String, source: Source },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    #[error("{url} gave back other bytes than were written: do not use this store")]
+    Differs { url: String },
+    #[error("{url} did not answer within {seconds} s: check the address (AWS_ENDPOINT)")]
+    Silent { url: String, seconds: u64 },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PutError {
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    #[error("cannot read {} to publish it", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("cannot publish {}: it is neither a regular file nor a directory", path.display())]
+    Kind { path: PathBuf },
+    #[error("cannot publish {}: it holds no files", path.display())]
+    Empty { path: PathBuf },
+    #[error("cannot publish {}", path.display())]
+    Path { path: PathBuf, source: PathError },
+    #[error("cannot describe {} in a manifest", path.display())]
+    Manifest { path: PathBuf, source: ManifestError },
+    #[error("{} changed while it was published: publish it again when it is complete", path.display())]
+    Changed { path: PathBuf },
+    #[error(
+        "{url} holds another manifest than its name says: remove that directory and publish again"
+    )]
+    Occupied { url: String },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum GetError {
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    #[error("cannot fetch what a fact names")]
+    Digest(#[from] wire::DigestError),
+    #[error("cannot fetch what a fact names")]
+    Path(#[from] PathError),
+    #[error(
+        "{url} is damaged: expected {expected}, found {found}; restore or remove that object, \
+         then publish it again"
+    )]
+    Corrupt { url: String, expected: String, found: String },
+    #[error("{url} has {bytes} bytes, more than the {limit} allowed here")]
+    TooLarge { url: String, bytes: u64, limit: u64 },
+    #[error("cannot use the manifest {url}")]
+    Manifest { url: String, source: ManifestError },
+    #[error("the tree {url} has no file {path:?}")]
+    NoSuchFile { url: String, path: String },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    #[error("cannot {doing} {} in the cache: check its owner, mode and file system", path.display())]
+    Io { doing: &'static str, path: PathBuf, source: io::Error },
+    #[error("the disk of the cache {} is full: free some space", path.display())]
+    DiskFull { path: PathBuf, source: io::Error },
+    #[error(
+        "{needed} bytes do not fit into the cache {}: its limit is {limit} and {in_use} are in \
+         use; raise the limit or wait for jobs to end", path.display()
+    )]
+    Full { path: PathBuf, needed: u64, limit: u64, in_use: u64 },
+}
+
+impl Fault {
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing { .. })
+    }
+
+    fn may_pass(&self) -> bool {
+        matches!(self, Self::Failed { .. } | Self::Full { .. })
+    }
+
+    pub(crate) fn new(url: String, source: object_store::Error) -> Self {
+        use object_store::Error as E;
+        match source {
+            E::NotFound { source, .. } => Self::Missing { url, source },
+            E::PermissionDenied { source, .. } | E::Unauthenticated { source, .. } => {
+                Self::Denied { url, source }
+            }
+            // Its text is its source's text again.
+            E::Generic { source, .. } => Self::of_kind(url, io_kind(&*source), source),
+            other => Self::of_kind(url, io_kind(&other), Box::new(other)),
+        }
+    }
+
+    pub(crate) fn from_io(url: String, source: io::Error) -> Self {
+        Self::of_kind(url, Some(source.kind()), Box::new(source))
+    }
+
+    fn of_kind(url: String, kind: Option<io::ErrorKind>, source: Source) -> Self {
+        use io::ErrorKind as K;
+        let text = source.to_string();
+        match kind {
+            Some(K::NotFound) => Self::Missing { url, source },
+            Some(K::StorageFull | K::QuotaExceeded) => Self::Full { url, source },
+            Some(K::PermissionDenied | K::ReadOnlyFilesystem) => Self::Denied { url, source },
+            _ if SAYS_FULL.iter().any(|word| text.contains(word)) => Self::Full { url, source },
+            _ => Self::Failed { url, source },
+        }
+    }
+}
+
+/// Error codes of S3 servers (Ceph, MinIO, Garage, R2) for a full disk or quota.
+const SAYS_FULL: [&str; 3] = ["StorageFull", "InsufficientStorage", "QuotaExceeded"];
+
+/// The operating system's word, somewhere down the chain.
+fn io_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(io) = error.downcast_ref::<io::Error>() {
+            return Some(io.kind());
+        }
+        next = error.source();
+    }
+    None
+}
+
+impl PutError {
+    /// Whether the same call may succeed later without anybody doing something.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Fault(fault) => fault.may_pass(),
+            Self::Read { .. }
+            | Self::Kind { .. }
+            | Self::Empty { .. }
+            | Self::Path { .. }
+            | Self::Manifest { .. }
+            | Self::Changed { .. }
+            | Self::Occupied { .. } => false,
+        }
+    }
+}
+
+impl GetError {
+    /// Whether the same call may succeed later without anybody doing something.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Fault(fault) => fault.may_pass(),
+            Self::Cache(CacheError::Full { .. } | CacheError::DiskFull { .. }) => true,
+            Self::Cache(CacheError::Io { .. })
+            | Self::Digest(_)
+            | Self::Path(_)
+            | Self::Corrupt { .. }
+            | Self::TooLarge { .. }
+            | Self::Manifest { .. }
+            | Self::NoSuchFile { .. } => false,
+        }
+    }
+}
+
+impl CacheError {
+    pub(crate) fn io(doing: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
+        let path = path.into();
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Self::DiskFull { path, source }
+            }
+            _ => Self::Io { doing, path, source },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn local(kind: io::ErrorKind) -> Fault {
+        let source = Box::new(io::Error::from(kind));
+        Fault::new("file:///x".into(), object_store::Error::Generic { store: "local", source })
+    }
+
+    #[test]
+    fn a_full_disk_and_a_refusal_are_told_apart_from_other_faults() {
+        assert!(matches!(local(io::ErrorKind::StorageFull), Fault::Full { .. }));
+        assert!(matches!(local(io::ErrorKind::PermissionDenied), Fault::Denied { .. }));
+        assert!(matches!(local(io::ErrorKind::TimedOut), Fault::Failed { .. }));
+    }
+}

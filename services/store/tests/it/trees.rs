@@ -1,0 +1,160 @@
+use std::{fs, os::unix::fs::symlink};
+
+use futures::TryStreamExt;
+use store::{Fault, GetError, Manifest, PutError};
+use wire::{Digest, v1};
+
+use crate::support::{MIB, Place, about, adapter, noise, place, told};
+
+#[tokio::test]
+async fn a_published_tree_is_a_plain_directory_whose_manifest_came_last() {
+    let source = adapter(1, 20 * MIB);
+    for at in Place::both().await {
+        let tree = at.store.publish_tree(source.path(), &place(200), about()).await.unwrap();
+        let digest: Digest = tree.manifest.parse().unwrap();
+        let expected = format!("runs/raft-1/checkpoints/c0-s200-{}", &digest.to_hex()[..12]);
+        assert_eq!(tree.path, expected);
+        let dir = at.dir.join(&tree.path);
+        assert_eq!(fs::read(dir.join("adapter_model.safetensors")).unwrap(), noise(1, 20 * MIB));
+        let manifest = at.store.manifest(&tree).await.unwrap();
+        let paths: Vec<_> = manifest.files.iter().map(|file| file.path.as_str()).collect();
+        assert_eq!(
+            paths,
+            ["adapter_config.json", "adapter_model.safetensors", "tokenizer/vocab.txt"]
+        );
+        assert_eq!(manifest.about, about());
+        for line in fs::read_to_string(dir.join("B3SUMS")).unwrap().lines() {
+            let (hex, path) = line.split_once("  ").unwrap();
+            assert_eq!(Digest::of(&fs::read(dir.join(path)).unwrap()).to_hex(), hex);
+        }
+        if let Some(server) = &at.s3 {
+            let sent = server.requests().into_iter().rfind(|line| line.starts_with("PUT")).unwrap();
+            assert!(sent.contains("/manifest.json"), "{sent}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn republishing_the_same_content_uploads_nothing() {
+    let at = Place::s3().await;
+    let first = at.store.publish_tree(adapter(1, MIB).path(), &place(1), about()).await.unwrap();
+    let puts = at.count(&["PUT"]);
+    let again = at.store.publish_tree(adapter(1, MIB).path(), &place(1), about()).await.unwrap();
+    assert_eq!((first, at.count(&["PUT"])), (again, puts));
+}
+
+#[tokio::test]
+async fn a_fetched_tree_can_be_published_again_as_the_same_tree() {
+    let at = Place::file().await;
+    let tree = at.store.publish_tree(adapter(1, 10).path(), &place(1), about()).await.unwrap();
+    let dir = at.dir.join(&tree.path);
+    assert_eq!(at.store.publish_tree(&dir, &place(1), about()).await.unwrap(), tree);
+}
+
+#[tokio::test]
+async fn other_bytes_for_the_same_place_land_beside_and_not_over() {
+    for at in Place::both().await {
+        let one = at.store.publish_tree(adapter(1, 10).path(), &place(1), about()).await.unwrap();
+        let two = at.store.publish_tree(adapter(2, 10).path(), &place(1), about()).await.unwrap();
+        assert_ne!(one.path, two.path);
+        for (tree, seed) in [(&one, 1), (&two, 2)] {
+            let file = at.store.read_file(tree, "adapter_model.safetensors").await.unwrap();
+            let bytes: Vec<_> = file.try_collect().await.unwrap();
+            assert_eq!(bytes.concat(), noise(seed, 10));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_tree_without_its_manifest_does_not_exist_and_publishing_completes_it() {
+    for at in Place::both().await {
+        let source = adapter(1, 10);
+        let tree = at.store.publish_tree(source.path(), &place(1), about()).await.unwrap();
+        let dir = at.dir.join(&tree.path);
+        fs::remove_file(dir.join("manifest.json")).unwrap();
+        fs::remove_file(dir.join("adapter_config.json")).unwrap();
+        let absent = at.store.manifest(&tree).await;
+        assert!(matches!(absent, Err(GetError::Fault(Fault::Missing { .. }))));
+        at.store.publish_tree(source.path(), &place(1), about()).await.unwrap();
+        assert!(dir.join("adapter_config.json").exists());
+        assert!(at.store.manifest(&tree).await.is_ok());
+    }
+}
+
+#[tokio::test]
+async fn a_manifest_that_is_not_the_one_asked_for_is_refused() {
+    for at in Place::both().await {
+        let tree = at.store.publish_tree(adapter(1, 10).path(), &place(1), about()).await.unwrap();
+        let other = v1::Tree { manifest: Digest::of(b"other").to_string(), ..tree.clone() };
+        let error = at.store.manifest(&other).await.unwrap_err();
+        assert!(matches!(error, GetError::Corrupt { .. }), "{}", told(&error));
+        assert!(told(&error).contains(&other.manifest), "{}", told(&error));
+        let outside = v1::Tree { path: "../x".to_owned(), ..tree };
+        assert!(matches!(at.store.manifest(&outside).await, Err(GetError::Path(_))));
+    }
+}
+
+#[tokio::test]
+async fn a_manifest_that_leads_outside_is_refused_even_with_the_right_digest() {
+    let at = Place::file().await;
+    let digest = Digest::of(b"secret");
+    let file = serde_json::json!({"path": "../../secret", "bytes": 6, "digest": digest});
+    let json = serde_json::json!({"schema": "flotilla.tree/1", "files": [file]}).to_string();
+    fs::create_dir_all(at.dir.join("models/evil")).unwrap();
+    fs::write(at.dir.join("models/evil/manifest.json"), &json).unwrap();
+    fs::write(at.dir.join("secret"), "secret").unwrap();
+    let manifest = Digest::of(json.as_bytes()).to_string();
+    let tree = v1::Tree { path: "models/evil".to_owned(), manifest };
+    let error = at.store.read_file(&tree, "../../secret").await.err().unwrap();
+    assert!(matches!(error, GetError::Manifest { .. }), "{}", told(&error));
+    assert!(told(&error).contains("'..'"), "{}", told(&error));
+}
+
+#[tokio::test]
+async fn a_damaged_file_fails_at_the_end_of_its_stream() {
+    for at in Place::both().await {
+        let tree = at.store.publish_tree(adapter(1, 20 * MIB).path(), &place(1), about()).await;
+        let tree = tree.unwrap();
+        let mut bytes = noise(1, 20 * MIB);
+        bytes[5] ^= 1;
+        let path = at.dir.join(&tree.path).join("adapter_model.safetensors");
+        fs::write(path, bytes).unwrap();
+        let stream = at.store.read_file(&tree, "adapter_model.safetensors").await.unwrap();
+        let error = stream.try_for_each(|_| async { Ok(()) }).await.unwrap_err();
+        assert!(matches!(error, GetError::Corrupt { .. }), "{}", told(&error));
+        let absent = at.store.read_file(&tree, "model.safetensors").await.err().unwrap();
+        assert!(matches!(absent, GetError::NoSuchFile { .. }), "{}", told(&absent));
+    }
+}
+
+#[tokio::test]
+async fn links_to_files_are_followed_and_what_is_no_file_is_refused() {
+    let at = Place::file().await;
+    let source = adapter(1, 10);
+    let blobs = adapter(2, 10);
+    symlink(blobs.path().join("adapter_config.json"), source.path().join("link.json")).unwrap();
+    let tree = at.store.publish_tree(source.path(), &place(1), about()).await.unwrap();
+    assert_eq!(fs::read(at.dir.join(&tree.path).join("link.json")).unwrap(), br#"{"r": 8}"#);
+    symlink(blobs.path(), source.path().join("loop")).unwrap();
+    let refused = at.store.publish_tree(source.path(), &place(1), about()).await;
+    assert!(matches!(refused, Err(PutError::Kind { .. })));
+    let empty = tempfile::tempdir().unwrap();
+    let refused = at.store.publish_tree(empty.path(), &place(1), about()).await;
+    assert!(matches!(refused, Err(PutError::Empty { .. })));
+    fs::write(empty.path().join("manifest.json"), "{}").unwrap();
+    let refused = at.store.publish_tree(empty.path(), &place(1), about()).await;
+    assert!(matches!(refused, Err(PutError::Manifest { .. })), "a stranger's file was dropped");
+}
+
+#[tokio::test]
+async fn the_content_digest_ignores_what_is_told_about_the_files() {
+    let at = Place::file().await;
+    let source = adapter(1, 10);
+    let mut manifests: Vec<Manifest> = Vec::new();
+    for about in [about(), store::About::new()] {
+        let tree = at.store.publish_tree(source.path(), &place(1), about).await.unwrap();
+        manifests.push(at.store.manifest(&tree).await.unwrap());
+    }
+    assert_ne!(manifests[0], manifests[1]);
+    assert_eq!(manifests[0].content_digest(), manifests[1].content_digest());
+}

@@ -1,0 +1,149 @@
+//! A real S3 server (`s3s-fs`) for tests: on a free port of loopback, over a directory of its
+//! own, with authentication; it can be killed in the middle of a request and started again.
+//!
+//! Not for tests of atomicity: its conditional puts race.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::{self, SocketAddr},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use hyper::service::service_fn;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto::Builder,
+};
+use s3s::{auth::SimpleAuth, service::S3ServiceBuilder};
+use tempfile::TempDir;
+use tokio::{net::TcpListener, runtime::Runtime};
+
+const BUCKET: &str = "fleet";
+const ACCESS_KEY: &str = "test-access-key";
+const SECRET_KEY: &str = "test-secret-key";
+
+/// Runs on threads of its own until killed or dropped.
+pub struct S3Server {
+    root: TempDir,
+    address: SocketAddr,
+    runtime: Option<Runtime>,
+    requests: Arc<Mutex<Vec<String>>>,
+}
+
+impl S3Server {
+    /// # Errors
+    /// When no directory, thread or port can be had.
+    pub fn start() -> io::Result<Self> {
+        let root = tempfile::tempdir()?;
+        fs::create_dir(root.path().join(BUCKET))?;
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut server = Self { root, address, runtime: None, requests: Arc::default() };
+        server.restart()?;
+        Ok(server)
+    }
+
+    /// What to give `Store::open`, or `FLOTILLA_STORE`.
+    pub fn url(&self) -> String {
+        format!("s3://{BUCKET}/store")
+    }
+
+    /// What the environment of a client must hold, beside the URL.
+    pub fn env(&self) -> BTreeMap<String, String> {
+        [
+            ("AWS_ENDPOINT", format!("http://{}", self.address)),
+            ("AWS_ACCESS_KEY_ID", ACCESS_KEY.to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", SECRET_KEY.to_owned()),
+            ("AWS_REGION", "us-east-1".to_owned()),
+        ]
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+    }
+
+    /// Where the objects under `url()` are files, for tests that damage them.
+    pub fn dir(&self) -> PathBuf {
+        self.root.path().join(BUCKET).join("store")
+    }
+
+    /// `METHOD /path?query` of every request so far.
+    pub fn requests(&self) -> Vec<String> {
+        lock(&self.requests).clone()
+    }
+
+    /// Breaks all connections and closes the port, without finishing anything.
+    pub fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // On a thread of its own, for this may be an async test, where waiting is refused.
+            let stopped = thread::spawn(move || runtime.shutdown_timeout(Duration::from_secs(5)));
+            let _ = stopped.join();
+        }
+    }
+
+    /// Serves the same objects on the same port again.
+    ///
+    /// # Errors
+    /// When the port cannot be had.
+    pub fn restart(&mut self) -> io::Result<()> {
+        self.kill();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("s3-server")
+            .enable_all()
+            .build()?;
+        let listener = net::TcpListener::bind(self.address)?;
+        listener.set_nonblocking(true)?;
+        self.address = listener.local_addr()?;
+        let service = service(self.root.path())?;
+        let requests = self.requests.clone();
+        runtime.spawn(async move { serve(listener, service, requests).await });
+        self.runtime = Some(runtime);
+        Ok(())
+    }
+}
+
+impl Drop for S3Server {
+    fn drop(&mut self) {
+        // Also where blocking is not allowed, in an async test.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn service(root: &Path) -> io::Result<s3s::service::S3Service> {
+    let files =
+        s3s_fs::FileSystem::new(root).map_err(|error| io::Error::other(format!("{error:?}")))?;
+    let mut service = S3ServiceBuilder::new(files);
+    service.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
+    Ok(service.build())
+}
+
+async fn serve(
+    listener: net::TcpListener,
+    service: s3s::service::S3Service,
+    requests: Arc<Mutex<Vec<String>>>,
+) {
+    let Ok(listener) = TcpListener::from_std(listener) else { return };
+    while let Ok((socket, _)) = listener.accept().await {
+        let (service, requests) = (service.clone(), requests.clone());
+        let noting = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+            lock(&requests).push(format!("{} {}", request.method(), request.uri()));
+            let service = service.clone();
+            async move { service.call(request.map(s3s::Body::from)).await }
+        });
+        tokio::spawn(async move {
+            // A connection that breaks is the client's to report.
+            let _ = Builder::new(TokioExecutor::new())
+                .serve_connection(TokioIo::new(socket), noting)
+                .await;
+        });
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
