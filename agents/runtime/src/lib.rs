@@ -1,1 +1,25 @@
+//! What every agent does, whatever its roles: say it is there, pull work, hold the
+//! lease while a child process does it, write the result, acknowledge, and drain.
+//!
+//! A role (trainer, generator, verifier, evaluator) says which facts call for its work
+//! and how a worker process does it; this crate knows neither models nor verifiers.
 
+mod agent;
+mod child;
+mod job;
+mod launch;
+mod lease;
+mod presence;
+mod protocol;
+mod role;
+mod runs;
+mod worker;
+
+pub use agent::{Agent, Config};
+pub use child::{Child, Command};
+pub use job::{Job, JobError};
+pub use launch::Launch;
+pub use protocol::{Call, Inbox, Responder};
+pub use role::Role;
+pub use runs::{RunState, Runs};
+pub use worker::{Worker, WorkerError};

@@ -2,6 +2,7 @@
 //! facts made of them. Knows how things are written, not how they travel.
 
 mod digest;
+mod example;
 mod fact;
 mod id;
 mod prompt;
@@ -19,6 +20,7 @@ pub mod v1 {
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flotilla.bin"));
 
 pub use digest::{Digest, DigestError};
+pub use example::{Example, ExamplesError};
 pub use fact::{Body, Fact, FactError, Record};
 pub use id::{AgentId, IdError, JobId, Pool, RunId, SuiteName};
 pub use pbjson_types::Timestamp;

@@ -1,0 +1,55 @@
+//! What this process cost the box, from procfs; zero where there is none.
+
+use std::{fs, time::Instant};
+
+use wire::v1;
+
+/// The counters at the start of a measurement.
+pub(crate) struct Meter {
+    began: Instant,
+    shootdowns: u64,
+}
+
+impl Meter {
+    pub(crate) fn start() -> Self {
+        Self { began: Instant::now(), shootdowns: tlb_shootdowns() }
+    }
+
+    pub(crate) fn read(&self) -> v1::eval::Process {
+        let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        // The name in parentheses may hold spaces; fields are counted from behind it.
+        let fields: Vec<u64> = stat
+            .rsplit(')')
+            .next()
+            .unwrap_or_default()
+            .split_whitespace()
+            .map(|field| field.parse().unwrap_or(0))
+            .collect();
+        let field = |number: usize| fields.get(number - 3).copied().unwrap_or(0);
+        let ticks = rustix::param::clock_ticks_per_second().max(1);
+        #[expect(clippy::cast_precision_loss, reason = "seconds of one process")]
+        let cpu_s = (field(14) + field(15)) as f64 / ticks as f64;
+        v1::eval::Process {
+            wall_s: self.began.elapsed().as_secs_f64(),
+            cpu_s,
+            peak_rss_bytes: peak_rss_bytes(),
+            minor_faults: field(10),
+            major_faults: field(12),
+            tlb_shootdowns: tlb_shootdowns().saturating_sub(self.shootdowns),
+        }
+    }
+}
+
+fn peak_rss_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kilobytes.unwrap_or(0) * 1024
+}
+
+/// Of all cores since boot.
+fn tlb_shootdowns() -> u64 {
+    let interrupts = fs::read_to_string("/proc/interrupts").unwrap_or_default();
+    let line = interrupts.lines().find_map(|line| line.trim_start().strip_prefix("TLB:"));
+    line.map_or(0, |line| line.split_whitespace().map_while(|n| n.parse::<u64>().ok()).sum())
+}

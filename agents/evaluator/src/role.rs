@@ -1,0 +1,150 @@
+//! The agent's side: fetch, start a fresh process a suite, write the figures.
+
+use std::{ffi::OsString, path::Path, time::Duration};
+
+use anyhow::anyhow;
+use futures::future::{BoxFuture, FutureExt, ready};
+use runtime::{Job, JobError, Launch, Role, Worker};
+use tokio::sync::Semaphore;
+use wire::{Body, Place, Record, SuiteName, WorkKind, v1};
+
+use crate::{
+    calls::{Done, Format, Measure, Measured},
+    history,
+};
+
+/// A process that finishes no chunk for so long is hung.
+const SILENCE: Duration = Duration::from_secs(900);
+
+/// The evaluator role of an agent.
+pub struct EvaluatorRole {
+    launch: Launch,
+    /// One measurement at a time.
+    busy: Semaphore,
+}
+
+impl EvaluatorRole {
+    pub fn new(launch: Launch) -> Self {
+        Self { launch, busy: Semaphore::new(1) }
+    }
+
+    async fn evaluate(&self, job: &Job) -> Result<(), JobError> {
+        let _busy = self.busy.acquire().await.map_err(JobError::retry)?;
+        let Body::Checkpoint(checkpoint) = &job.record.fact.body else {
+            return Err(JobError::fatal(anyhow!("not a checkpoint")));
+        };
+        let spec = job.spec().await?;
+        for suite in &spec.suites {
+            self.suite(job, checkpoint, suite).await?;
+        }
+        Ok(())
+    }
+
+    async fn suite(
+        &self,
+        job: &Job,
+        checkpoint: &v1::Checkpoint,
+        suite: &v1::Suite,
+    ) -> Result<(), JobError> {
+        let v1::Checkpoint { cycle, step, .. } = *checkpoint;
+        let name = SuiteName::new(suite.name.as_str()).map_err(JobError::fatal)?;
+        let place = Place::Eval { cycle, step, suite: name };
+        if job.is_written(place.clone()).await? {
+            return Ok(());
+        }
+        let measured = self.measure(job, checkpoint, suite).await?;
+        let eval = v1::Eval {
+            run: job.run.to_string(),
+            cycle,
+            step,
+            suite: suite.name.clone(),
+            manifest: checkpoint.tree.as_ref().map_or(String::new(), |tree| tree.manifest.clone()),
+            mean_nll: measured.mean_nll,
+            perplexity: measured.perplexity,
+            stderr: measured.stderr,
+            bits_per_byte: measured.bits_per_byte,
+            tokens: measured.tokens,
+            chunks: measured.chunks,
+            engine: measured.engine,
+            agent: job.agent.clone(),
+            process: Some(measured.process),
+        };
+        job.write(place, Body::Eval(eval.clone())).await?;
+        if let Err(error) = history::append(&job.directory, &eval) {
+            tracing::warn!(%error, "adding to eval_history.jsonl");
+        }
+        Ok(())
+    }
+
+    async fn measure(
+        &self,
+        job: &Job,
+        checkpoint: &v1::Checkpoint,
+        suite: &v1::Suite,
+    ) -> Result<Measured, JobError> {
+        let missing = |what: &str| JobError::fatal(anyhow!("the checkpoint names no {what}"));
+        let tree = checkpoint.tree.as_ref().ok_or_else(|| missing("tree"))?;
+        let text = suite.text.as_ref().ok_or_else(|| missing("text"))?;
+        let tree = job.cache.tree(&job.store, tree).await?;
+        let base = match (&checkpoint.base, checkpoint.content()) {
+            (Some(base), v1::checkpoint::Content::Adapter) => {
+                Some(job.cache.tree(&job.store, base).await?)
+            }
+            _ => None,
+        };
+        let text = job.cache.blob(&job.store, text).await?;
+        let (model, adapter): (&Path, Option<&Path>) = match &base {
+            Some(base) => (base.path(), Some(tree.path())),
+            None => (tree.path(), None),
+        };
+        let call = Measure {
+            base: model.to_owned(),
+            adapter: adapter.map(Path::to_owned),
+            text: text.path().to_owned(),
+            format: match suite.format() {
+                v1::suite::Format::Documents => Format::Documents,
+                v1::suite::Format::Text | v1::suite::Format::Unspecified => Format::Text,
+            },
+            n_ctx: suite.n_ctx,
+            stride: suite.stride,
+            chunks: suite.chunks,
+        };
+        let command = self.launch.worker("eval", "eval", Vec::<OsString>::new());
+        let worker = Worker::start(&command)?;
+        let measured = worker
+            .call(&call, SILENCE, |progress| {
+                if let Ok(Done { chunks, total }) = serde_json::from_value(progress) {
+                    job.progress.set(chunks, total, suite.name.as_str());
+                }
+                ready(())
+            })
+            .await;
+        match measured {
+            Ok(measured) => Ok(measured),
+            Err(error) => Err(JobError::of_worker(error, &worker).await),
+        }
+    }
+}
+
+impl Role for EvaluatorRole {
+    fn kind(&self) -> WorkKind {
+        WorkKind::Eval
+    }
+
+    fn room(&self) -> BoxFuture<'_, ()> {
+        // The permit is taken again by the job itself.
+        async { drop(self.busy.acquire().await) }.boxed()
+    }
+
+    fn run<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), JobError>> {
+        self.evaluate(job).boxed()
+    }
+
+    /// One a suite: none of them will come from this job.
+    fn failure_ids<'a>(&'a self, record: &'a Record, spec: &'a v1::Spec) -> Vec<String> {
+        let Body::Checkpoint(v1::Checkpoint { cycle, step, .. }) = &record.fact.body else {
+            return Vec::new();
+        };
+        spec.suites.iter().map(|suite| format!("{cycle}-{step}-{}", suite.name)).collect()
+    }
+}

@@ -1,0 +1,219 @@
+//! The agent's side: one warm worker a policy, orders in, samples out.
+
+use std::{
+    ffi::OsString,
+    path::Path,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use anyhow::anyhow;
+use futures::future::{BoxFuture, FutureExt, ready};
+use runtime::{Job, JobError, Launch, Role, Worker};
+use tokio::sync::watch;
+use wire::{Body, Place, Record, WorkKind, v1};
+
+use crate::{
+    calls::{Done, Generate, Generated},
+    rate::Rate,
+};
+
+/// A worker that reports nothing for so long is hung.
+const SILENCE: Duration = Duration::from_secs(300);
+
+/// How a generator works.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub launch: Launch,
+    /// Sequences the worker runs at once.
+    pub slots: u32,
+}
+
+/// The generator role of an agent.
+pub struct GeneratorRole {
+    config: Config,
+    warm: Mutex<Option<Warm>>,
+    /// Samples of held jobs that are not yet done.
+    outstanding: watch::Sender<u32>,
+    rate: Rate,
+}
+
+/// A worker and the policy it has loaded, by manifest digests of base and adapter.
+struct Warm {
+    policy: (String, String),
+    worker: Worker,
+}
+
+impl GeneratorRole {
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            warm: Mutex::new(None),
+            outstanding: watch::Sender::new(0),
+            rate: Rate::default(),
+        }
+    }
+
+    async fn generate(&self, job: &Job) -> Result<(), JobError> {
+        let Body::GenerateOrder(order) = &job.record.fact.body else {
+            return Err(JobError::fatal(anyhow!("not a generate order")));
+        };
+        let place =
+            Place::Samples { cycle: order.cycle, job: order.job.parse().map_err(JobError::fatal)? };
+        let total = order.requests.iter().map(|request| request.count).sum();
+        let mut share = Share::take(&self.outstanding, total);
+        if job.is_written(place.clone()).await? {
+            return Ok(());
+        }
+        let worker = self.worker(job, order).await?;
+        let began = Instant::now();
+        let call = Generate {
+            sampling: order.sampling.unwrap_or_default(),
+            seed: order.seed,
+            requests: order.requests.clone(),
+        };
+        let generated: Result<Generated, _> = worker
+            .call(&call, SILENCE, |progress| {
+                if let Ok(Done { samples }) = serde_json::from_value(progress) {
+                    share.done(samples);
+                    job.progress.set(samples, total, "samples");
+                }
+                ready(())
+            })
+            .await;
+        let samples = match generated {
+            Ok(generated) => generated.samples,
+            Err(error) => return Err(JobError::of_worker(error, &worker).await),
+        };
+        let ended = Instant::now();
+        let tokens = samples.iter().map(|sample| u64::from(sample.tokens)).sum();
+        self.rate.note(tokens, began, ended);
+        let body = report(job, order, samples, ended.duration_since(began));
+        job.write(place, Body::Samples(body)).await
+    }
+
+    /// The warm worker when it has this policy, or a new one.
+    async fn worker(&self, job: &Job, order: &v1::GenerateOrder) -> Result<Worker, JobError> {
+        let base = order.base.as_ref();
+        let base = base.ok_or_else(|| JobError::fatal(anyhow!("the order names no base")))?;
+        let adapter = order.adapter.as_ref();
+        let policy =
+            (base.manifest.clone(), adapter.map_or(String::new(), |tree| tree.manifest.clone()));
+        if let Some(worker) = self.warm_worker(&policy) {
+            return Ok(worker);
+        }
+        let base = job.cache.tree(&job.store, base).await?;
+        let adapter = match adapter {
+            Some(tree) => Some(job.cache.tree(&job.store, tree).await?),
+            None => None,
+        };
+        // Two jobs may come here at once: the second finds the first one's worker.
+        if let Some(worker) = self.warm_worker(&policy) {
+            return Ok(worker);
+        }
+        let worker = self.start(base.path(), adapter.as_ref().map(|adapter| adapter.path()))?;
+        if let Ok(mut warm) = self.warm.lock() {
+            *warm = Some(Warm { policy, worker: worker.clone() });
+        }
+        Ok(worker)
+    }
+
+    fn warm_worker(&self, policy: &(String, String)) -> Option<Worker> {
+        let warm = self.warm.lock().ok()?;
+        let warm = warm.as_ref().filter(|warm| warm.policy == *policy)?;
+        warm.worker.is_alive().then(|| warm.worker.clone())
+    }
+
+    fn start(&self, base: &Path, adapter: Option<&Path>) -> Result<Worker, JobError> {
+        let mut arguments: Vec<OsString> = vec!["--base".into(), base.into()];
+        if let Some(adapter) = adapter {
+            arguments.extend(["--adapter".into(), adapter.into()]);
+        }
+        arguments.extend(["--slots".into(), self.config.slots.to_string().into()]);
+        let command = self.config.launch.worker("generate", "generate", arguments);
+        Ok(Worker::start(&command)?)
+    }
+}
+
+fn report(
+    job: &Job,
+    order: &v1::GenerateOrder,
+    samples: Vec<v1::samples::Sample>,
+    wall: Duration,
+) -> v1::Samples {
+    let manifest =
+        |tree: &Option<v1::Tree>| tree.as_ref().map_or(String::new(), |tree| tree.manifest.clone());
+    v1::Samples {
+        run: order.run.clone(),
+        cycle: order.cycle,
+        job: order.job.clone(),
+        attempt: order.attempt,
+        purpose: order.purpose,
+        agent: job.agent.clone(),
+        engine: engine::ENGINE.into(),
+        base: manifest(&order.base),
+        adapter: manifest(&order.adapter),
+        samples,
+        wall_s: wall.as_secs_f64(),
+    }
+}
+
+impl Role for GeneratorRole {
+    fn kind(&self) -> WorkKind {
+        WorkKind::Generate
+    }
+
+    /// There is room while the held jobs cannot fill all slots.
+    fn room(&self) -> BoxFuture<'_, ()> {
+        async {
+            let mut outstanding = self.outstanding.subscribe();
+            // The sender lives as long as the role.
+            let _ = outstanding.wait_for(|samples| *samples < self.config.slots).await;
+        }
+        .boxed()
+    }
+
+    fn run<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), JobError>> {
+        self.generate(job).boxed()
+    }
+
+    fn failure_ids<'a>(&'a self, record: &'a Record, _spec: &'a v1::Spec) -> Vec<String> {
+        match &record.fact.body {
+            Body::GenerateOrder(order) => {
+                vec![format!("{}-{}-{}", order.cycle, order.job, order.attempt)]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn tokens_per_s(&self) -> f64 {
+        self.rate.tokens_per_s()
+    }
+}
+
+/// A job's part of the outstanding samples, given back as they are done or dropped.
+struct Share<'a> {
+    outstanding: &'a watch::Sender<u32>,
+    left: u32,
+    total: u32,
+}
+
+impl<'a> Share<'a> {
+    fn take(outstanding: &'a watch::Sender<u32>, total: u32) -> Self {
+        outstanding.send_modify(|samples| *samples += total);
+        Self { outstanding, left: total, total }
+    }
+
+    fn done(&mut self, samples: u32) {
+        let left = self.total.saturating_sub(samples).min(self.left);
+        let freed = self.left - left;
+        self.left = left;
+        self.outstanding.send_modify(|samples| *samples -= freed);
+    }
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.done(self.total);
+    }
+}

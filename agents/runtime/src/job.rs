@@ -1,0 +1,132 @@
+//! One piece of work held under a lease, and what a role needs to do it.
+
+use std::path::PathBuf;
+
+use bus::{Bus, Published};
+use store::{Cache, GetError, PutError, Store};
+use tokio_util::sync::CancellationToken;
+use wire::{Body, Fact, Place, Record, RunId, Subject, v1};
+
+use crate::{WorkerError, presence::Progress};
+
+/// Why a job was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    /// Another try, perhaps by another agent, may succeed.
+    #[error("{message}")]
+    Retry { message: String, log_tail: String },
+    /// No try will succeed: the order, the data or the model is at fault.
+    #[error("{message}")]
+    Final { message: String, log_tail: String },
+    /// The run was cancelled or the agent is leaving.
+    #[error("stopped")]
+    Stopped,
+}
+
+/// A job and its surroundings.
+#[derive(Debug, Clone)]
+pub struct Job {
+    pub run: RunId,
+    pub record: Record,
+    /// How often the job was handed out, this time included.
+    pub delivered: u64,
+    pub agent: String,
+    pub bus: Bus,
+    pub store: Store,
+    pub cache: Cache,
+    /// The agent's own directory.
+    pub directory: PathBuf,
+    pub progress: Progress,
+    /// Set when the run is cancelled or the agent must leave at once.
+    pub stop: CancellationToken,
+}
+
+impl JobError {
+    pub fn retry(error: impl Into<anyhow::Error>) -> Self {
+        Self::Retry { message: chain(error), log_tail: String::new() }
+    }
+
+    pub fn fatal(error: impl Into<anyhow::Error>) -> Self {
+        Self::Final { message: chain(error), log_tail: String::new() }
+    }
+
+    /// What a worker said when it refused or died. A refusal is final: the same call
+    /// would be refused again.
+    pub async fn of_worker(error: WorkerError, worker: &crate::Worker) -> Self {
+        let log_tail = worker.log_tail().await;
+        match error {
+            WorkerError::Refused(message) => Self::Final { message, log_tail },
+            WorkerError::Start { .. }
+            | WorkerError::Died(_)
+            | WorkerError::Silent(_)
+            | WorkerError::Answer(_) => Self::Retry { message: chain(error), log_tail },
+        }
+    }
+
+    pub(crate) fn log_tail(&self) -> &str {
+        match self {
+            Self::Retry { log_tail, .. } | Self::Final { log_tail, .. } => log_tail,
+            Self::Stopped => "",
+        }
+    }
+}
+
+/// The whole chain of causes in one line.
+fn chain(error: impl Into<anyhow::Error>) -> String {
+    format!("{:#}", error.into())
+}
+
+impl From<GetError> for JobError {
+    fn from(error: GetError) -> Self {
+        if error.may_pass() { Self::retry(error) } else { Self::fatal(error) }
+    }
+}
+
+impl From<PutError> for JobError {
+    fn from(error: PutError) -> Self {
+        if error.may_pass() { Self::retry(error) } else { Self::fatal(error) }
+    }
+}
+
+impl From<WorkerError> for JobError {
+    fn from(error: WorkerError) -> Self {
+        Self::retry(error)
+    }
+}
+
+impl Job {
+    /// What the user asked for.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub async fn spec(&self) -> Result<v1::Spec, JobError> {
+        let subject = Subject::new(&self.run, Place::Spec).to_string();
+        match self.bus.get(&subject).await.map_err(JobError::retry)?.map(|record| record.fact.body)
+        {
+            Some(Body::Spec(spec)) => Ok(spec),
+            _ => Err(JobError::fatal(anyhow::anyhow!("the log holds no {subject}"))),
+        }
+    }
+
+    /// Whether the log already holds a fact.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub async fn is_written(&self, place: Place) -> Result<bool, JobError> {
+        let subject = Subject::new(&self.run, place).to_string();
+        Ok(self.bus.get(&subject).await.map_err(JobError::retry)?.is_some())
+    }
+
+    /// Writes a result. That somebody else was first is as good.
+    ///
+    /// # Errors
+    /// When the log cannot be written.
+    pub async fn write(&self, place: Place, body: Body) -> Result<(), JobError> {
+        let fact = Fact { subject: Subject::new(&self.run, place), body };
+        let published = self.bus.publish(&fact).await.map_err(JobError::retry)?;
+        if let Published::AlreadyThere { same: false, sequence } = published {
+            tracing::info!(subject = %fact.subject, sequence, "somebody else was first");
+        }
+        Ok(())
+    }
+}

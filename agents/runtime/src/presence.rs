@@ -1,0 +1,133 @@
+//! What an agent says of itself: who it is, what it works on, how fast it is.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use bus::Bus;
+use tokio_util::sync::CancellationToken;
+use wire::{Timestamp, v1};
+
+/// Between two messages on the bus.
+const SAY_EVERY: Duration = Duration::from_secs(1);
+
+/// Between two records for late joiners; each is a durable write.
+const RECORD_EVERY: u32 = 10;
+
+/// The agent's own account, shared by its tasks.
+#[derive(Debug, Clone)]
+pub(crate) struct Presence {
+    status: Arc<Mutex<v1::AgentStatus>>,
+    jobs: Arc<Mutex<BTreeMap<u64, v1::ActiveJob>>>,
+}
+
+/// How far one job is. Dropping the last clone takes the job off the account.
+#[derive(Debug, Clone)]
+pub struct Progress {
+    entry: Arc<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    key: u64,
+    jobs: Arc<Mutex<BTreeMap<u64, v1::ActiveJob>>>,
+}
+
+impl Presence {
+    pub(crate) fn new(status: v1::AgentStatus) -> Self {
+        Self { status: Arc::new(Mutex::new(status)), jobs: Arc::default() }
+    }
+
+    /// Puts a job on the account.
+    pub(crate) fn begin(&self, key: u64, job: v1::ActiveJob) -> Progress {
+        if let Ok(mut jobs) = self.jobs.lock() {
+            jobs.insert(key, job);
+        }
+        Progress { entry: Arc::new(Entry { key, jobs: self.jobs.clone() }) }
+    }
+
+    pub(crate) fn update(&self, change: impl FnOnce(&mut v1::AgentStatus)) {
+        if let Ok(mut status) = self.status.lock() {
+            change(&mut status);
+        }
+    }
+
+    fn now(&self) -> v1::AgentStatus {
+        let mut status = self.status.lock().map(|status| status.clone()).unwrap_or_default();
+        status.seen_at = Some(timestamp_now());
+        status.rss_bytes = resident_bytes();
+        status.jobs =
+            self.jobs.lock().map(|jobs| jobs.values().cloned().collect()).unwrap_or_default();
+        status
+    }
+
+    /// Speaks until stopped, and says goodbye.
+    pub(crate) async fn speak(&self, bus: &Bus, rate: impl Fn() -> f64, stop: CancellationToken) {
+        let mut tick = tokio::time::interval(SAY_EVERY);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        for count in 0_u32.. {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                _ = tick.tick() => {}
+            }
+            self.update(|status| status.tokens_per_s = rate());
+            self.say(bus, count.is_multiple_of(RECORD_EVERY)).await;
+        }
+        self.update(|status| status.state = v1::agent_status::State::Stopped.into());
+        self.say(bus, true).await;
+    }
+
+    /// A lost status message is followed by the next: errors are only noted.
+    pub(crate) async fn say(&self, bus: &Bus, record: bool) {
+        let status = self.now();
+        if let Err(error) = bus.announce(&status).await {
+            tracing::debug!(%error, "announcing");
+        }
+        if record && let Err(error) = bus.record_status(&status).await {
+            tracing::warn!(%error, "recording the agent's status");
+        }
+    }
+}
+
+impl Progress {
+    /// `done` of `total`, and what a person may want to know of it.
+    pub fn set(&self, done: u32, total: u32, note: impl Into<String>) {
+        if let Ok(mut jobs) = self.entry.jobs.lock()
+            && let Some(job) = jobs.get_mut(&self.entry.key)
+        {
+            (job.done, job.total, job.note) = (done, total, note.into());
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if let Ok(mut jobs) = self.jobs.lock() {
+            jobs.remove(&self.key);
+        }
+    }
+}
+
+pub(crate) fn timestamp_now() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp {
+        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        nanos: i32::try_from(since.subsec_nanos()).unwrap_or(0),
+    }
+}
+
+/// Resident memory of this process, from `/proc/self/statm`; 0 where there is none.
+fn resident_bytes() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok());
+    pages.unwrap_or(0) * rustix::param::page_size() as u64
+}
+
+/// Memory of the box.
+pub(crate) fn memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(u64::from(info.mem_unit))
+}

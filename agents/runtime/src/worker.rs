@@ -1,0 +1,198 @@
+//! A worker process and the calls in flight to it. The same for a warm worker that
+//! answers call after call and for a fresh one that answers one and is gone.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    process::{ChildStdin, ChildStdout},
+    sync::mpsc,
+};
+
+use crate::{
+    child::{Child, Command},
+    protocol::{Answer, FromWorker, LINE_BYTES_MAX, ToWorker},
+};
+
+/// Answers a call may have unread; a worker that is faster waits in its pipe.
+const ANSWERS_MAX: usize = 256;
+
+/// How long a child may take to be gone once its pipe closed.
+const ENDING_LIMIT: Duration = Duration::from_secs(2);
+
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    #[error("start the worker {program}")]
+    Start {
+        program: String,
+        #[source]
+        source: std::io::Error,
+    },
+    /// The worker refused the call; it can go on with others.
+    #[error("{0}")]
+    Refused(String),
+    #[error("the worker died: {0}")]
+    Died(String),
+    #[error("the worker was silent for {0:?}")]
+    Silent(Duration),
+    #[error("read the worker's answer")]
+    Answer(#[source] serde_json::Error),
+}
+
+/// A running worker. Cheap to clone; the process is killed when the last clone is dropped.
+#[derive(Debug, Clone)]
+pub struct Worker {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    child: tokio::sync::Mutex<Child>,
+    stdin: tokio::sync::Mutex<ChildStdin>,
+    calls: Arc<Calls>,
+    next_call: AtomicU64,
+}
+
+/// Who waits for which call. `None` once the worker is gone.
+#[derive(Debug)]
+struct Calls(Mutex<Option<BTreeMap<u64, mpsc::Sender<Answer>>>>);
+
+impl Worker {
+    /// # Errors
+    /// When the program cannot be started.
+    pub fn start(command: &Command) -> Result<Self, WorkerError> {
+        let (child, stdin, stdout) = command.spawn().map_err(|source| WorkerError::Start {
+            program: command.program.display().to_string(),
+            source,
+        })?;
+        let calls = Arc::new(Calls(Mutex::new(Some(BTreeMap::new()))));
+        tokio::spawn(read_answers(stdout, calls.clone()));
+        let shared = Shared {
+            child: tokio::sync::Mutex::new(child),
+            stdin: tokio::sync::Mutex::new(stdin),
+            calls,
+            next_call: AtomicU64::new(1),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Whether the worker can still be called.
+    pub fn is_alive(&self) -> bool {
+        self.shared.calls.0.lock().is_ok_and(|calls| calls.is_some())
+    }
+
+    /// The last lines the worker wrote to stderr.
+    pub async fn log_tail(&self) -> String {
+        self.shared.child.lock().await.tail()
+    }
+
+    /// Calls the worker and waits for its reply; progress is passed on as it comes. A
+    /// worker that says nothing for `silence` counts as hung.
+    ///
+    /// # Errors
+    /// When the worker refuses the call, dies, hangs, or answers something else than expected.
+    pub async fn call<R: DeserializeOwned, P: Future<Output = ()> + Send>(
+        &self,
+        request: &(impl Serialize + Sync),
+        silence: Duration,
+        mut progress: impl FnMut(Value) -> P + Send,
+    ) -> Result<R, WorkerError> {
+        let call = self.shared.next_call.fetch_add(1, Ordering::Relaxed);
+        let (send, mut answers) = mpsc::channel(ANSWERS_MAX);
+        if !self.shared.calls.register(call, send) {
+            return Err(self.death().await);
+        }
+        let _registered = Registered { calls: &self.shared.calls, call };
+        if self.send(call, request).await.is_err() {
+            return Err(self.death().await);
+        }
+        loop {
+            match tokio::time::timeout(silence, answers.recv()).await {
+                Err(_) => return Err(WorkerError::Silent(silence)),
+                Ok(None) => return Err(self.death().await),
+                Ok(Some(Answer::Progress(value))) => progress(value).await,
+                Ok(Some(Answer::Error(message))) => return Err(WorkerError::Refused(message)),
+                Ok(Some(Answer::Reply(value))) => {
+                    return serde_json::from_value(value).map_err(WorkerError::Answer);
+                }
+            }
+        }
+    }
+
+    async fn send(&self, call: u64, request: &impl Serialize) -> std::io::Result<()> {
+        let request = serde_json::to_value(request)?;
+        let mut line = serde_json::to_vec(&ToWorker { call, request })?;
+        line.push(b'\n');
+        let mut stdin = self.shared.stdin.lock().await;
+        stdin.write_all(&line).await?;
+        stdin.flush().await
+    }
+
+    async fn death(&self) -> WorkerError {
+        WorkerError::Died(self.shared.child.lock().await.ending(ENDING_LIMIT).await)
+    }
+}
+
+impl Calls {
+    fn register(&self, call: u64, answers: mpsc::Sender<Answer>) -> bool {
+        let Ok(mut calls) = self.0.lock() else { return false };
+        calls.as_mut().map(|calls| calls.insert(call, answers)).is_some()
+    }
+
+    fn waiting(&self, call: u64) -> Option<mpsc::Sender<Answer>> {
+        self.0.lock().ok()?.as_ref()?.get(&call).cloned()
+    }
+
+    fn close(&self) {
+        if let Ok(mut calls) = self.0.lock() {
+            *calls = None;
+        }
+    }
+}
+
+/// Forgets a call when nobody waits for it any more.
+struct Registered<'a> {
+    calls: &'a Calls,
+    call: u64,
+}
+
+impl Drop for Registered<'_> {
+    fn drop(&mut self) {
+        if let Ok(mut calls) = self.calls.0.lock()
+            && let Some(calls) = calls.as_mut()
+        {
+            calls.remove(&self.call);
+        }
+    }
+}
+
+async fn read_answers(stdout: ChildStdout, calls: Arc<Calls>) {
+    let mut lines = BufReader::new(stdout);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let read = (&mut lines).take(LINE_BYTES_MAX as u64).read_until(b'\n', &mut line).await;
+        if !matches!(read, Ok(1..)) || line.last() != Some(&b'\n') {
+            break;
+        }
+        match serde_json::from_slice::<FromWorker>(&line) {
+            Ok(message) => {
+                if let Some(waiting) = calls.waiting(message.call) {
+                    // The caller may have given up in between.
+                    let _ = waiting.send(message.answer).await;
+                }
+            }
+            Err(error) => tracing::warn!(%error, "a worker wrote a line that is no answer"),
+        }
+    }
+    calls.close();
+}

@@ -1,0 +1,117 @@
+//! The worker's side: one training, from files to files.
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use engine::{
+    Adapter, Config, Decay, Example, LoraSpec, Method, Model, Module, Tokenizer, TrainSpec, Trainer,
+};
+use runtime::{Inbox, Responder};
+use wire::v1;
+
+use crate::calls::{Step, Train, Trained};
+
+/// Adam's epsilon, as PyTorch has it.
+const EPSILON: f64 = 1e-8;
+
+/// Tokens of one pass when the order leaves it to the engine.
+const MICRO_BATCH_TOKENS: usize = 4096;
+
+/// Answers one training call and ends.
+pub fn work(device: &str) {
+    let inbox: Inbox<Train> = Inbox::open();
+    if let Some(call) = inbox.next() {
+        match train(&call.request, device, &call.respond) {
+            Ok(()) => call.respond.reply(&Trained {}),
+            Err(error) => call.respond.error(&format!("{error:#}")),
+        }
+    }
+}
+
+fn train(call: &Train, device: &str, respond: &Responder) -> anyhow::Result<()> {
+    let device = engine::parse_device(device)?;
+    let tokenizer = Tokenizer::load(&call.base).context("load the tokenizer")?;
+    let model = if call.random_init {
+        let config = Config::load(&call.base).context("load the model's configuration")?;
+        Model::init(config, call.seed, &device).context("initialise the model")?
+    } else {
+        Model::load(&call.base, &device).context("load the base model")?
+    };
+    let method = method(call, &model)?;
+    let examples = read_examples(&call.dataset)?;
+    let spec = spec(call)?;
+    let mut trainer = Trainer::new(model, &tokenizer, method, &examples, spec)?;
+    let save_every = call.training.save_every;
+    let mut tokens = 0;
+    while let Some(report) = trainer.step()? {
+        tokens += report.tokens as u64;
+        let (step, steps) = (count(report.step), count(report.steps));
+        let due = step == steps || (save_every > 0 && step.is_multiple_of(save_every));
+        let saved = due.then(|| call.out.join(step.to_string()));
+        if let Some(directory) = &saved {
+            trainer.save(directory).with_context(|| format!("save {}", directory.display()))?;
+        }
+        let (loss, learning_rate) = (report.loss, report.learning_rate);
+        if !loss.is_finite() {
+            bail!("the loss of step {step} is {loss}; lower training.learning_rate");
+        }
+        respond.progress(&Step { step, steps, loss, learning_rate, tokens, saved });
+    }
+    Ok(())
+}
+
+fn method(call: &Train, model: &Model) -> anyhow::Result<Method> {
+    let Some(lora) = &call.training.lora else { return Ok(Method::Full) };
+    if let Some(path) = &call.adapter {
+        let adapter = Adapter::load(path, model.config()).context("load the adapter")?;
+        return Ok(Method::Continue(adapter));
+    }
+    let modules = lora.target_modules.iter().map(|name| {
+        Module::from_name(name)
+            .with_context(|| format!("field lora.target_modules: {name:?} is no module"))
+    });
+    let modules = modules.collect::<anyhow::Result<_>>()?;
+    Ok(Method::Lora(LoraSpec { rank: lora.r as usize, alpha: lora.alpha, rslora: false, modules }))
+}
+
+fn spec(call: &Train) -> anyhow::Result<TrainSpec> {
+    let training = &call.training;
+    let decay = match training.schedule() {
+        v1::Schedule::Constant => Decay::Constant,
+        v1::Schedule::Linear => Decay::Linear,
+        v1::Schedule::Cosine => Decay::Cosine,
+        v1::Schedule::Unspecified => bail!("field training.schedule is not set"),
+    };
+    Ok(TrainSpec {
+        learning_rate: training.learning_rate,
+        warmup_ratio: training.warmup_ratio,
+        decay,
+        final_ratio: training.final_ratio,
+        betas: (training.beta1, training.beta2),
+        epsilon: EPSILON,
+        weight_decay: training.weight_decay,
+        clip_norm: training.max_grad_norm,
+        batch_size: training.batch_size as usize,
+        micro_batch_tokens: match training.micro_batch_tokens {
+            0 => MICRO_BATCH_TOKENS,
+            some => some as usize,
+        },
+        epochs: training.epochs as usize,
+        max_steps: (training.max_steps > 0).then_some(training.max_steps as usize),
+        max_tokens: training.max_tokens as usize,
+        seed: call.seed,
+    })
+}
+
+fn read_examples(path: &Path) -> anyhow::Result<Vec<Example>> {
+    let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+    let examples = wire::Example::parse_all(&text).context("read the dataset")?;
+    let examples = examples
+        .into_iter()
+        .map(|wire::Example { prompt, completion }| Example { prompt, completion });
+    Ok(examples.collect())
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,82 @@
+//! Training examples and scored documents: one JSON object a line.
+
+use serde::Deserialize;
+
+/// A prompt and the text that should follow it. Other fields are ignored.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Example {
+    #[serde(default)]
+    pub prompt: String,
+    pub completion: String,
+}
+
+/// What is wrong with a file of examples, and in which line (counted from 1).
+#[derive(Debug, thiserror::Error)]
+pub enum ExamplesError {
+    #[error(
+        "line {line}: expected an object such as {{\"prompt\": \"2+2=\", \"completion\": \"4\"}}"
+    )]
+    Json {
+        line: usize,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("line {line}: field \"completion\" is empty")]
+    Empty { line: usize },
+    #[error("not UTF-8 text")]
+    Encoding(#[from] std::str::Utf8Error),
+    #[error("no examples in it")]
+    None,
+}
+
+impl Example {
+    /// Reads a file of examples. Blank lines are skipped but counted.
+    ///
+    /// # Errors
+    /// The first thing wrong with it.
+    pub fn parse_all(text: &[u8]) -> Result<Vec<Self>, ExamplesError> {
+        let mut examples = Vec::new();
+        for (index, text) in std::str::from_utf8(text)?.lines().enumerate() {
+            let line = index + 1;
+            if text.trim().is_empty() {
+                continue;
+            }
+            let example: Self = serde_json::from_str(text)
+                .map_err(|source| ExamplesError::Json { line, source })?;
+            if example.completion.is_empty() {
+                return Err(ExamplesError::Empty { line });
+            }
+            examples.push(example);
+        }
+        if examples.is_empty() {
+            return Err(ExamplesError::None);
+        }
+        Ok(examples)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_mistake_names_its_line() {
+        let cases: [(&[u8], &str); 4] = [
+            (b"{\"completion\":\"a\"}\n[]", "line 2: expected an object"),
+            (b"{\"prompt\":\"a\"}", "line 1: expected an object"),
+            (b"{\"prompt\":\"a\",\"completion\":\"\"}", "line 1: field \"completion\""),
+            (b"\n", "no examples"),
+        ];
+        for (text, expected) in cases {
+            let error = Example::parse_all(text).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn other_fields_are_ignored_so_that_a_selection_is_a_dataset() {
+        let line = br#"{"prompt":"a","completion":"b","prompt_id":"p1","index":0,"reward":1.0}"#;
+        let examples = Example::parse_all(line).unwrap();
+        assert_eq!((&*examples[0].prompt, &*examples[0].completion), ("a", "b"));
+    }
+}

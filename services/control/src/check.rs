@@ -1,0 +1,211 @@
+//! Whether a spec's numbers make sense, before anything is stored or started.
+
+use wire::SuiteName;
+
+use crate::spec::{
+    BaseSpec, LoraSpec, RaftSpec, RunSpec, SamplingSpec, SuiteSpec, TrainingSpec, VerifierSpec,
+};
+
+/// A field whose value cannot work.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("field {field}: {remedy}")]
+pub struct FieldError {
+    pub field: String,
+    pub remedy: String,
+}
+
+type Checked = Result<(), FieldError>;
+
+fn ensure(holds: bool, field: &str, remedy: impl Into<String>) -> Checked {
+    if holds { Ok(()) } else { Err(FieldError { field: field.into(), remedy: remedy.into() }) }
+}
+
+fn within(field: &str, value: f64, low: f64, high: f64) -> Checked {
+    ensure(
+        value.is_finite() && (low..=high).contains(&value),
+        field,
+        format!("must be from {low} to {high}, not {value}"),
+    )
+}
+
+fn count(field: &str, value: u32, low: u32, high: u32) -> Checked {
+    within(field, f64::from(value), f64::from(low), f64::from(high))
+}
+
+impl RunSpec {
+    /// # Errors
+    /// The first field that cannot work, and what it should be.
+    pub fn check(&self) -> Checked {
+        let id_like = |name: &str| wire::RunId::new(name).is_ok() && name.len() <= 48;
+        ensure(id_like(&self.name), "name", "must be 1 to 48 of a-z, 0-9, '-' and '_'")?;
+        ensure(wire::Pool::new(self.pool.as_str()).is_ok(), "pool", "must be a short name")?;
+        self.base.check()?;
+        check_suites(&self.evals)?;
+        match (&self.sft, &self.raft) {
+            (Some(sft), None) => {
+                sft.training.check("sft.training")?;
+                sft.lora.as_ref().map_or(Ok(()), |lora| lora.check("sft.lora"))
+            }
+            (None, Some(raft)) => {
+                ensure(
+                    self.base.init.is_none(),
+                    "base.init",
+                    "a raft run needs a model that can already do some of its prompts; \
+                     use base.checkpoint or base.model",
+                )?;
+                raft.check()
+            }
+            _ => ensure(false, "sft, raft", "write exactly one of the two sections"),
+        }
+    }
+}
+
+impl BaseSpec {
+    fn check(&self) -> Checked {
+        let named = [self.checkpoint.is_some(), self.model.is_some(), self.init.is_some()];
+        let one = named.into_iter().filter(|named| *named).count() == 1;
+        ensure(one, "base", "write exactly one of checkpoint, model and init")
+    }
+}
+
+impl RaftSpec {
+    fn check(&self) -> Checked {
+        count("raft.cycles", self.cycles, 1, 10_000)?;
+        count("raft.samples_per_prompt", self.samples_per_prompt, 1, 4096)?;
+        count("raft.heldout_samples_per_prompt", self.heldout_samples_per_prompt, 1, 4096)?;
+        count("raft.selection.keep_per_prompt", self.selection.keep_per_prompt, 1, 4096)?;
+        let min_reward = self.selection.min_reward;
+        ensure(min_reward.is_finite(), "raft.selection.min_reward", "must be a number")?;
+        self.sampling.check()?;
+        self.verifier.check()?;
+        self.training.check("raft.training")?;
+        self.lora.check("raft.lora")
+    }
+}
+
+impl SamplingSpec {
+    fn check(&self) -> Checked {
+        within("raft.sampling.temperature", self.temperature, 0.0, 10.0)?;
+        within("raft.sampling.top_p", self.top_p, 1e-6, 1.0)?;
+        count("raft.sampling.max_new_tokens", self.max_new_tokens, 1, 32_768)
+    }
+}
+
+impl VerifierSpec {
+    fn check(&self) -> Checked {
+        let field = "raft.verifier";
+        let one = self.resolve().is_some();
+        ensure(one, field, "write exactly one of exact, numeric, regex and command")?;
+        let extract = self.exact.as_ref().map(|spec| &spec.extract);
+        let extract = extract.or(self.numeric.as_ref().map(|spec| &spec.extract));
+        let pattern = extract.or(self.regex.as_ref().map(|spec| &spec.pattern));
+        if let Some(Err(error)) = pattern.map(|pattern| regex::Regex::new(pattern)) {
+            return ensure(false, field, format!("not a regular expression: {error}"));
+        }
+        if let Some(numeric) = &self.numeric {
+            within("raft.verifier.numeric.tolerance", numeric.tolerance, 0.0, f64::MAX)?;
+        }
+        if let Some(command) = &self.command {
+            ensure(!command.argv.is_empty(), "raft.verifier.command.argv", "name an executable")?;
+            within("raft.verifier.command.timeout_s", command.timeout_s, 0.01, 3600.0)?;
+        }
+        Ok(())
+    }
+}
+
+impl TrainingSpec {
+    fn check(&self, section: &str) -> Checked {
+        let field = |name: &str| format!("{section}.{name}");
+        count(&field("epochs"), self.epochs, u32::from(self.max_steps == 0), 10_000)?;
+        count(&field("max_steps"), self.max_steps, 0, 100_000_000)?;
+        count(&field("batch_size"), self.batch_size, 1, 65_536)?;
+        count(&field("micro_batch_tokens"), self.micro_batch_tokens, 0, 1 << 24)?;
+        within(&field("learning_rate"), self.learning_rate, 1e-12, 10.0)?;
+        within(&field("warmup_ratio"), self.warmup_ratio, 0.0, 1.0)?;
+        within(&field("final_ratio"), self.final_ratio, 0.0, 1.0)?;
+        within(&field("weight_decay"), self.weight_decay, 0.0, 10.0)?;
+        within(&field("beta1"), self.beta1, 0.0, 0.999_999)?;
+        within(&field("beta2"), self.beta2, 0.0, 0.999_999_9)?;
+        within(&field("max_grad_norm"), self.max_grad_norm, 1e-9, 1e9)?;
+        count(&field("max_tokens"), self.max_tokens, 2, 1_048_576)
+    }
+}
+
+impl LoraSpec {
+    fn check(&self, section: &str) -> Checked {
+        count(&format!("{section}.r"), self.r, 1, 4096)?;
+        within(&format!("{section}.alpha"), self.alpha, 1e-6, 1e6)?;
+        let field = format!("{section}.target_modules");
+        ensure(!self.target_modules.is_empty(), &field, "name at least one module")?;
+        let known = Self::default().target_modules;
+        let stranger = self.target_modules.iter().find(|module| !known.contains(module));
+        let remedy = stranger.map(|module| format!("{module:?} is none of {}", known.join(", ")));
+        ensure(stranger.is_none(), &field, remedy.unwrap_or_default())
+    }
+}
+
+fn check_suites(suites: &[SuiteSpec]) -> Checked {
+    for (index, suite) in suites.iter().enumerate() {
+        let field = |name: &str| format!("evals[{index}].{name}");
+        let legal = SuiteName::new(suite.name.as_str());
+        ensure(legal.is_ok(), &field("name"), "must be 1 to 64 of a-z, 0-9, '-' and '_'")?;
+        let twice = suites.iter().take(index).any(|other| other.name == suite.name);
+        ensure(!twice, &field("name"), format!("{:?} is used twice", suite.name))?;
+        count(&field("n_ctx"), suite.n_ctx, 8, 1_048_576)?;
+        count(&field("stride"), suite.stride, 0, suite.n_ctx)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RAFT: &str = "
+name: sums
+base: { checkpoint: base-1 }
+raft:
+  prompts: prompts.jsonl
+  verifier: { exact: { extract: '#(\\d+)' } }
+";
+
+    fn parse(text: &str) -> RunSpec {
+        serde_saphyr::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_short_spec_is_whole() {
+        assert_eq!(parse(RAFT).check(), Ok(()));
+    }
+
+    #[test]
+    fn a_key_nobody_knows_is_an_error_that_names_it() {
+        let error =
+            serde_saphyr::from_str::<RunSpec>(&RAFT.replace("prompts:", "promts:")).unwrap_err();
+        assert!(error.to_string().contains("promts"), "{error}");
+    }
+
+    #[test]
+    fn each_senseless_value_is_named_with_its_remedy() {
+        let cases = [
+            ("  verifier: { exact: {} }\n  cycles: 0", "raft.cycles"),
+            ("  verifier: {}", "raft.verifier"),
+            ("  verifier: { exact: {}, numeric: {} }", "raft.verifier"),
+            ("  verifier: { regex: { pattern: '(' } }", "raft.verifier"),
+            ("  verifier: { exact: {} }\n  sampling: { top_p: 2 }", "raft.sampling.top_p"),
+            (
+                "  verifier: { exact: {} }\n  lora: { target_modules: [lm_head] }",
+                "raft.lora.target_modules",
+            ),
+            (
+                "  verifier: { exact: {} }\n  training: { learning_rate: .nan }",
+                "raft.training.learning_rate",
+            ),
+        ];
+        let head = RAFT.split("  verifier").next().unwrap();
+        for (tail, field) in cases {
+            let error = parse(&format!("{head}{tail}\n")).check().unwrap_err();
+            assert_eq!(error.field, field, "{error}");
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Checkpoints: which there are, and their files.
+
+use std::path::Path;
+
+use bus::ReadError;
+use bytes::Bytes;
+use futures::{Stream, StreamExt, TryStreamExt};
+use store::GetError;
+use tokio::io::AsyncWriteExt;
+use wire::{Body, Record, RunId, v1};
+
+use crate::{Control, runs::timestamp};
+
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    #[error("{0:?} is not a checkpoint; write RUN, RUN/CYCLE or RUN/CYCLE/STEP")]
+    Reference(String),
+    #[error("there is no checkpoint {0}; `flotilla checkpoint list RUN` shows which there are")]
+    Unknown(String),
+    #[error("read the log")]
+    Read(#[from] ReadError),
+    #[error("read the checkpoint's files")]
+    Get(#[from] GetError),
+    #[error("write {path}")]
+    Write {
+        path: String,
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Reads `RUN`, `RUN/CYCLE` or `RUN/CYCLE/STEP`.
+///
+/// # Errors
+/// When it is none of these.
+pub fn parse_checkpoint_ref(text: &str) -> Result<v1::CheckpointRef, CheckpointError> {
+    let wrong = || CheckpointError::Reference(text.to_owned());
+    let mut parts = text.split('/');
+    let run = parts.next().and_then(|run| RunId::new(run).ok()).ok_or_else(wrong)?;
+    let mut number = || parts.next().map(str::parse).transpose().map_err(|_| wrong());
+    let reference = v1::CheckpointRef { run: run.to_string(), cycle: number()?, step: number()? };
+    if parts.next().is_some() { Err(wrong()) } else { Ok(reference) }
+}
+
+fn describe(reference: &v1::CheckpointRef) -> String {
+    let parts = [reference.cycle, reference.step];
+    let numbers = parts.iter().flatten().map(|number| format!("/{number}"));
+    format!("{}{}", reference.run, numbers.collect::<String>())
+}
+
+fn info(record: Record) -> Option<v1::CheckpointInfo> {
+    let Body::Checkpoint(checkpoint) = record.fact.body else { return None };
+    let at = Some(timestamp(record.time_ms));
+    Some(v1::CheckpointInfo { checkpoint: Some(checkpoint), files: Vec::new(), at })
+}
+
+impl Control {
+    /// A run's checkpoints in the order they were published, without their files.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub async fn checkpoints(&self, run: &RunId) -> Result<Vec<v1::CheckpointInfo>, ReadError> {
+        let records = self.read_all(vec![format!("flotilla.{run}.checkpoint.*.*")]).await?;
+        Ok(records.into_iter().filter_map(info).collect())
+    }
+
+    /// One checkpoint with its files; the latest of those the reference fits.
+    ///
+    /// # Errors
+    /// When none fits, or the log or the store cannot be read.
+    pub async fn checkpoint(
+        &self,
+        reference: &v1::CheckpointRef,
+    ) -> Result<v1::CheckpointInfo, CheckpointError> {
+        let unknown = || CheckpointError::Unknown(describe(reference));
+        let run = RunId::new(reference.run.as_str()).map_err(|_| unknown())?;
+        let fits = |checkpoint: &v1::Checkpoint| {
+            reference.cycle.is_none_or(|cycle| cycle == checkpoint.cycle)
+                && reference.step.is_none_or(|step| step == checkpoint.step)
+        };
+        let key = |info: &v1::CheckpointInfo| {
+            info.checkpoint.as_ref().map(|checkpoint| (checkpoint.cycle, checkpoint.step))
+        };
+        let mut found = self
+            .checkpoints(&run)
+            .await?
+            .into_iter()
+            .filter(|info| info.checkpoint.as_ref().is_some_and(fits))
+            .max_by_key(key)
+            .ok_or_else(unknown)?;
+        let tree = tree_of(&found).ok_or_else(unknown)?;
+        found.files = self
+            .store
+            .manifest(&tree)
+            .await?
+            .files
+            .into_iter()
+            .map(|file| v1::checkpoint_info::File {
+                path: file.path.to_string(),
+                bytes: file.bytes,
+                digest: file.digest.to_string(),
+            })
+            .collect();
+        Ok(found)
+    }
+
+    /// The bytes of one file of a checkpoint, verified as they come: an error at the end
+    /// means that what came before is damaged.
+    ///
+    /// # Errors
+    /// When there is no such checkpoint or file.
+    pub async fn download(
+        &self,
+        reference: &v1::CheckpointRef,
+        path: &str,
+    ) -> Result<impl Stream<Item = Result<Bytes, GetError>> + Send + use<>, CheckpointError> {
+        let info = self.checkpoint(reference).await?;
+        let tree = tree_of(&info).ok_or_else(|| CheckpointError::Unknown(describe(reference)))?;
+        Ok(self.store.read_file(&tree, path).await?)
+    }
+
+    /// Copies a checkpoint's files into a directory, each verified before it gets its name.
+    ///
+    /// # Errors
+    /// When there is no such checkpoint, or a file cannot be read or written.
+    pub async fn export(
+        &self,
+        reference: &v1::CheckpointRef,
+        directory: &Path,
+    ) -> Result<v1::CheckpointInfo, CheckpointError> {
+        let info = self.checkpoint(reference).await?;
+        let tree = tree_of(&info).ok_or_else(|| CheckpointError::Unknown(describe(reference)))?;
+        for file in &info.files {
+            let bytes = self.store.read_file(&tree, &file.path).await?;
+            write(bytes.err_into().boxed(), &directory.join(&file.path)).await?;
+        }
+        Ok(info)
+    }
+}
+
+fn tree_of(info: &v1::CheckpointInfo) -> Option<v1::Tree> {
+    info.checkpoint.as_ref()?.tree.clone()
+}
+
+async fn write(
+    mut bytes: futures::stream::BoxStream<'_, Result<Bytes, CheckpointError>>,
+    path: &Path,
+) -> Result<(), CheckpointError> {
+    let failed = |source| CheckpointError::Write { path: path.display().to_string(), source };
+    if let Some(parent) = path.parent() {
+        tokio::fs::create_dir_all(parent).await.map_err(failed)?;
+    }
+    let partial = path.with_extension("partial");
+    let mut file = tokio::fs::File::create(&partial).await.map_err(failed)?;
+    while let Some(chunk) = bytes.try_next().await? {
+        file.write_all(&chunk).await.map_err(failed)?;
+    }
+    file.sync_all().await.map_err(failed)?;
+    tokio::fs::rename(&partial, path).await.map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_is_named_by_run_cycle_and_step() {
+        let parsed = |text| parse_checkpoint_ref(text).map(|r| (r.run, r.cycle, r.step));
+        assert_eq!(parsed("raft-1").unwrap(), ("raft-1".into(), None, None));
+        assert_eq!(parsed("raft-1/2/48").unwrap(), ("raft-1".into(), Some(2), Some(48)));
+        for wrong in ["", "raft-1/x", "raft-1/1/2/3", "../x"] {
+            assert!(parsed(wrong).is_err(), "{wrong:?} was accepted");
+        }
+    }
+}

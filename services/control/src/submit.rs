@@ -1,0 +1,294 @@
+//! From a spec file to a `spec` fact: everything is read, checked and stored first,
+//! then the fact is written; until then there is no run.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bus::{PublishError, Published, ReadError};
+use bytes::Bytes;
+use store::{About, PutError, TreePlace};
+use wire::{Body, Example, ExamplesError, Fact, Place, Prompt, PromptsError, RunId, Subject, v1};
+
+use crate::{
+    Control,
+    check::FieldError,
+    checkpoints::{self, CheckpointError},
+    files::{FileError, Files},
+    spec::{BaseSpec, InitSpec, RaftSpec, RunSpec, SftSpec, SuiteSpec},
+};
+
+/// Runs of one name.
+const NUMBER_MAX: u32 = 1_000_000;
+
+#[derive(Debug, thiserror::Error)]
+pub enum SubmitError {
+    #[error("read the run spec")]
+    Yaml(#[source] serde_saphyr::Error),
+    #[error(transparent)]
+    Field(#[from] FieldError),
+    #[error("field {field}")]
+    File {
+        field: String,
+        #[source]
+        source: FileError,
+    },
+    #[error("field {field}: {file}")]
+    Prompts {
+        field: String,
+        file: String,
+        #[source]
+        source: PromptsError,
+    },
+    #[error("field {field}: {file}")]
+    Examples {
+        field: String,
+        file: String,
+        #[source]
+        source: ExamplesError,
+    },
+    #[error("field {field}: {file} is not UTF-8 text")]
+    Encoding { field: String, file: String },
+    #[error("field {field}: {file} is empty")]
+    Empty { field: String, file: String },
+    #[error("field base.checkpoint")]
+    Checkpoint(#[from] CheckpointError),
+    #[error(
+        "field base.checkpoint: {run} made an adapter; a run starts from a model \
+         (continue the RAFT run with more cycles, or merge the adapter)"
+    )]
+    AdapterBase { run: String },
+    #[error("field base: {path} has no {file}")]
+    NoSuchModelFile { path: String, file: &'static str },
+    #[error("stage the model's files")]
+    Stage(#[source] std::io::Error),
+    #[error("store what the spec names")]
+    Store(#[from] PutError),
+    #[error("write the spec to the log")]
+    Publish(#[from] PublishError),
+    #[error("read the log")]
+    Read(#[from] ReadError),
+    #[error("{name} has been used for {NUMBER_MAX} runs; choose another name")]
+    TooMany { name: String },
+}
+
+impl SubmitError {
+    /// Whether the caller's spec or files are at fault, rather than the fleet.
+    pub fn is_callers(&self) -> bool {
+        !matches!(self, Self::Stage(_) | Self::Store(_) | Self::Publish(_) | Self::Read(_))
+    }
+}
+
+impl Control {
+    /// Starts the run a YAML spec describes, and returns its id.
+    ///
+    /// # Errors
+    /// The first thing wrong with the spec or its files, or with the fleet. Nothing has
+    /// started then.
+    pub async fn submit(&self, yaml: &str, files: &Files) -> Result<RunId, SubmitError> {
+        let spec: RunSpec = serde_saphyr::from_str(yaml).map_err(SubmitError::Yaml)?;
+        spec.check()?;
+        let resolved = self.resolve(&spec, files).await?;
+        self.write_spec(&spec.name, resolved).await
+    }
+
+    async fn resolve(&self, spec: &RunSpec, files: &Files) -> Result<v1::Spec, SubmitError> {
+        let mut suites = Vec::new();
+        for (index, suite) in spec.evals.iter().enumerate() {
+            suites.push(self.suite(index, suite, files).await?);
+        }
+        let kind = match (&spec.sft, &spec.raft) {
+            (Some(sft), _) => v1::spec::Kind::Sft(self.sft(sft, files).await?),
+            (None, Some(raft)) => v1::spec::Kind::Raft(self.raft(raft, files).await?),
+            (None, None) => unreachable!("checked: one of the two is there"),
+        };
+        Ok(v1::Spec {
+            run: String::new(),
+            name: spec.name.clone(),
+            submitted_at: Some(now()),
+            seed: spec.seed,
+            base: Some(self.base(&spec.base, files).await?),
+            pool: spec.pool.clone(),
+            suites,
+            kind: Some(kind),
+        })
+    }
+
+    async fn suite(
+        &self,
+        index: usize,
+        suite: &SuiteSpec,
+        files: &Files,
+    ) -> Result<v1::Suite, SubmitError> {
+        let field = format!("evals[{index}].text");
+        let bytes = read(&field, &suite.text, files).await?;
+        let lines = std::path::Path::new(&suite.text).extension().is_some_and(|e| e == "jsonl");
+        let format = if lines {
+            examples(&field, &suite.text, &bytes)?;
+            v1::suite::Format::Documents
+        } else {
+            text(&field, &suite.text, &bytes)?;
+            v1::suite::Format::Text
+        };
+        Ok(v1::Suite {
+            name: suite.name.clone(),
+            text: Some(self.store.put_blob(bytes).await?),
+            format: format.into(),
+            n_ctx: suite.n_ctx,
+            stride: suite.stride,
+            chunks: suite.chunks,
+        })
+    }
+
+    async fn sft(&self, sft: &SftSpec, files: &Files) -> Result<v1::spec::Sft, SubmitError> {
+        let bytes = read("sft.data", &sft.data, files).await?;
+        examples("sft.data", &sft.data, &bytes)?;
+        Ok(v1::spec::Sft {
+            dataset: Some(self.store.put_blob(bytes).await?),
+            training: Some(sft.training.resolve(sft.lora.as_ref())),
+        })
+    }
+
+    async fn raft(&self, raft: &RaftSpec, files: &Files) -> Result<v1::spec::Raft, SubmitError> {
+        let (prompts, prompt_count) = self.prompts("raft.prompts", &raft.prompts, files).await?;
+        let (heldout, heldout_count) = match &raft.heldout {
+            Some(file) => {
+                let (blob, count) = self.prompts("raft.heldout", file, files).await?;
+                (Some(blob), count)
+            }
+            None => (None, 0),
+        };
+        Ok(v1::spec::Raft {
+            prompts: Some(prompts),
+            prompt_count,
+            heldout,
+            heldout_count,
+            cycles: raft.cycles,
+            prompts_per_cycle: raft.prompts_per_cycle,
+            samples_per_prompt: raft.samples_per_prompt,
+            heldout_samples_per_prompt: raft.heldout_samples_per_prompt,
+            sampling: Some((&raft.sampling).into()),
+            verifier: raft.verifier.resolve(),
+            selection: Some(v1::Selection {
+                keep_per_prompt: raft.selection.keep_per_prompt,
+                min_reward: raft.selection.min_reward,
+            }),
+            training: Some(raft.training.resolve(Some(&raft.lora))),
+        })
+    }
+
+    async fn prompts(
+        &self,
+        field: &str,
+        file: &str,
+        files: &Files,
+    ) -> Result<(v1::Blob, u32), SubmitError> {
+        let bytes = read(field, file, files).await?;
+        let prompts = Prompt::parse_all(&bytes).map_err(|source| SubmitError::Prompts {
+            field: field.into(),
+            file: file.into(),
+            source,
+        })?;
+        let count = u32::try_from(prompts.len()).unwrap_or(u32::MAX);
+        Ok((self.store.put_blob(bytes).await?, count))
+    }
+
+    async fn base(&self, base: &BaseSpec, files: &Files) -> Result<v1::Base, SubmitError> {
+        if let Some(name) = &base.checkpoint {
+            let reference = checkpoints::parse_checkpoint_ref(name)?;
+            let checkpoint = self.checkpoint(&reference).await?.checkpoint.unwrap_or_default();
+            if checkpoint.content() == v1::checkpoint::Content::Adapter {
+                return Err(SubmitError::AdapterBase { run: reference.run });
+            }
+            return Ok(v1::Base { tree: checkpoint.tree, random_init: false });
+        }
+        if let Some(name) = &base.model {
+            let directory =
+                files.directory(name).map_err(|source| file_error("base.model", source))?;
+            return self.model(&directory).await;
+        }
+        let init = base.init.as_ref().expect("checked: one of the three is there");
+        self.init(init, files).await
+    }
+
+    async fn model(&self, directory: &std::path::Path) -> Result<v1::Base, SubmitError> {
+        for file in ["config.json", "tokenizer.json"] {
+            if !tokio::fs::try_exists(directory.join(file)).await.unwrap_or(false) {
+                let path = directory.display().to_string();
+                return Err(SubmitError::NoSuchModelFile { path, file });
+            }
+        }
+        let name = directory.file_name().map_or("model".into(), |name| name.to_string_lossy());
+        let place = TreePlace::model(&name).or_else(|_| TreePlace::model("model"));
+        let place = place.expect("\"model\" is a legal name");
+        let tree = self.store.publish_tree(directory, &place, About::default()).await?;
+        Ok(v1::Base { tree: Some(tree), random_init: false })
+    }
+
+    async fn init(&self, init: &InitSpec, files: &Files) -> Result<v1::Base, SubmitError> {
+        let staged = tempfile::tempdir().map_err(SubmitError::Stage)?;
+        let parts = [
+            ("base.init.config", &init.config, "config.json"),
+            ("base.init.tokenizer", &init.tokenizer, "tokenizer.json"),
+        ];
+        for (field, file, name) in parts {
+            let bytes = read(field, file, files).await?;
+            text(field, file, &bytes)?;
+            tokio::fs::write(staged.path().join(name), &bytes).await.map_err(SubmitError::Stage)?;
+        }
+        let place = TreePlace::model("init").expect("\"init\" is a legal name");
+        let tree = self.store.publish_tree(staged.path(), &place, About::default()).await?;
+        Ok(v1::Base { tree: Some(tree), random_init: true })
+    }
+
+    /// Takes the first free number of the name: the log accepts each id once.
+    async fn write_spec(&self, name: &str, mut spec: v1::Spec) -> Result<RunId, SubmitError> {
+        for number in 1..=NUMBER_MAX {
+            let run = RunId::new(format!("{name}-{number}")).expect("checked: a short legal name");
+            let subject = Subject::new(&run, Place::Spec);
+            if self.bus.get(&subject.to_string()).await?.is_some() {
+                continue;
+            }
+            spec.run = run.to_string();
+            let fact = Fact { subject, body: Body::Spec(spec.clone()) };
+            match self.bus.publish(&fact).await? {
+                Published::New { .. } | Published::AlreadyThere { same: true, .. } => {
+                    return Ok(run);
+                }
+                Published::AlreadyThere { same: false, .. } => {}
+            }
+        }
+        Err(SubmitError::TooMany { name: name.to_owned() })
+    }
+}
+
+fn now() -> wire::Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    wire::Timestamp {
+        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        nanos: i32::try_from(since.subsec_nanos()).unwrap_or(0),
+    }
+}
+
+fn file_error(field: &str, source: FileError) -> SubmitError {
+    SubmitError::File { field: field.into(), source }
+}
+
+async fn read(field: &str, file: &str, files: &Files) -> Result<Bytes, SubmitError> {
+    files.read(file).await.map_err(|source| file_error(field, source))
+}
+
+fn examples(field: &str, file: &str, bytes: &[u8]) -> Result<Vec<Example>, SubmitError> {
+    Example::parse_all(bytes).map_err(|source| SubmitError::Examples {
+        field: field.into(),
+        file: file.into(),
+        source,
+    })
+}
+
+fn text(field: &str, file: &str, bytes: &[u8]) -> Result<(), SubmitError> {
+    let (field, file) = (field.to_owned(), file.to_owned());
+    if bytes.is_empty() {
+        return Err(SubmitError::Empty { field, file });
+    }
+    std::str::from_utf8(bytes).map_err(|_| SubmitError::Encoding { field, file })?;
+    Ok(())
+}
