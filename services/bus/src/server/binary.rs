@@ -1,0 +1,104 @@
+//! Finding a nats-server that is new enough.
+
+use std::{
+    env, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use tokio::{process::Command, time::timeout};
+
+use crate::version::{self, Version};
+
+const VARIABLE: &str = "FLOTILLA_NATS_SERVER";
+const NAME: &str = "nats-server";
+/// Where deploy/fetch-nats-server.sh puts it, relative to the repository.
+const FETCHED: &str = ".tools/nats-server";
+/// It only prints a line.
+const VERSION_LIMIT: Duration = Duration::from_secs(5);
+
+#[derive(Debug, thiserror::Error)]
+pub enum BinaryError {
+    #[error(
+        "no nats-server found: neither {VARIABLE} nor PATH nor {FETCHED} has one; run \
+         deploy/fetch-nats-server.sh or install nats-server {} or newer",
+        version::MINIMUM
+    )]
+    NotFound,
+    #[error(
+        "{} is version {found}, but {} or newer is needed; run deploy/fetch-nats-server.sh, or \
+         point {VARIABLE} to a newer one",
+        path.display(),
+        version::MINIMUM
+    )]
+    TooOld { path: PathBuf, found: String },
+    #[error("ask {} for its version; is it a nats-server for this machine?", path.display())]
+    Broken {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The nats-server to run. One that was named, or that `FLOTILLA_NATS_SERVER` names, must do;
+/// otherwise the first usable one of PATH and `.tools/nats-server` is taken.
+///
+/// # Errors
+/// When there is none that is new enough.
+pub async fn find_binary(named: Option<&Path>) -> Result<PathBuf, BinaryError> {
+    let from_environment = || env::var_os(VARIABLE).filter(|path| !path.is_empty());
+    if let Some(path) = named.map(Path::to_owned).or_else(|| from_environment().map(PathBuf::from))
+    {
+        return check(path).await;
+    }
+    let mut first_error = None;
+    for path in candidates() {
+        match check(path).await {
+            Ok(path) => return Ok(path),
+            Err(error) => first_error = first_error.or(Some(error)),
+        }
+    }
+    Err(first_error.unwrap_or(BinaryError::NotFound))
+}
+
+fn candidates() -> Vec<PathBuf> {
+    let on_path = env::var_os("PATH").unwrap_or_default();
+    let on_path = env::split_paths(&on_path).map(|dir| dir.join(NAME)).collect::<Vec<_>>();
+    let executable = env::current_exe().ok();
+    let beside = executable.iter().filter_map(|path| path.parent()).flat_map(Path::ancestors);
+    let here = env::current_dir().ok();
+    let above = here.iter().flat_map(|dir| dir.ancestors());
+    let fetched = beside.chain(above).map(|dir| dir.join(FETCHED));
+    on_path.into_iter().chain(fetched).filter(|path| is_executable(path)).collect()
+}
+
+fn is_executable(path: &Path) -> bool {
+    path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+async fn check(path: PathBuf) -> Result<PathBuf, BinaryError> {
+    let found = match version_of(&path).await {
+        Ok(found) => found,
+        Err(source) => return Err(BinaryError::Broken { path, source }),
+    };
+    match Version::parse(&found) {
+        Some(version) if version >= version::MINIMUM => Ok(path),
+        _ => Err(BinaryError::TooOld { path, found }),
+    }
+}
+
+/// What follows `nats-server: v`.
+async fn version_of(path: &Path) -> io::Result<String> {
+    let mut command = Command::new(path);
+    command.arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    let output = timeout(VERSION_LIMIT, command.output())
+        .await
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it did not answer --version"))??;
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.trim()
+        .strip_prefix("nats-server: v")
+        .map(str::to_owned)
+        .ok_or_else(|| io::Error::other(format!("it printed {:?}", text.trim())))
+}

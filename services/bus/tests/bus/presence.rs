@@ -1,0 +1,55 @@
+//! What a fleet says of itself.
+
+use std::time::Duration;
+
+use bus::PresenceError;
+use futures::StreamExt;
+use tokio::time::timeout;
+use wire::{AgentId, v1};
+
+use crate::rig::{PATIENCE, Rig, until};
+
+fn status(agent: &str, jobs_done: u64) -> v1::AgentStatus {
+    v1::AgentStatus { agent: agent.into(), jobs_done, ..Default::default() }
+}
+
+#[tokio::test]
+async fn statuses_are_heard_live_and_kept_for_late_joiners() {
+    let (rig, bus) = Rig::start().await;
+    let late = rig.bus("late").await;
+    let mut watched = late.watch_statuses().await.unwrap();
+    // The subscription travels on another connection than the announcement.
+    until("somebody listens", async || {
+        bus.announce(&status("a1", 1)).await.unwrap();
+        timeout(Duration::from_millis(50), watched.next()).await.is_ok()
+    })
+    .await;
+    for (agent, jobs) in [("a1", 1), ("a2", 5), ("a1", 2)] {
+        bus.record_status(&status(agent, jobs)).await.unwrap();
+    }
+    assert_eq!(late.statuses().await.unwrap(), [status("a1", 2), status("a2", 5)]);
+    assert_eq!(bus.last_sequence().await.unwrap(), 0, "presence is no fact");
+}
+
+#[tokio::test]
+async fn a_command_is_confirmed_by_the_agent_it_names() {
+    let (rig, bus) = Rig::start().await;
+    let (agent, absent) = (AgentId::new("a1").unwrap(), AgentId::new("a2").unwrap());
+    let mut commands = rig.bus("a1").await.commands(&agent).await.unwrap();
+    let command = v1::AgentCommand { action: v1::agent_command::Action::Drain.into() };
+    let heard = tokio::spawn(async move { commands.next().await });
+    until("the agent listens", async || bus.command(&agent, &command).await.is_ok()).await;
+    assert_eq!(timeout(PATIENCE, heard).await.unwrap().unwrap(), Some(command));
+    let error = bus.command(&absent, &command).await.unwrap_err();
+    assert!(matches!(error, PresenceError::NotListening { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn the_fleets_configuration_is_kept() {
+    let (mut rig, bus) = Rig::start().await;
+    assert_eq!(bus.fleet_config().await.unwrap(), None);
+    let config = v1::FleetConfig { store: "file:///x".into(), lease_s: 30.0, ..Default::default() };
+    bus.set_fleet_config(&config).await.unwrap();
+    rig.kill_and_restart().await;
+    assert_eq!(bus.fleet_config().await.unwrap(), Some(config));
+}
