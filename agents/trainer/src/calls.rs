@@ -9,6 +9,8 @@ use wire::v1;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Train {
     pub base: PathBuf,
+    /// What an adapter calls its base: the same on every machine.
+    pub base_name: String,
     pub random_init: bool,
     pub adapter: Option<PathBuf>,
     pub dataset: PathBuf,

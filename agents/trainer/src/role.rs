@@ -86,6 +86,7 @@ impl TrainerRole {
         let dataset = job.cache.blob(&job.store, dataset).await?;
         let value = Train {
             base: model.path().to_owned(),
+            base_name: tree.manifest.clone(),
             random_init: base.random_init,
             adapter: adapter.as_ref().map(|adapter| adapter.path().to_owned()),
             dataset: dataset.path().to_owned(),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use engine::{
-    Adapter, Config, Decay, Example, LoraSpec, Method, Model, Module, Tokenizer, TrainSpec, Trainer,
+    Adapter, Decay, Example, LoraSpec, Method, Model, Module, Tokenizer, TrainSpec, Trainer,
 };
 use runtime::{Inbox, Responder};
 use wire::v1;
@@ -32,8 +32,7 @@ fn train(call: &Train, device: &str, respond: &Responder) -> anyhow::Result<()> 
     let device = engine::parse_device(device)?;
     let tokenizer = Tokenizer::load(&call.base).context("load the tokenizer")?;
     let model = if call.random_init {
-        let config = Config::load(&call.base).context("load the model's configuration")?;
-        Model::init(config, call.seed, &device).context("initialise the model")?
+        Model::init_from(&call.base, call.seed, &device).context("initialise the model")?
     } else {
         Model::load(&call.base, &device).context("load the base model")?
     };
@@ -49,7 +48,9 @@ fn train(call: &Train, device: &str, respond: &Responder) -> anyhow::Result<()> 
         let due = step == steps || (save_every > 0 && step.is_multiple_of(save_every));
         let saved = due.then(|| call.out.join(step.to_string()));
         if let Some(directory) = &saved {
-            trainer.save(directory).with_context(|| format!("save {}", directory.display()))?;
+            trainer
+                .save(directory, &call.base_name)
+                .with_context(|| format!("save {}", directory.display()))?;
         }
         let (loss, learning_rate) = (report.loss, report.learning_rate);
         if !loss.is_finite() {

@@ -18,7 +18,7 @@ pub use agents::DrainError;
 pub use check::FieldError;
 pub use checkpoints::{CheckpointError, parse_checkpoint_ref};
 pub use files::{FileError, Files};
-pub use runs::{RunError, view};
+pub use runs::{RunError, timestamp, view};
 pub use spec::RunSpec;
 pub use submit::SubmitError;
 

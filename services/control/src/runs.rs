@@ -2,7 +2,10 @@
 
 use bus::{Followed, PublishError, Published, ReadError};
 use cycle::{Audit, Run};
-use futures::{Stream, StreamExt, TryStreamExt};
+use futures::{
+    Stream, StreamExt, TryStreamExt,
+    stream::{self, BoxStream},
+};
 use wire::{Body, Fact, Place, Record, RunId, Subject, Timestamp, v1};
 
 use crate::Control;
@@ -107,27 +110,44 @@ impl Control {
         Err(RunError::Busy(id.clone()))
     }
 
-    /// A run's facts after a cursor, then new ones; ends after its `done`.
-    pub fn watch_run(
+    /// A run's facts after a cursor, then new ones; ends behind its `done`.
+    ///
+    /// # Errors
+    /// When there is no such run, or the log cannot be read.
+    pub async fn watch_run(
         &self,
         run: &RunId,
         after: u64,
-    ) -> impl Stream<Item = Result<Record, ReadError>> + Send + use<> {
+    ) -> Result<BoxStream<'static, Result<Record, ReadError>>, RunError> {
+        let last = |place| Subject::new(run, place).to_string();
+        if self.bus.get(&last(Place::Spec)).await?.is_none() {
+            return Err(RunError::Unknown(run.clone()));
+        }
+        let done = self.bus.get(&last(Place::Done)).await?;
+        if done.is_some_and(|done| done.sequence <= after) {
+            return Ok(stream::empty().boxed());
+        }
         let facts = self.bus.follow(vec![format!("flotilla.{run}.>")], after);
-        let records = facts.try_filter_map(|followed| async move {
+        let records = facts.try_filter_map(async |followed| {
             Ok(match followed {
                 Followed::Record(record) => Some(record),
                 Followed::CaughtUp | Followed::Unreadable { .. } => None,
             })
         });
-        records.scan(false, |ended, record| {
-            let now_ended =
-                matches!(&record, Ok(record) if matches!(record.fact.body, Body::Done(_)));
-            let item = (!*ended).then_some(record);
-            *ended |= now_ended;
-            std::future::ready(item)
-        })
+        Ok(until_done(records.boxed()).boxed())
     }
+}
+
+/// Ends behind the run's `done`: no record comes after it that could end the stream.
+fn until_done(
+    records: BoxStream<'static, Result<Record, ReadError>>,
+) -> impl Stream<Item = Result<Record, ReadError>> + Send {
+    stream::unfold(Some(records), async |records| {
+        let mut records = records?;
+        let record = records.next().await?;
+        let done = matches!(&record, Ok(record) if matches!(record.fact.body, Body::Done(_)));
+        Some((record, (!done).then_some(records)))
+    })
 }
 
 fn already(run: &Run, action: v1::control::Action) -> bool {
@@ -187,7 +207,7 @@ fn state(run: &Run) -> v1::run::State {
 }
 
 /// Milliseconds since 1970 as the API's timestamp.
-pub(crate) fn timestamp(time_ms: u64) -> Timestamp {
+pub fn timestamp(time_ms: u64) -> Timestamp {
     Timestamp {
         seconds: i64::try_from(time_ms / 1000).unwrap_or(i64::MAX),
         nanos: i32::try_from(time_ms % 1000 * 1_000_000).unwrap_or(0),

@@ -66,7 +66,12 @@ fn ending(run: &Run) -> Option<v1::Done> {
     }
     let finished = (0..=run.last_cycle())
         .all(|number| run.cycles.get(&number).is_some_and(|cycle| cycle.done.is_some()));
-    finished.then(|| v1::Done { status: Status::Succeeded.into(), message: String::new() })
+    let unmeasured: usize = run.cycles.values().map(|cycle| cycle.evals_failed.len()).sum();
+    let message = match unmeasured {
+        0 => String::new(),
+        some => format!("{some} evals failed"),
+    };
+    finished.then(|| v1::Done { status: Status::Succeeded.into(), message })
 }
 
 fn command(run: &Run, place: Place, body: Body) -> Command {

@@ -1,1 +1,57 @@
-fn main() {}
+//! The one binary: `flotilla <subcommand>`. Wires the crates together and knows terminals.
+//!
+//! stdout is data, stderr is for people. Exit codes: 0 done, 1 something failed, 2 wrong
+//! usage, 3 the run failed or the audit found something.
+
+mod cli;
+mod commands;
+mod demo;
+mod fleet;
+mod output;
+mod progress;
+mod signals;
+mod supervise;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use crate::cli::Cli;
+
+/// Threads of the async runtime: it only moves messages, the work is done by children.
+const ASYNC_THREADS: usize = 2;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    start_logging(cli.command.default_log());
+    if let cli::Command::Worker(worker) = cli.command {
+        commands::worker::work(worker);
+        return ExitCode::SUCCESS;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(ASYNC_THREADS)
+        .enable_all()
+        .build();
+    let outcome = match runtime {
+        Ok(runtime) => runtime.block_on(commands::run(cli)),
+        Err(error) => Err(anyhow::Error::from(error).context("start the async runtime")),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            output::complain(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// `RUST_LOG` wins; otherwise daemons say what a person wants to know and commands only warn.
+fn start_logging(default: &str) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .init();
+}

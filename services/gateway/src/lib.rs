@@ -1,1 +1,167 @@
+//! The control API over gRPC: maps the services of `control.proto` onto `control::Control`,
+//! with health and reflection. Decides limits, status codes and how calls end; what the
+//! operations do is control's business. Whoever can reach the port may do everything.
+//!
+//! Architecture Invariant: nothing outside this crate names tonic.
 
+mod arguments;
+mod call;
+mod checkpoints;
+mod connection;
+mod evals;
+mod fleet;
+mod health;
+mod runs;
+mod status;
+
+use std::{convert::Infallible, io, net::SocketAddr, time::Duration};
+
+use anyhow::Context;
+use control::Control;
+use tokio::{net::TcpListener, time::sleep};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Server, server::Router};
+
+use crate::{
+    call::Calls,
+    rpc::{
+        checkpoints_server::CheckpointsServer, evals_server::EvalsServer,
+        fleet_server::FleetServer, runs_server::RunsServer,
+    },
+};
+
+/// Servers and clients of the services; their messages are `wire::v1`.
+#[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, reason = "generated code")]
+pub mod rpc {
+    tonic::include_proto!("flotilla.v1");
+}
+
+/// A run spec and the files it names; the largest call.
+pub const SUBMIT_BYTES_MAX: usize = 64 << 20;
+/// Every other call is a few names and numbers.
+const REQUEST_BYTES_MAX: usize = 64 << 10;
+/// A fact (at most 8 MiB) as escaped JSON in a run event; answers of unary calls are smaller.
+pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// Calls of one connection that are being answered; more wait.
+const CALLS_PER_CONNECTION: usize = 64;
+/// Calls of one connection that are open, streams included; more wait in the client.
+const OPEN_PER_CONNECTION: u32 = 256;
+/// A peer that vanished without a word is noticed after the two together.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+const PING_LIMIT: Duration = Duration::from_secs(10);
+/// What calls that are being answered have left when the gateway stops.
+const STOP_LIMIT: Duration = Duration::from_secs(2);
+
+/// How the gateway starts.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Port 0 takes a free one.
+    pub listen: SocketAddr,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    #[error(
+        "listen for gRPC on {address}: another program has that port; stop it, or choose another \
+         port (0 takes a free one)"
+    )]
+    Taken { address: SocketAddr },
+    #[error(
+        "listen for gRPC on {address}: no such address on this machine; choose one of its own, or \
+         0.0.0.0 for all of them"
+    )]
+    NotHere { address: SocketAddr },
+    #[error("listen for gRPC on {address}")]
+    Failed {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A gateway that has its port, but does not answer yet.
+#[derive(Debug)]
+pub struct Bound {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+/// Takes the port.
+///
+/// # Errors
+/// When it is taken, or may not be used.
+pub async fn bind(config: Config) -> Result<Bound, BindError> {
+    let address = config.listen;
+    let error = |source: io::Error| match source.kind() {
+        io::ErrorKind::AddrInUse => BindError::Taken { address },
+        io::ErrorKind::AddrNotAvailable => BindError::NotHere { address },
+        _ => BindError::Failed { address, source },
+    };
+    let listener = TcpListener::bind(address).await.map_err(error)?;
+    let address = listener.local_addr().map_err(error)?;
+    Ok(Bound { listener, address })
+}
+
+impl Bound {
+    /// Where clients connect; with the port that was chosen when the configured one was 0.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Answers calls until `stop`: then streams end at once, calls being answered within
+    /// seconds, and every connection is closed when this returns.
+    ///
+    /// # Errors
+    /// When the server fails as a whole; no call can do that.
+    pub async fn serve(self, control: Control, stop: CancellationToken) -> anyhow::Result<()> {
+        let cut = CancellationToken::new();
+        let _cut_when_dropped = cut.clone().drop_guard();
+        let incoming = connection::incoming(self.listener, cut.clone());
+        let (health, health_service) = health::service();
+        let calls = Calls::new(control.clone(), stop.clone());
+        let router = router(&calls)?.add_service(health_service);
+        tracing::info!(address = %self.address, "the gateway answers gRPC calls");
+        let serving = router.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
+        let stopping = async {
+            health::report(&health, control.bus(), &stop).await;
+            sleep(STOP_LIMIT).await;
+            cut.cancel();
+            std::future::pending::<Infallible>().await
+        };
+        tokio::select! {
+            served = serving => served.with_context(|| format!("serve gRPC on {}", self.address)),
+            never = stopping => match never {},
+        }
+    }
+}
+
+fn router(calls: &Calls) -> anyhow::Result<Router> {
+    let runs = RunsServer::new(runs::Runs(calls.clone()))
+        .max_decoding_message_size(SUBMIT_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let evals = EvalsServer::new(evals::Evals(calls.clone()))
+        .max_decoding_message_size(REQUEST_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let checkpoints = CheckpointsServer::new(checkpoints::Checkpoints(calls.clone()))
+        .max_decoding_message_size(REQUEST_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let fleet = FleetServer::new(fleet::Fleet(calls.clone()))
+        .max_decoding_message_size(REQUEST_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(wire::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    Ok(Server::builder()
+        .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
+        .max_concurrent_streams(OPEN_PER_CONNECTION)
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PING_LIMIT))
+        .add_service(runs)
+        .add_service(evals)
+        .add_service(checkpoints)
+        .add_service(fleet)
+        .add_service(reflection().build_v1().context("describe the services")?)
+        .add_service(reflection().build_v1alpha().context("describe the services")?))
+}

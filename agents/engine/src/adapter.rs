@@ -1,0 +1,206 @@
+//! LoRA adapters in memory: which projections carry a pair, and how strongly it counts.
+
+mod peft;
+
+use crate::config::Config;
+use crate::random::Random;
+use crate::tensors::TensorFileError;
+use candle_core::{Device, Tensor};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+/// A projection of a layer that can carry a LoRA pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Module {
+    Query,
+    Key,
+    Value,
+    Output,
+    Gate,
+    Up,
+    Down,
+}
+
+impl Module {
+    /// In the order a layer computes them.
+    pub const ALL: [Self; 7] =
+        [Self::Query, Self::Key, Self::Value, Self::Output, Self::Gate, Self::Up, Self::Down];
+
+    /// As in PEFT's `target_modules`: `q_proj`, …
+    pub fn name(self) -> &'static str {
+        self.path().rsplit('.').next().unwrap_or_default()
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|module| module.name() == name)
+    }
+
+    pub(crate) fn path(self) -> &'static str {
+        match self {
+            Self::Query => "self_attn.q_proj",
+            Self::Key => "self_attn.k_proj",
+            Self::Value => "self_attn.v_proj",
+            Self::Output => "self_attn.o_proj",
+            Self::Gate => "mlp.gate_proj",
+            Self::Up => "mlp.up_proj",
+            Self::Down => "mlp.down_proj",
+        }
+    }
+
+    /// `model.layers.<layer>.<path>.<rest>`
+    pub(crate) fn parameter(self, layer: usize, rest: &str) -> String {
+        format!("model.layers.{layer}.{}.{rest}", self.path())
+    }
+
+    /// (outputs, inputs)
+    pub(crate) fn shape(self, config: &Config) -> (usize, usize) {
+        let (query, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        match self {
+            Self::Query => (query, config.hidden_size),
+            Self::Key | Self::Value => (kv, config.hidden_size),
+            Self::Output => (config.hidden_size, query),
+            Self::Gate | Self::Up => (config.intermediate_size, config.hidden_size),
+            Self::Down => (config.hidden_size, config.intermediate_size),
+        }
+    }
+}
+
+/// What a new adapter looks like.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoraSpec {
+    pub rank: usize,
+    pub alpha: f64,
+    pub modules: BTreeSet<Module>,
+    /// Scale by alpha / sqrt(rank) in place of alpha / rank.
+    pub rslora: bool,
+}
+
+/// One low-rank pair: the module gains `scale * B A`. `a` is `[rank, in]`, `b` is `[out, rank]`.
+#[derive(Debug, Clone)]
+pub(crate) struct Pair {
+    pub(crate) a: Tensor,
+    pub(crate) b: Tensor,
+    pub(crate) scale: f64,
+}
+
+/// An adapter in memory, f32 on the CPU or, while training, on the model's device.
+#[derive(Debug, Clone)]
+pub struct Adapter {
+    pub(crate) pairs: BTreeMap<(usize, Module), Pair>,
+    /// What `adapter_config.json` says; saved again as it was read.
+    pub(crate) settings: peft::Settings,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum AdapterError {
+    #[error("could not read or write {path}; is it a PEFT adapter directory?")]
+    File { path: PathBuf, source: std::io::Error },
+    #[error("{path} is not valid JSON")]
+    Json { path: PathBuf, source: serde_json::Error },
+    #[error("{path}: field `{field}` is missing")]
+    Missing { path: PathBuf, field: &'static str },
+    #[error("{path}: field `{field}` is {found}, expected {expected}")]
+    Invalid { path: PathBuf, field: &'static str, found: String, expected: &'static str },
+    #[error("{path}: `{field}` = {found} is not supported; save the adapter as plain LoRA")]
+    Unsupported { path: PathBuf, field: String, found: String },
+    #[error(
+        "{path}: tensor `{name}` belongs to nothing this model has; was the adapter trained on another base model?"
+    )]
+    UnknownTensor { path: PathBuf, name: String },
+    #[error(
+        "a LoRA adapter needs a rank from 1 to {most}, at least one module and a finite alpha other than 0"
+    )]
+    Spec { most: usize },
+    #[error("the adapter's shapes do not fit this model; load it with the model it was trained on")]
+    OtherModel,
+    #[error("could not use the adapter's tensors")]
+    Tensors(#[from] TensorFileError),
+    #[error("tensor operation failed on the adapter")]
+    Tensor(#[from] candle_core::Error),
+}
+
+pub(crate) const MAX_RANK: usize = 1 << 14;
+
+impl Adapter {
+    /// A is Kaiming-uniform as in PEFT, B is zero: the model starts unchanged.
+    pub fn new(spec: &LoraSpec, config: &Config, seed: u64) -> Result<Self, AdapterError> {
+        let sane = (1..=MAX_RANK).contains(&spec.rank) && !spec.modules.is_empty();
+        if !sane || !spec.alpha.is_finite() || spec.alpha == 0.0 {
+            return Err(AdapterError::Spec { most: MAX_RANK });
+        }
+        let settings = peft::Settings::plain(spec);
+        let mut pairs = BTreeMap::new();
+        for layer in 0..config.layers {
+            for module in spec.modules.iter().copied() {
+                let (outputs, inputs) = module.shape(config);
+                let mut random = Random::of_part(seed, &module.parameter(layer, "lora_A"));
+                let a = kaiming_uniform(&mut random, spec.rank, inputs)?;
+                let b = Tensor::from_vec(
+                    vec![0f32; outputs * spec.rank],
+                    (outputs, spec.rank),
+                    &Device::Cpu,
+                )?;
+                let scale = settings.scale(layer, module, spec.rank);
+                pairs.insert((layer, module), Pair { a, b, scale });
+            }
+        }
+        Ok(Self { pairs, settings })
+    }
+
+    pub fn parameter_count(&self) -> usize {
+        self.pairs.values().map(|pair| pair.a.elem_count() + pair.b.elem_count()).sum()
+    }
+
+    /// Parameters under the base model's names, with `lora_A.weight` and `lora_B.weight`.
+    pub(crate) fn named(&self) -> Vec<(String, &Tensor)> {
+        let mut named = Vec::with_capacity(2 * self.pairs.len());
+        for ((layer, module), pair) in &self.pairs {
+            named.extend([
+                (module.parameter(*layer, "lora_A.weight"), &pair.a),
+                (module.parameter(*layer, "lora_B.weight"), &pair.b),
+            ]);
+        }
+        named
+    }
+
+    /// Takes new values for all of them.
+    pub(crate) fn replace(
+        &mut self,
+        mut values: BTreeMap<String, Tensor>,
+    ) -> candle_core::Result<()> {
+        let mut take = |name: String| {
+            let missing = || candle_core::Error::msg(format!("`{name}` got no update"));
+            values.remove(&name).ok_or_else(missing)
+        };
+        for ((layer, module), pair) in &mut self.pairs {
+            pair.a = take(module.parameter(*layer, "lora_A.weight"))?;
+            pair.b = take(module.parameter(*layer, "lora_B.weight"))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_fits(&self, config: &Config) -> Result<(), AdapterError> {
+        let fits = |((layer, module), pair): (&(usize, Module), &Pair)| {
+            let shape = (pair.b.dims().first(), pair.a.dims().last());
+            let (outputs, inputs) = module.shape(config);
+            *layer < config.layers && shape == (Some(&outputs), Some(&inputs))
+        };
+        if self.pairs.iter().all(fits) { Ok(()) } else { Err(AdapterError::OtherModel) }
+    }
+
+    pub(crate) fn to_device(&self, device: &Device) -> candle_core::Result<Self> {
+        let mut moved = self.clone();
+        for pair in moved.pairs.values_mut() {
+            (pair.a, pair.b) = (pair.a.to_device(device)?, pair.b.to_device(device)?);
+        }
+        Ok(moved)
+    }
+}
+
+/// torch's `kaiming_uniform_(a=sqrt(5))`: uniform within 1 / sqrt(inputs).
+fn kaiming_uniform(random: &mut Random, rank: usize, inputs: usize) -> candle_core::Result<Tensor> {
+    let bound = 1.0 / (inputs as f64).sqrt();
+    let draw = |_| ((2.0 * random.uniform() - 1.0) * bound) as f32;
+    let values: Vec<f32> = (0..rank * inputs).map(draw).collect();
+    Tensor::from_vec(values, (rank, inputs), &Device::Cpu)
+}

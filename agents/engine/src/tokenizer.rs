@@ -1,0 +1,95 @@
+//! A model directory's `tokenizer.json`. Two ways of reading text: as a prompt, where special
+//! tokens written in it count as such, and as plain text, where they are only characters.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Cheap enough to clone once per job, not per request.
+#[derive(Clone)]
+pub struct Tokenizer {
+    prompts: tokenizers::Tokenizer,
+    plain: tokenizers::Tokenizer,
+    bos: Option<u32>,
+}
+
+/// Tokens with the bytes of the text each stands for; a token that is part of a character has the
+/// whole character's bytes.
+pub(crate) struct Encoded {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) spans: Vec<Range<usize>>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    #[error(
+        "could not load {path}; the directory needs a `tokenizer.json` of the tokenizers library"
+    )]
+    Load { path: PathBuf, source: tokenizers::Error },
+    #[error("could not tokenize {characters} characters of text")]
+    Encode { characters: usize, source: tokenizers::Error },
+    #[error("could not turn {tokens} tokens into text")]
+    Decode { tokens: usize, source: tokenizers::Error },
+}
+
+impl Tokenizer {
+    pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
+        let path = dir.join("tokenizer.json");
+        let mut prompts = tokenizers::Tokenizer::from_file(&path)
+            .map_err(|source| TokenizerError::Load { path, source })?;
+        prompts.with_padding(None);
+        let prompts = without_truncation(prompts)?;
+        let mut plain = prompts.clone();
+        plain.set_encode_special_tokens(true);
+        let mut tokenizer = Self { prompts, plain, bos: None };
+        tokenizer.bos = tokenizer.encode("")?.first().copied();
+        Ok(tokenizer)
+    }
+
+    /// The token the tokenizer puts before every text, if it does.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// A prompt, as transformers would: with the beginning token if the tokenizer adds one.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        Ok(encode(&self.prompts, text, true)?.tokens)
+    }
+
+    /// What follows a prompt: nothing is added.
+    pub fn encode_continuation(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        Ok(encode(&self.prompts, text, false)?.tokens)
+    }
+
+    /// Text to be scored: `<|im_end|>` and the like are read letter by letter.
+    pub(crate) fn encode_plain(&self, text: &str) -> Result<Encoded, TokenizerError> {
+        encode(&self.plain, text, true)
+    }
+
+    /// Without special tokens; bytes that are not UTF-8 become U+FFFD.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
+        self.prompts
+            .decode(tokens, true)
+            .map_err(|source| TokenizerError::Decode { tokens: tokens.len(), source })
+    }
+}
+
+fn without_truncation(
+    mut tokenizer: tokenizers::Tokenizer,
+) -> Result<tokenizers::Tokenizer, TokenizerError> {
+    tokenizer
+        .with_truncation(None)
+        .map_err(|source| TokenizerError::Encode { characters: 0, source })?;
+    Ok(tokenizer)
+}
+
+fn encode(
+    tokenizer: &tokenizers::Tokenizer,
+    text: &str,
+    add_special_tokens: bool,
+) -> Result<Encoded, TokenizerError> {
+    let encoding = tokenizer
+        .encode(text, add_special_tokens)
+        .map_err(|source| TokenizerError::Encode { characters: text.chars().count(), source })?;
+    let spans = encoding.get_offsets().iter().map(|(start, end)| *start..*end).collect();
+    Ok(Encoded { tokens: encoding.get_ids().to_vec(), spans })
+}

@@ -1,0 +1,298 @@
+//! Training from scratch and LoRA training over prompt and completion pairs; the loss counts the
+//! completion and its end-of-sequence token only. Same inputs give the same bytes on one machine
+//! class, whatever the thread count.
+
+mod backward;
+mod optimizer;
+mod schedule;
+
+use crate::adapter::{Adapter, AdapterError, LoraSpec};
+use crate::model::{Model, ModelError, weights::Weights};
+use crate::ops::on_pool;
+use crate::random::Random;
+use crate::sequence::{Sequence, SequenceError};
+use crate::tokenizer::Tokenizer;
+use backward::{Batch, Gradients};
+use candle_core::{Device, Tensor};
+use optimizer::Optimizer;
+pub use schedule::Decay;
+use schedule::Schedule;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Example {
+    pub prompt: String,
+    pub completion: String,
+}
+
+/// What is trained.
+#[derive(Debug, Clone)]
+pub enum Method {
+    /// Every weight of the model.
+    Full,
+    /// A new adapter, its A matrices drawn from the train seed.
+    Lora(LoraSpec),
+    /// An existing adapter goes on, with a fresh optimizer.
+    Continue(Adapter),
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct TrainSpec {
+    pub learning_rate: f64,
+    /// Share of the steps over which the rate climbs linearly.
+    pub warmup_ratio: f64,
+    pub decay: Decay,
+    /// The rate of the last step as a share of `learning_rate` (linear and cosine).
+    pub final_ratio: f64,
+    pub betas: (f64, f64),
+    pub epsilon: f64,
+    /// Decoupled; matrices only (never biases or norms), LoRA's A and B included.
+    pub weight_decay: f64,
+    /// Global gradient norm limit; 0 switches it off.
+    pub clip_norm: f64,
+    /// Examples per optimizer step; an epoch's last step may have fewer.
+    pub batch_size: usize,
+    /// Token bound of one forward and backward pass; a step's batch is cut into such parts.
+    pub micro_batch_tokens: usize,
+    pub epochs: usize,
+    /// Takes exactly this many steps, over as many epochs as that needs.
+    pub max_steps: Option<usize>,
+    /// Bound on prompt, completion and end token of one example; longer is an error.
+    pub max_tokens: usize,
+    pub seed: u64,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepReport {
+    /// From 1.
+    pub step: usize,
+    pub steps: usize,
+    /// Mean over the scored tokens, before the step.
+    pub loss: f64,
+    pub learning_rate: f64,
+    /// All tokens passed through the model in this step.
+    pub tokens: usize,
+    /// Before clipping.
+    pub grad_norm: f64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    #[error("there are no examples to train on")]
+    NoExamples,
+    #[error("train parameter `{field}` is {found}, expected {expected}")]
+    Spec { field: &'static str, found: String, expected: &'static str },
+    #[error(
+        "example on line {line} has {tokens} tokens, more than the {most} allowed; shorten or drop it, or raise max_tokens (the model has {positions} positions)"
+    )]
+    TooLong { line: usize, tokens: usize, most: usize, positions: usize },
+    #[error("example on line {line} could not be read")]
+    Example { line: usize, source: SequenceError },
+    #[error(
+        "the loss or the gradient is not a finite number at step {step}; lower the learning rate"
+    )]
+    Diverged { step: usize },
+    #[error("could not save the model")]
+    Model(#[from] ModelError),
+    #[error("could not use or save the adapter")]
+    Adapter(#[from] AdapterError),
+    #[error("tensor operation failed during training")]
+    Tensor(#[from] candle_core::Error),
+}
+
+/// Takes one optimizer step at a time.
+pub struct Trainer {
+    model: Model,
+    /// `None` trains the model itself.
+    adapter: Option<Adapter>,
+    sequences: Vec<Sequence>,
+    spec: TrainSpec,
+    schedule: Schedule,
+    optimizer: Optimizer,
+    step: usize,
+}
+
+impl Trainer {
+    pub fn new(
+        model: Model,
+        tokenizer: &Tokenizer,
+        method: Method,
+        examples: &[Example],
+        spec: TrainSpec,
+    ) -> Result<Self, TrainError> {
+        check_spec(&spec)?;
+        let sequences = read_examples(&model, tokenizer, examples, spec.max_tokens)?;
+        let adapter = match method {
+            Method::Full => None,
+            Method::Lora(lora) => Some(Adapter::new(&lora, &model.config, spec.seed)?),
+            Method::Continue(adapter) => {
+                adapter.check_fits(&model.config)?;
+                Some(adapter)
+            }
+        };
+        let adapter = adapter.map(|adapter| adapter.to_device(&model.device)).transpose()?;
+        let epoch = sequences.len().div_ceil(spec.batch_size);
+        let schedule = Schedule {
+            steps: spec.max_steps.unwrap_or(spec.epochs * epoch),
+            warmup_ratio: spec.warmup_ratio,
+            decay: spec.decay,
+            final_ratio: spec.final_ratio,
+        };
+        let optimizer = Optimizer::new(spec.betas, spec.epsilon, spec.weight_decay);
+        Ok(Self { model, adapter, sequences, spec, schedule, optimizer, step: 0 })
+    }
+
+    /// Optimizer steps this run takes in all.
+    pub fn steps(&self) -> usize {
+        self.schedule.steps
+    }
+
+    /// One optimizer step; `None` when all are done.
+    pub fn step(&mut self) -> Result<Option<StepReport>, TrainError> {
+        if self.step == self.schedule.steps {
+            return Ok(None);
+        }
+        on_pool(|| self.take_step()).map(Some)
+    }
+
+    fn take_step(&mut self) -> Result<StepReport, TrainError> {
+        let chosen = self.batch_of_step();
+        let scored: usize = chosen.iter().map(|sequence| sequence.scored.len()).sum();
+        let tokens = chosen.iter().map(|sequence| sequence.tokens.len()).sum();
+        let scale = 1.0 / scored.max(1) as f64;
+        let mut gradients = Gradients::default();
+        let mut total = 0.0;
+        for part in parts(&chosen, self.spec.micro_batch_tokens) {
+            let batch = Batch::pack(part);
+            total += gradients.add_batch(&self.model, self.adapter.as_ref(), &batch, scale)?;
+        }
+        let loss = total * scale;
+        let grad_norm = gradients.norm()?;
+        self.step += 1;
+        if !loss.is_finite() || !grad_norm.is_finite() {
+            return Err(TrainError::Diverged { step: self.step });
+        }
+        let clip = self.spec.clip_norm;
+        let shrink = if clip > 0.0 && grad_norm > clip { clip / grad_norm } else { 1.0 };
+        let learning_rate = self.spec.learning_rate * self.schedule.factor(self.step);
+        self.update(&gradients, shrink, learning_rate)?;
+        let steps = self.schedule.steps;
+        Ok(StepReport { step: self.step, steps, loss, learning_rate, tokens, grad_norm })
+    }
+
+    /// Each epoch visits every example once, in an order drawn from the seed and its number.
+    fn batch_of_step(&self) -> Vec<&Sequence> {
+        let steps = self.sequences.len().div_ceil(self.spec.batch_size);
+        let (epoch, step) = (self.step / steps, self.step % steps);
+        let mut order: Vec<usize> = (0..self.sequences.len()).collect();
+        Random::of_part(self.spec.seed, &format!("epoch {epoch}")).shuffle(&mut order);
+        let batch = order.into_iter().skip(step * self.spec.batch_size);
+        batch.take(self.spec.batch_size).map(|index| &self.sequences[index]).collect()
+    }
+
+    fn update(&mut self, gradients: &Gradients, shrink: f64, rate: f64) -> candle_core::Result<()> {
+        let parameters = match &self.adapter {
+            Some(adapter) => adapter.named(),
+            None => self.model.weights.named(),
+        };
+        let updated = self.optimizer.update(&parameters, gradients, shrink, rate)?;
+        match &mut self.adapter {
+            Some(adapter) => adapter.replace(updated),
+            None => replace_weights(&mut self.model, updated),
+        }
+    }
+
+    /// The adapter as trained so far; `None` under [`Method::Full`].
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
+    /// The model as trained so far; under LoRA the untouched base.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Writes a PEFT adapter directory naming the base's directory, or under [`Method::Full`] a
+    /// Hugging Face model directory.
+    /// `base` is what an adapter's configuration calls the model it belongs to.
+    pub fn save(&self, dir: &Path, base: &str) -> Result<(), TrainError> {
+        match &self.adapter {
+            Some(adapter) => adapter.to_device(&Device::Cpu)?.save(dir, base)?,
+            None => self.model.save(dir)?,
+        }
+        Ok(())
+    }
+}
+
+fn replace_weights(
+    model: &mut Model,
+    mut updated: BTreeMap<String, Tensor>,
+) -> candle_core::Result<()> {
+    model.weights = Weights::build(&model.config, |parameter| {
+        updated
+            .remove(&parameter.name)
+            .ok_or_else(|| candle_core::Error::msg(format!("`{}` got no update", parameter.name)))
+    })?;
+    Ok(())
+}
+
+fn check_spec(spec: &TrainSpec) -> Result<(), TrainError> {
+    let share = |value: f64| (0.0..=1.0).contains(&value);
+    let not_negative = |value: f64| value.is_finite() && value >= 0.0;
+    let (first, second) = spec.betas;
+    let checks = [
+        ("learning_rate", not_negative(spec.learning_rate), spec.learning_rate, "0 or more"),
+        ("warmup_ratio", share(spec.warmup_ratio), spec.warmup_ratio, "0 to 1"),
+        ("final_ratio", share(spec.final_ratio), spec.final_ratio, "0 to 1"),
+        ("betas", share(first) && first < 1.0, first, "0 to below 1"),
+        ("betas", share(second) && second < 1.0, second, "0 to below 1"),
+        ("epsilon", not_negative(spec.epsilon), spec.epsilon, "0 or more"),
+        ("weight_decay", not_negative(spec.weight_decay), spec.weight_decay, "0 or more"),
+        ("clip_norm", not_negative(spec.clip_norm), spec.clip_norm, "0 or more"),
+        ("batch_size", spec.batch_size > 0, spec.batch_size as f64, "1 or more"),
+        ("epochs", spec.epochs > 0 || spec.max_steps.is_some(), 0.0, "1 or more, or max_steps"),
+    ];
+    match checks.into_iter().find(|(_, fine, ..)| !fine) {
+        Some((field, _, found, expected)) => {
+            Err(TrainError::Spec { field, found: found.to_string(), expected })
+        }
+        None => Ok(()),
+    }
+}
+
+fn read_examples(
+    model: &Model,
+    tokenizer: &Tokenizer,
+    examples: &[Example],
+    max_tokens: usize,
+) -> Result<Vec<Sequence>, TrainError> {
+    let positions = model.config.max_positions;
+    let most = max_tokens.min(positions);
+    let mut sequences = Vec::with_capacity(examples.len());
+    for (Example { prompt, completion }, line) in examples.iter().zip(1..) {
+        let sequence = Sequence::of_pair(tokenizer, &model.config, prompt, completion)
+            .map_err(|source| TrainError::Example { line, source })?;
+        let tokens = sequence.tokens.len();
+        if tokens > most {
+            return Err(TrainError::TooLong { line, tokens, most, positions });
+        }
+        sequences.push(sequence);
+    }
+    if sequences.is_empty() { Err(TrainError::NoExamples) } else { Ok(sequences) }
+}
+
+/// Cuts a batch into runs of at most `most` tokens, or of one sequence.
+fn parts<'a, 'b>(sequences: &'a [&'b Sequence], most: usize) -> Vec<&'a [&'b Sequence]> {
+    let mut parts = Vec::new();
+    let (mut start, mut tokens) = (0, 0);
+    for (index, sequence) in sequences.iter().enumerate() {
+        if index > start && tokens + sequence.tokens.len() > most {
+            parts.push(&sequences[start..index]);
+            (start, tokens) = (index, 0);
+        }
+        tokens += sequence.tokens.len();
+    }
+    parts.push(&sequences[start..]);
+    parts
+}

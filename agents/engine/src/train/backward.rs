@@ -1,0 +1,245 @@
+//! The backward pass, written out: no autograd graph, so nothing is computed for frozen weights
+//! and every trainable tensor's gradient appears here by name.
+
+use crate::adapter::{Adapter, Module};
+use crate::model::weights::{self, EMBEDDING, HEAD, INPUT_NORM, NORM, POST_NORM, layer_name};
+use crate::model::{Model, forward::LayerTape};
+use crate::ops::attention::{self, causal_attention};
+use crate::ops::loss::{loss_backward, negative_log_likelihoods};
+use crate::ops::matmul::{product, sum_of_products, sum_rows};
+use crate::ops::rope::Rotation;
+use crate::ops::{host, norm, swiglu};
+use crate::sequence::Sequence;
+use candle_core::{Result, Tensor};
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Sequences packed one after another. The last token of each is only a target.
+pub(super) struct Batch {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    sequences: Vec<Range<usize>>,
+    scored_rows: Vec<u32>,
+    targets: Vec<u32>,
+}
+
+impl Batch {
+    pub(super) fn pack(sequences: &[&Sequence]) -> Self {
+        let mut batch = Self {
+            tokens: Vec::new(),
+            positions: Vec::new(),
+            sequences: Vec::new(),
+            scored_rows: Vec::new(),
+            targets: Vec::new(),
+        };
+        for Sequence { tokens, scored, .. } in sequences {
+            let (start, inputs) = (batch.tokens.len(), tokens.len() - 1);
+            batch.tokens.extend_from_slice(&tokens[..inputs]);
+            batch.positions.extend(0..inputs as u32);
+            batch.sequences.push(start..start + inputs);
+            batch.scored_rows.extend(scored.clone().map(|target| (start + target - 1) as u32));
+            batch.targets.extend_from_slice(&tokens[scored.clone()]);
+        }
+        batch
+    }
+}
+
+/// Gradients by parameter name.
+#[derive(Default)]
+pub(super) struct Gradients {
+    by_name: BTreeMap<String, Tensor>,
+}
+
+/// Bounds the elements of one block of logits.
+const LOGIT_ELEMENTS: usize = 1 << 22;
+
+impl Gradients {
+    pub(super) fn get(&self, name: &str) -> Option<&Tensor> {
+        self.by_name.get(name)
+    }
+
+    fn add(&mut self, name: String, gradient: Tensor) -> Result<()> {
+        let sum = match self.by_name.get(&name) {
+            Some(before) => (before + gradient)?,
+            None => gradient,
+        };
+        self.by_name.insert(name, sum);
+        Ok(())
+    }
+
+    /// Euclidean norm over all of them, in f64 and in a fixed order.
+    pub(super) fn norm(&self) -> Result<f64> {
+        let tensors: Vec<&Tensor> = self.by_name.values().collect();
+        let square = |tensor: &&Tensor| -> Result<f64> {
+            if !tensor.device().is_cpu() {
+                return Ok(f64::from(tensor.sqr()?.sum_all()?.to_scalar::<f32>()?));
+            }
+            Ok(host(tensor)?.iter().map(|x| f64::from(*x) * f64::from(*x)).sum())
+        };
+        let squares = tensors.par_iter().map(square).collect::<Result<Vec<f64>>>()?;
+        Ok(squares.iter().sum::<f64>().sqrt())
+    }
+
+    /// Adds the gradients of `scale` times the batch's summed loss; returns the summed loss.
+    /// Trains the adapter where there is one, else the whole model.
+    pub(super) fn add_batch(
+        &mut self,
+        model: &Model,
+        adapter: Option<&Adapter>,
+        batch: &Batch,
+        scale: f64,
+    ) -> Result<f64> {
+        let heads = model.heads();
+        let rotation = model.rotation(&batch.positions)?;
+        let mut attend = |_, query: &Tensor, key: &Tensor, value: &Tensor| {
+            causal_attention(&heads, query, key, value, &batch.sequences)
+        };
+        let mut x = model.embed(&batch.tokens)?;
+        let mut tapes = Vec::with_capacity(model.config.layers);
+        for layer in 0..model.config.layers {
+            let (output, tape) = model.layer(layer, adapter, &rotation, &x, &mut attend)?;
+            tapes.push(tape);
+            x = output;
+        }
+        let full = adapter.is_none();
+        let hidden = model.final_norm(&x)?;
+        let (loss, hidden_grad) = self.head(model, full, batch, &hidden, scale)?;
+        let epsilon = model.config.norm_epsilon;
+        let (mut grad, norm_grad) =
+            norm::rms_norm_backward(&x, &model.weights.norm, &hidden_grad, epsilon, full)?;
+        if let Some(norm_grad) = norm_grad {
+            self.add(NORM.into(), norm_grad)?;
+        }
+        while let Some(tape) = tapes.pop() {
+            let index = tapes.len();
+            let layer = &model.weights.layers[index];
+            let mut pass = LayerPass { gradients: self, model, adapter, index, layer, tape: &tape };
+            grad = pass.run(&grad, &rotation, &batch.sequences)?;
+        }
+        if full {
+            let tokens = Tensor::new(batch.tokens.as_slice(), &model.device)?;
+            let table = model.weights.embedding.zeros_like()?.index_add(&tokens, &grad, 0)?;
+            self.add(EMBEDDING.into(), table)?;
+        }
+        Ok(loss)
+    }
+
+    /// Loss and gradient of the final hidden states; logits exist for a block of scored rows only.
+    fn head(
+        &mut self,
+        model: &Model,
+        full: bool,
+        batch: &Batch,
+        hidden: &Tensor,
+        scale: f64,
+    ) -> Result<(f64, Tensor)> {
+        let name = if model.config.tied_embeddings { EMBEDDING } else { HEAD };
+        let mut loss = 0.0;
+        let mut hidden_grad = hidden.zeros_like()?;
+        let block = (LOGIT_ELEMENTS / model.config.vocab_size).max(1);
+        for (rows, targets) in batch.scored_rows.chunks(block).zip(batch.targets.chunks(block)) {
+            let rows = Tensor::new(rows, &model.device)?;
+            let scored = hidden.index_select(&rows, 0)?;
+            let logits = model.logits(&scored)?;
+            loss += negative_log_likelihoods(&logits, targets)?.iter().sum::<f64>();
+            let logits_grad = loss_backward(&logits, targets, scale)?;
+            let scored_grad = product(&logits_grad, model.weights.output())?;
+            hidden_grad = hidden_grad.index_add(&rows, &scored_grad, 0)?;
+            if full {
+                self.add(name.into(), product(&logits_grad.t()?, &scored)?)?;
+            }
+        }
+        Ok((loss, hidden_grad))
+    }
+}
+
+/// Backward through one layer.
+struct LayerPass<'a> {
+    gradients: &'a mut Gradients,
+    model: &'a Model,
+    adapter: Option<&'a Adapter>,
+    index: usize,
+    layer: &'a weights::Layer,
+    tape: &'a LayerTape,
+}
+
+impl LayerPass<'_> {
+    /// From the gradient of the layer's output to that of its input.
+    fn run(
+        &mut self,
+        grad: &Tensor,
+        rotation: &Rotation,
+        sequences: &[Range<usize>],
+    ) -> Result<Tensor> {
+        let tape = self.tape;
+        let activated = self.linears(&tape.activated, &[(Module::Down, grad)])?;
+        let (gate, up) = swiglu::swiglu_backward(&tape.gate, &tape.up, &activated)?;
+        let feed_input =
+            self.linears(&tape.feed_input, &[(Module::Gate, &gate), (Module::Up, &up)])?;
+        let through_norm =
+            self.norm(&tape.middle, &self.layer.post_norm, POST_NORM, &feed_input)?;
+        let middle = (grad + through_norm)?;
+        let attended = self.linears(&tape.attended, &[(Module::Output, &middle)])?;
+        let inner = attention::Backward {
+            heads: &self.model.heads(),
+            query: &tape.query,
+            key: &tape.key,
+            value: &tape.value,
+            out: &tape.attended,
+            grad: &attended,
+            sequences,
+        };
+        let attention::Gradients { query, key, value } = inner.run()?;
+        let (query, key) = (rotation.backward(&query)?, rotation.backward(&key)?);
+        let projections = [(Module::Query, &query), (Module::Key, &key), (Module::Value, &value)];
+        let input = self.linears(&tape.attention_input, &projections)?;
+        let through_norm = self.norm(&tape.input, &self.layer.input_norm, INPUT_NORM, &input)?;
+        middle + through_norm
+    }
+
+    fn norm(&mut self, x: &Tensor, weight: &Tensor, name: &str, grad: &Tensor) -> Result<Tensor> {
+        let (epsilon, full) = (self.model.config.norm_epsilon, self.adapter.is_none());
+        let (input, weight_grad) = norm::rms_norm_backward(x, weight, grad, epsilon, full)?;
+        if let Some(weight_grad) = weight_grad {
+            self.gradients.add(layer_name(self.index, name), weight_grad)?;
+        }
+        Ok(input)
+    }
+
+    /// Projections that share the input `x`, each with the gradient of its output: collects the
+    /// gradients of their parameters and returns that of `x`.
+    fn linears(&mut self, x: &Tensor, projections: &[(Module, &Tensor)]) -> Result<Tensor> {
+        let index = self.index;
+        let mut low_grads = Vec::new();
+        for (module, grad) in projections {
+            let linear = &self.layer.linears[*module as usize];
+            let Some(adapter) = self.adapter else {
+                let weight = product(&grad.t()?, x)?;
+                self.gradients.add(module.parameter(index, "weight"), weight)?;
+                if linear.bias.is_some() {
+                    self.gradients.add(module.parameter(index, "bias"), sum_rows(grad)?)?;
+                }
+                continue;
+            };
+            let low = self.tape.lows[*module as usize].as_ref();
+            let (Some(pair), Some(low)) = (adapter.pairs.get(&(index, *module)), low) else {
+                continue;
+            };
+            let low_grad = (product(grad, &pair.b)? * pair.scale)?;
+            let a = product(&low_grad.t()?, x)?;
+            self.gradients.add(module.parameter(index, "lora_A.weight"), a)?;
+            let b = product(&grad.t()?, low)?;
+            self.gradients.add(module.parameter(index, "lora_B.weight"), b)?;
+            low_grads.push((low_grad, &pair.a));
+        }
+        let frozen = projections
+            .iter()
+            .map(|(module, grad)| (*grad, &self.layer.linears[*module as usize].weight));
+        let low = low_grads.iter().map(|(grad, a)| (grad, *a));
+        sum_of_products(&frozen.chain(low).collect::<Vec<_>>(), None)
+    }
+}
+
+#[cfg(test)]
+mod tests;

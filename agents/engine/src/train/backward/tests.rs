@@ -1,0 +1,202 @@
+//! The written-out backward pass against candle's autograd over a naive model.
+
+use super::*;
+use crate::adapter::LoraSpec;
+use crate::config::{Architecture, Config};
+use crate::ops::testing::{assert_close, random};
+use candle_core::{D, DType, Device, Var};
+
+fn config(tied: bool) -> Config {
+    Config {
+        architecture: if tied { Architecture::Qwen2 } else { Architecture::Llama },
+        vocab_size: 50,
+        hidden_size: 32,
+        intermediate_size: 48,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 8,
+        max_positions: 64,
+        norm_epsilon: 1e-6,
+        rope_theta: 1e4,
+        tied_embeddings: tied,
+        eos_tokens: vec![49],
+        initializer_range: 0.3,
+    }
+}
+
+/// Composed from candle's differentiable operations, one sequence, every parameter by name.
+struct Naive<'a> {
+    config: &'a Config,
+    parameters: BTreeMap<String, Var>,
+    scale: f64,
+}
+
+impl Naive<'_> {
+    fn new<'a>(model: &'a Model, adapter: Option<&Adapter>) -> Naive<'a> {
+        let mut named = model.weights.named();
+        named.extend(adapter.iter().flat_map(|adapter| adapter.named()));
+        let var = |(name, tensor): (String, &Tensor)| (name, Var::from_tensor(tensor).unwrap());
+        let scale = adapter.map_or(0.0, |adapter| adapter.pairs.values().next().unwrap().scale);
+        Naive { config: &model.config, parameters: named.into_iter().map(var).collect(), scale }
+    }
+
+    fn get(&self, name: &str) -> &Tensor {
+        self.parameters[name].as_tensor()
+    }
+
+    fn norm(&self, x: &Tensor, name: &str) -> Tensor {
+        let mean = x.sqr().unwrap().mean_keepdim(D::Minus1).unwrap();
+        let factor = (mean + self.config.norm_epsilon).unwrap().sqrt().unwrap();
+        x.broadcast_div(&factor).unwrap().broadcast_mul(self.get(name)).unwrap()
+    }
+
+    fn linear(&self, x: &Tensor, layer: usize, module: Module) -> Tensor {
+        let by = |x: &Tensor, part| {
+            x.matmul(&self.get(&module.parameter(layer, part)).t().unwrap()).unwrap()
+        };
+        let mut out = by(x, "weight");
+        if let Some(bias) = self.parameters.get(&module.parameter(layer, "bias")) {
+            out = out.broadcast_add(bias).unwrap();
+        }
+        if self.scale != 0.0 {
+            let low = by(&by(x, "lora_A.weight"), "lora_B.weight");
+            out = (out + (low * self.scale).unwrap()).unwrap();
+        }
+        out
+    }
+
+    /// `[rows, heads * dim]` to `[heads, rows, dim]`.
+    fn heads(&self, x: &Tensor, count: usize) -> Tensor {
+        let x = x.reshape((x.dim(0).unwrap(), count, self.config.head_dim)).unwrap();
+        let x = x.transpose(0, 1).unwrap();
+        let index: Vec<u32> =
+            (0..self.config.heads).map(|head| (head * count / self.config.heads) as u32).collect();
+        x.contiguous().unwrap().index_select(&Tensor::new(index, &Device::Cpu).unwrap(), 0).unwrap()
+    }
+
+    fn rotate(&self, x: &Tensor) -> Tensor {
+        let (rows, half) = (x.dim(1).unwrap(), self.config.head_dim / 2);
+        let angle = |position: usize, i: usize| {
+            position as f64 / self.config.rope_theta.powf(i as f64 / half as f64)
+        };
+        let table = |of: fn(f64) -> f64| {
+            let values: Vec<f32> = (0..rows)
+                .flat_map(|p| (0..half).map(move |i| (p, i)))
+                .map(|(position, i)| of(angle(position, i)) as f32)
+                .collect();
+            Tensor::from_vec(values, (1, rows, half), &Device::Cpu).unwrap()
+        };
+        let (cos, sin) = (table(f64::cos), table(f64::sin));
+        let low = x.narrow(2, 0, half).unwrap();
+        let high = x.narrow(2, half, half).unwrap();
+        let times = |x: &Tensor, table: &Tensor| x.broadcast_mul(table).unwrap();
+        let out_low = (times(&low, &cos) - times(&high, &sin)).unwrap();
+        let out_high = (times(&high, &cos) + times(&low, &sin)).unwrap();
+        Tensor::cat(&[out_low, out_high], 2).unwrap()
+    }
+
+    fn attention(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
+        let q = self.rotate(&self.heads(q, self.config.heads));
+        let k = self.rotate(&self.heads(k, self.config.kv_heads));
+        let v = self.heads(v, self.config.kv_heads);
+        let rows = q.dim(1).unwrap();
+        let hidden = |i: usize| (0..rows).map(move |j| if j > i { -1e30f32 } else { 0.0 });
+        let mask: Vec<f32> = (0..rows).flat_map(hidden).collect();
+        let mask = Tensor::from_vec(mask, (1, rows, rows), &Device::Cpu).unwrap();
+        let scale = 1.0 / (self.config.head_dim as f64).sqrt();
+        let scores = (q.matmul(&k.t().unwrap()).unwrap() * scale).unwrap();
+        let exp = scores.broadcast_add(&mask).unwrap().exp().unwrap();
+        let p = exp.broadcast_div(&exp.sum_keepdim(D::Minus1).unwrap()).unwrap();
+        let out = p.matmul(&v).unwrap().transpose(0, 1).unwrap().contiguous().unwrap();
+        out.reshape((rows, ())).unwrap()
+    }
+
+    fn summed_loss(&self, sequence: &Sequence) -> Tensor {
+        let tokens = &sequence.tokens[..sequence.tokens.len() - 1];
+        let tokens = Tensor::new(tokens, &Device::Cpu).unwrap();
+        let mut x = self.get(EMBEDDING).index_select(&tokens, 0).unwrap();
+        for layer in 0..self.config.layers {
+            let input = self.norm(&x, &layer_name(layer, INPUT_NORM));
+            let [q, k, v] = [Module::Query, Module::Key, Module::Value]
+                .map(|module| self.linear(&input, layer, module));
+            let attended = self.attention(&q, &k, &v);
+            x = (x + self.linear(&attended, layer, Module::Output)).unwrap();
+            let input = self.norm(&x, &layer_name(layer, POST_NORM));
+            let gate = self.linear(&input, layer, Module::Gate).silu().unwrap();
+            let up = self.linear(&input, layer, Module::Up);
+            x = (x + self.linear(&(gate * up).unwrap(), layer, Module::Down)).unwrap();
+        }
+        let head = self.get(if self.config.tied_embeddings { EMBEDDING } else { HEAD });
+        let logits = self.norm(&x, NORM).matmul(&head.t().unwrap()).unwrap();
+        let total = logits.exp().unwrap().sum_keepdim(D::Minus1).unwrap().log().unwrap();
+        let scores = logits.broadcast_sub(&total).unwrap();
+        let scored = sequence.scored.clone();
+        let scores = scores.narrow(0, scored.start - 1, scored.len()).unwrap();
+        let targets = Tensor::new(&sequence.tokens[scored], &Device::Cpu).unwrap();
+        let chosen = scores.gather(&targets.unsqueeze(1).unwrap(), 1).unwrap();
+        chosen.sum_all().unwrap().neg().unwrap()
+    }
+}
+
+fn sequences() -> Vec<Sequence> {
+    [(9, 4, 1), (3, 1, 2), (17, 10, 3)]
+        .map(|(length, from, seed)| {
+            let tokens = (0..length).map(|i| ((i * i + 7 * seed) % 50) as u32).collect();
+            Sequence { tokens, scored: from..length, completion_bytes: 0 }
+        })
+        .into()
+}
+
+/// Values that make every gradient large enough to compare.
+fn shaken(model: &mut Model, adapter: &mut Option<Adapter>) {
+    let shake = |(name, tensor): (String, &Tensor)| {
+        let noise = random(tensor.dims(), blake3::hash(name.as_bytes()).as_bytes()[0].into());
+        (name, (tensor + (noise * 0.1).unwrap()).unwrap())
+    };
+    let weights = model.weights.named().into_iter().map(shake).collect();
+    super::super::replace_weights(model, weights).unwrap();
+    if let Some(adapter) = adapter {
+        let pairs = adapter.named().into_iter().map(shake).collect();
+        adapter.replace(pairs).unwrap();
+    }
+}
+
+fn compare(tied: bool, lora: bool) {
+    let mut model = Model::init(config(tied), 1, &Device::Cpu).unwrap();
+    let spec = LoraSpec { rank: 3, alpha: 5.0, modules: Module::ALL.into(), rslora: false };
+    let mut adapter = lora.then(|| Adapter::new(&spec, &model.config, 2).unwrap());
+    shaken(&mut model, &mut adapter);
+    let sequences = sequences();
+    let batch = Batch::pack(&sequences.iter().collect::<Vec<_>>());
+    let mut ours = Gradients::default();
+    let loss = ours.add_batch(&model, adapter.as_ref(), &batch, 0.5).unwrap();
+    let naive = Naive::new(&model, adapter.as_ref());
+    let losses: Vec<Tensor> = sequences.iter().map(|one| naive.summed_loss(one)).collect();
+    let total = Tensor::stack(&losses, 0).unwrap().sum_all().unwrap();
+    let expected = f64::from(total.to_dtype(DType::F32).unwrap().to_scalar::<f32>().unwrap());
+    assert!((loss - expected).abs() < 1e-3, "loss {loss} {expected}");
+    let theirs = (total * 0.5).unwrap().backward().unwrap();
+    let trained = match &adapter {
+        Some(adapter) => adapter.named(),
+        None => model.weights.named(),
+    };
+    assert_eq!(ours.by_name.len(), trained.len());
+    for (name, _) in trained {
+        let gradient = ours.get(&name).unwrap_or_else(|| panic!("{name} has no gradient"));
+        let size = gradient.abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
+        assert!(size > 1e-4, "{name} has no gradient to speak of: {size}");
+        assert_close(gradient, theirs.get(&naive.parameters[&name]).unwrap(), 2e-4 + 1e-3 * size);
+    }
+}
+
+#[test]
+fn every_weight_gets_the_gradient_autograd_finds() {
+    compare(true, false);
+    compare(false, false);
+}
+
+#[test]
+fn every_adapter_matrix_gets_the_gradient_autograd_finds() {
+    compare(true, true);
+}

@@ -1,0 +1,143 @@
+//! AdamW with decoupled weight decay on matrices only, as Hugging Face's trainer does it.
+
+use super::backward::Gradients;
+use crate::ops::host;
+use candle_core::{Error, Result, Tensor};
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+
+pub(super) struct Optimizer {
+    betas: (f64, f64),
+    epsilon: f64,
+    weight_decay: f64,
+    step: i32,
+    moments: BTreeMap<String, Moments>,
+}
+
+#[derive(Clone)]
+struct Moments {
+    mean: Tensor,
+    square: Tensor,
+}
+
+/// The numbers of one step, and of one tensor.
+#[derive(Clone, Copy)]
+struct Step {
+    betas: (f64, f64),
+    shrink: f64,
+    /// Learning rate over the mean's bias correction.
+    rate: f64,
+    /// Square root of the square's bias correction.
+    correction: f64,
+    epsilon: f64,
+    /// What weight decay leaves of a parameter.
+    keep: f64,
+}
+
+impl Optimizer {
+    pub(super) fn new(betas: (f64, f64), epsilon: f64, weight_decay: f64) -> Self {
+        Self { betas, epsilon, weight_decay, step: 0, moments: BTreeMap::new() }
+    }
+
+    /// New values of the parameters. Every one must have a gradient.
+    pub(super) fn update(
+        &mut self,
+        parameters: &[(String, &Tensor)],
+        gradients: &Gradients,
+        shrink: f64,
+        learning_rate: f64,
+    ) -> Result<BTreeMap<String, Tensor>> {
+        self.step += 1;
+        let step = Step {
+            betas: self.betas,
+            shrink,
+            rate: learning_rate / (1.0 - self.betas.0.powi(self.step)),
+            correction: (1.0 - self.betas.1.powi(self.step)).sqrt(),
+            epsilon: self.epsilon,
+            keep: 1.0,
+        };
+        let decayed = 1.0 - learning_rate * self.weight_decay;
+        let update = |(name, parameter): &(String, &Tensor)| {
+            let missing = || Error::msg(format!("`{name}` got no gradient"));
+            let gradient = gradients.get(name).ok_or_else(missing)?;
+            let moments = match self.moments.get(name) {
+                Some(moments) => moments.clone(),
+                None => Moments { mean: parameter.zeros_like()?, square: parameter.zeros_like()? },
+            };
+            let keep = if parameter.rank() == 2 { decayed } else { 1.0 };
+            let (value, moments) = (Step { keep, ..step }).apply(parameter, gradient, &moments)?;
+            Ok((name.clone(), value, moments))
+        };
+        let results = parameters.par_iter().map(update).collect::<Result<Vec<_>>>()?;
+        let mut updated = BTreeMap::new();
+        for (name, value, moments) in results {
+            self.moments.insert(name.clone(), moments);
+            updated.insert(name, value);
+        }
+        Ok(updated)
+    }
+}
+
+impl Step {
+    fn apply(&self, value: &Tensor, grad: &Tensor, old: &Moments) -> Result<(Tensor, Moments)> {
+        if !value.device().is_cpu() {
+            return self.composed(value, grad, old);
+        }
+        let (values, grads) = (host(value)?, host(grad)?);
+        let (means, squares) = (host(&old.mean)?, host(&old.square)?);
+        let mut new = [values.to_vec(), means.to_vec(), squares.to_vec()];
+        let [value_out, mean_out, square_out] = &mut new;
+        let f = |x: f64| x as f32;
+        let (beta1, beta2) = (f(self.betas.0), f(self.betas.1));
+        let (rest1, rest2) = (f(1.0 - self.betas.0), f(1.0 - self.betas.1));
+        let (shrink, keep, rate) = (f(self.shrink), f(self.keep), f(self.rate));
+        let (correction, epsilon) = (f(1.0 / self.correction), f(self.epsilon));
+        pulp::Arch::new().dispatch(|| {
+            let moments = mean_out.iter_mut().zip(square_out.iter_mut());
+            for ((value, grad), (mean, square)) in value_out.iter_mut().zip(&*grads).zip(moments) {
+                let grad = grad * shrink;
+                *mean = beta1 * *mean + rest1 * grad;
+                *square = beta2 * *square + rest2 * grad * grad;
+                *value = *value * keep - rate * *mean / (square.sqrt() * correction + epsilon);
+            }
+        });
+        let [value_out, mean, square] =
+            new.map(|values| Tensor::from_vec(values, value.shape(), value.device()));
+        Ok((value_out?, Moments { mean: mean?, square: square? }))
+    }
+
+    fn composed(&self, value: &Tensor, grad: &Tensor, old: &Moments) -> Result<(Tensor, Moments)> {
+        let grad = (grad * self.shrink)?;
+        let mean = ((&old.mean * self.betas.0)? + (&grad * (1.0 - self.betas.0))?)?;
+        let square = ((&old.square * self.betas.1)? + (grad.sqr()? * (1.0 - self.betas.1))?)?;
+        let divisor = ((square.sqrt()? / self.correction)? + self.epsilon)?;
+        let value = ((value * self.keep)? - (&mean / divisor)? * self.rate)?;
+        Ok((value, Moments { mean, square }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{assert_close, random};
+
+    #[test]
+    fn the_kernel_agrees_with_the_composed_form() {
+        let step = Step {
+            betas: (0.9, 0.98),
+            shrink: 0.5,
+            rate: 0.01,
+            correction: 0.3,
+            epsilon: 1e-8,
+            keep: 0.99,
+        };
+        let (value, grad) = (random(&[40, 30], 1), random(&[40, 30], 2));
+        let old =
+            Moments { mean: random(&[40, 30], 3), square: random(&[40, 30], 4).sqr().unwrap() };
+        let (fast, moments) = step.apply(&value, &grad, &old).unwrap();
+        let (naive, naive_moments) = step.composed(&value, &grad, &old).unwrap();
+        assert_close(&fast, &naive, 1e-5);
+        assert_close(&moments.mean, &naive_moments.mean, 1e-6);
+        assert_close(&moments.square, &naive_moments.square, 1e-6);
+    }
+}

@@ -1,0 +1,112 @@
+//! The same seed gives the same sample, bit for bit, whatever runs beside it.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
+use engine::{
+    AdmitError, Completion, Device, Generator, Model, Prompt, Request, Sampling, Shape, Tokenizer,
+    generate_all, write_scratch,
+};
+use std::collections::BTreeMap;
+
+fn model() -> (Model, Tokenizer) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = write_scratch(dir.path(), &Shape::default()).unwrap();
+    // Large weights, so that a single different bit soon changes a token.
+    config.initializer_range = 0.3;
+    (Model::init(config, 5, &Device::Cpu).unwrap(), Tokenizer::load(dir.path()).unwrap())
+}
+
+fn requests() -> Vec<Request<usize>> {
+    (0..24)
+        .map(|tag| Request {
+            tag,
+            prompt: Prompt::Text("the quick brown fox".chars().cycle().take(3 + tag * 5).collect()),
+            seeds: (0..1 + tag as u64 % 4).map(|sample| sample * 1000 + tag as u64).collect(),
+            sampling: Sampling {
+                temperature: [1.0, 0.7, 0.0][tag % 3],
+                top_k: [0, 20][tag % 2],
+                top_p: [1.0, 0.9][tag / 2 % 2],
+                max_new_tokens: 20 + tag,
+            },
+        })
+        .collect()
+}
+
+type Samples = BTreeMap<(usize, usize), Completion<usize>>;
+
+fn collect(completions: impl IntoIterator<Item = Completion<usize>>) -> Samples {
+    completions.into_iter().map(|one| ((one.tag, one.index), one)).collect()
+}
+
+fn run(slots: usize, requests: Vec<Request<usize>>) -> Samples {
+    let (model, tokenizer) = model();
+    let results = generate_all(&model, &tokenizer, slots, requests, |_, _| {}).unwrap();
+    collect(results.into_iter().flat_map(Result::unwrap))
+}
+
+#[test]
+fn a_sample_does_not_depend_on_slots_or_order() {
+    let alone = run(1, requests());
+    assert!(alone.values().any(|one| one.tokens.len() > 30), "samples are long enough to differ");
+    for slots in [2, 7, 64] {
+        assert_eq!(run(slots, requests()), alone, "{slots} slots");
+    }
+    assert_eq!(run(9, requests().into_iter().rev().collect()), alone, "in reverse");
+}
+
+#[test]
+fn a_sample_does_not_depend_on_the_thread_count() {
+    let expected = run(16, requests());
+    for threads in [1, 3, 8] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        assert_eq!(pool.install(|| run(16, requests())), expected, "{threads} threads");
+    }
+}
+
+#[test]
+fn requests_admitted_while_others_run_give_the_same_samples() {
+    let expected = run(1, requests());
+    let (model, tokenizer) = model();
+    let mut generator = Generator::new(model, tokenizer, 5);
+    let mut requests = requests().into_iter();
+    let mut finished = Vec::new();
+    let mut step = 0;
+    while requests.len() > 0 || !generator.is_idle() {
+        if step % 3 == 0 {
+            requests.next().into_iter().for_each(|request| generator.admit(request).unwrap());
+        }
+        finished.extend(generator.step().unwrap());
+        step += 1;
+    }
+    assert_eq!(collect(finished), expected);
+}
+
+#[test]
+fn a_bad_request_is_refused_and_the_others_are_served() {
+    let mut all = requests();
+    all[1].prompt = Prompt::Text("x".repeat(600));
+    all[2].prompt = Prompt::Text(String::new());
+    all[3].sampling.temperature = f64::NAN;
+    all[4].prompt = Prompt::Tokens(vec![9999]);
+    let (model, tokenizer) = model();
+    let results = generate_all(&model, &tokenizer, 8, all, |_, _| {}).unwrap();
+    assert!(matches!(results[1], Err(AdmitError::PromptTooLong { tokens: 600, positions: 512 })));
+    assert!(matches!(results[2], Err(AdmitError::EmptyPrompt)));
+    assert!(matches!(results[3], Err(AdmitError::Sampling { field: "temperature", .. })));
+    assert!(matches!(results[4], Err(AdmitError::Vocabulary(_))));
+    assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 20);
+}
+
+#[test]
+fn a_sample_ends_with_the_model_s_last_position() {
+    let (model, tokenizer) = model();
+    let request = Request {
+        tag: 0,
+        prompt: Prompt::Tokens(vec![1; 510]),
+        seeds: vec![1],
+        sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, max_new_tokens: 99 },
+    };
+    let results = generate_all(&model, &tokenizer, 8, vec![request], |_, _| {}).unwrap();
+    let completions = results.into_iter().flat_map(Result::unwrap).collect::<Vec<_>>();
+    assert_eq!(completions[0].tokens.len(), 3);
+}

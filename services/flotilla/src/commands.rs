@@ -1,0 +1,53 @@
+//! One module a subcommand: parse what is left, call the crates, print.
+
+pub(crate) mod agent;
+mod agents;
+mod audit;
+mod checkpoint;
+mod coordinator;
+mod down;
+mod eval;
+mod generate;
+mod run;
+mod up;
+pub(crate) mod worker;
+
+use std::process::ExitCode;
+
+use clap::CommandFactory;
+
+pub(crate) use run::{cycles_table, perplexities_table, submit};
+
+use crate::{
+    cli::{Cli, Command},
+    demo,
+};
+
+/// The run failed, or the audit found something.
+pub(crate) const FINDINGS: u8 = 3;
+
+pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    let Cli { fleet, json, command } = cli;
+    match command {
+        Command::Demo(args) => demo::demo(&fleet, &args, json).await,
+        Command::Up(args) => up::up(&fleet, &args).await,
+        Command::Down => down::down(&fleet).await,
+        Command::Agent(args) => agent::agent(&fleet, args).await,
+        Command::Coordinator(args) => coordinator::coordinator(&fleet, &args).await,
+        Command::Run(command) => run::run(&fleet, command, json).await,
+        Command::Eval(command) => eval::eval(&fleet, command, json).await,
+        Command::Checkpoint(command) => checkpoint::checkpoint(&fleet, command, json).await,
+        Command::Agents(command) => agents::agents(&fleet, command, json).await,
+        Command::Audit { run } => audit::audit(&fleet, &run, json).await,
+        Command::Generate(args) => generate::generate(&args, json),
+        Command::Completions { shell } => {
+            let mut command = Cli::command();
+            clap_complete::generate(shell, &mut command, "flotilla", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Worker(worker) => {
+            worker::work(worker);
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}

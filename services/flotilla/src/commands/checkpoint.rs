@@ -1,0 +1,68 @@
+//! `flotilla checkpoint …`.
+
+use std::process::ExitCode;
+
+use control::parse_checkpoint_ref;
+use wire::{RunId, v1};
+
+use crate::{cli::CheckpointCommand, fleet::FleetArgs, output};
+
+pub(crate) async fn checkpoint(
+    fleet: &FleetArgs,
+    command: CheckpointCommand,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let control = fleet.control().await?;
+    match command {
+        CheckpointCommand::List { run } => {
+            let run = RunId::new(run)?;
+            control.records(&run).await?;
+            let checkpoints = control.checkpoints(&run).await?;
+            if json { output::print_json(&checkpoints)? } else { list(&checkpoints) }
+        }
+        CheckpointCommand::Get { checkpoint } => {
+            let info = control.checkpoint(&parse_checkpoint_ref(&checkpoint)?).await?;
+            if json { output::print_json(&info)? } else { show(&info) }
+        }
+        CheckpointCommand::Export { checkpoint, out } => {
+            let info = control.export(&parse_checkpoint_ref(&checkpoint)?, &out).await?;
+            if json {
+                output::print_json(&info)?;
+            } else {
+                output::print(&format!("{} files in {}", info.files.len(), out.display()));
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list(checkpoints: &[v1::CheckpointInfo]) {
+    let rows = checkpoints.iter().filter_map(|info| {
+        let c = info.checkpoint.as_ref()?;
+        let kind = c.content().as_str_name().to_lowercase();
+        let path = c.tree.as_ref().map_or(String::new(), |tree| tree.path.clone());
+        let loss = if c.step == 0 { "-".into() } else { format!("{:.4}", c.loss) };
+        let last = if c.r#final { "yes" } else { "" };
+        Some([c.cycle.to_string(), c.step.to_string(), kind, last.into(), loss, path])
+    });
+    output::print(&output::table(
+        [">cycle", ">step", "what", "final", ">loss", "in the store"],
+        rows,
+    ));
+}
+
+fn show(info: &v1::CheckpointInfo) {
+    if let Some(c) = &info.checkpoint {
+        let tree = c.tree.clone().unwrap_or_default();
+        let parent = c.parent.clone().unwrap_or_default();
+        output::print(&format!("{} cycle {} step {} of {}", c.run, c.cycle, c.step, c.steps));
+        output::print(&format!("in the store: {}", tree.path));
+        output::print(&format!("manifest:     {}", tree.manifest));
+        output::print(&format!("trained from: {}", parent.path));
+    }
+    let rows = info
+        .files
+        .iter()
+        .map(|file| [file.path.clone(), output::bytes(file.bytes), file.digest.clone()]);
+    output::print(&output::table(["file", ">size", "digest"], rows));
+}

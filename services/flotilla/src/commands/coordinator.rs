@@ -1,0 +1,88 @@
+//! `flotilla coordinator`: the coordinator and the gRPC gateway in one process.
+
+use std::{process::ExitCode, time::Duration};
+
+use anyhow::Context;
+use bus::{Bus, Durability};
+use control::Control;
+use rustix::process::Signal;
+use store::Store;
+use wire::v1;
+
+use crate::{cli::CoordinatorArgs, fleet::FleetArgs, signals, supervise::die_with_parent};
+
+/// How long a silent leader is waited for: one server answers quickly, a cluster's own
+/// failover takes up to 8 s.
+const LEADER_LEASE: Duration = Duration::from_secs(3);
+const LEADER_LEASE_CLUSTER: Duration = Duration::from_secs(15);
+
+pub(crate) async fn coordinator(
+    fleet: &FleetArgs,
+    args: &CoordinatorArgs,
+) -> anyhow::Result<ExitCode> {
+    if args.die_with_parent {
+        die_with_parent(Signal::TERM);
+    }
+    let stop = signals::stop_token()?;
+    let bound = gateway::bind(gateway::Config { listen: args.gateway }).await?;
+    let mut options = fleet.options("coordinator", "coordinator")?;
+    options.monitor_urls.clone_from(&args.monitor);
+    let bus = Bus::connect(&options).await?;
+    let prepared = bus.prepare(args.replicas as usize).await?;
+    warn_of(prepared.durability);
+    let store = open_store(&bus, args).await?;
+    let config = v1::FleetConfig {
+        store: store.url().to_owned(),
+        gateway: bound.address().to_string(),
+        lease_s: args.lease,
+    };
+    bus.set_fleet_config(&config).await?;
+    let coordinating = coordinator::Config {
+        holder: format!("coordinator-{}", std::process::id()),
+        lease: if prepared.replicas > 1 { LEADER_LEASE_CLUSTER } else { LEADER_LEASE },
+        sizing: cycle::Sizing::default(),
+    };
+    let control = Control::new(bus.clone(), store.clone());
+    let (coordinated, served) = tokio::join!(
+        async {
+            let outcome = coordinator::run(bus, store, coordinating, stop.clone()).await;
+            stop.cancel();
+            outcome
+        },
+        async {
+            let outcome = bound.serve(control, stop.clone()).await;
+            stop.cancel();
+            outcome
+        },
+    );
+    coordinated.context("coordinate")?;
+    served.context("serve the gRPC API")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn open_store(bus: &Bus, args: &CoordinatorArgs) -> anyhow::Result<Store> {
+    let url = match (&args.store, bus.fleet_config().await?) {
+        (Some(url), _) => url.clone(),
+        (None, Some(config)) => config.store,
+        (None, None) => anyhow::bail!(
+            "where do files live? pass --store file:///DIR or s3://BUCKET/PREFIX the first time"
+        ),
+    };
+    let store = Store::open(&url).await?;
+    store.check().await?;
+    Ok(store)
+}
+
+fn warn_of(durability: Durability) {
+    match durability {
+        Durability::Always => {}
+        Durability::Lazy => tracing::warn!(
+            "the NATS server acknowledges before it has written to disk: a power loss can lose \
+             what was acknowledged; set `jetstream {{ sync_interval: always }}`"
+        ),
+        Durability::Unknown => tracing::warn!(
+            "cannot see whether the NATS server writes to disk before it acknowledges; \
+             pass --monitor http://HOST:8222 to check"
+        ),
+    }
+}

@@ -1,0 +1,73 @@
+//! `flotilla generate`: samples of one prompt, without a fleet.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use engine::{Adapter, Finish, Model, Prompt, Request, Sampling, Tokenizer};
+use serde_json::json;
+use wire::sample_seed;
+
+use crate::{cli::GenerateArgs, output};
+
+/// Sequences run at once.
+const SLOTS: usize = 64;
+
+pub(crate) fn generate(args: &GenerateArgs, json: bool) -> anyhow::Result<ExitCode> {
+    check(args)?;
+    let device = engine::parse_device(&args.device)?;
+    let mut model = Model::load(&args.model, &device).context("load the model")?;
+    if let Some(path) = &args.adapter {
+        let adapter = Adapter::load(path, model.config()).context("load the adapter")?;
+        model = model.with_adapter(&adapter).context("merge the adapter")?;
+    }
+    let tokenizer = Tokenizer::load(&args.model).context("load the tokenizer")?;
+    let request = Request {
+        tag: (),
+        prompt: Prompt::Text(args.prompt.clone()),
+        seeds: (0..args.n).map(|index| sample_seed(args.seed, "prompt", index)).collect(),
+        sampling: Sampling {
+            temperature: args.temperature,
+            top_k: args.top_k as usize,
+            top_p: args.top_p,
+            max_new_tokens: args.max_new_tokens as usize,
+        },
+    };
+    let mut answers = engine::generate_all(&model, &tokenizer, SLOTS, vec![request], |_, _| {})?;
+    let completions = answers.pop().context("the engine gave no answer")??;
+    if json {
+        let samples: Vec<_> = completions
+            .iter()
+            .map(|completion| {
+                json!({
+                    "index": completion.index,
+                    "text": completion.text,
+                    "tokens": completion.tokens.len(),
+                    "finish": finish(completion.finish),
+                })
+            })
+            .collect();
+        output::print_json(
+            &json!({ "prompt": args.prompt, "samples": samples, "engine": engine::ENGINE }),
+        )?;
+    } else {
+        completions.iter().for_each(|completion| output::print(&completion.text));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn check(args: &GenerateArgs) -> anyhow::Result<()> {
+    if !(0.0..=10.0).contains(&args.temperature) {
+        bail!("--temperature {}: must be from 0 to 10", args.temperature);
+    }
+    if !(args.top_p > 0.0 && args.top_p <= 1.0) {
+        bail!("--top-p {}: must be above 0 and at most 1", args.top_p);
+    }
+    Ok(())
+}
+
+fn finish(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Stop => "stop",
+        Finish::Length => "length",
+    }
+}

@@ -1,0 +1,191 @@
+//! `flotilla run …`.
+
+use std::{path::Path, process::ExitCode};
+
+use anyhow::Context;
+use control::{Control, Files, view};
+use futures::StreamExt;
+use serde_json::json;
+use wire::{RunId, v1};
+
+use crate::{
+    cli::{RunCommand, SteerArgs},
+    fleet::FleetArgs,
+    output, progress,
+};
+
+use super::FINDINGS;
+
+pub(crate) async fn run(
+    fleet: &FleetArgs,
+    command: RunCommand,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let control = fleet.control().await?;
+    match command {
+        RunCommand::Submit { spec, watch } => {
+            let run = submit(&control, &spec).await?;
+            if json {
+                output::print_json(&json!({ "run": run }))?
+            } else {
+                output::print(run.as_str())
+            }
+            if watch {
+                return follow(&control, &run, 0).await;
+            }
+        }
+        RunCommand::List => list(&control, json).await?,
+        RunCommand::Show { run } => show(&control, &RunId::new(run)?, json).await?,
+        RunCommand::Watch { run, after } => {
+            let run = RunId::new(run)?;
+            if json {
+                return print_facts(&control, &run, after).await;
+            }
+            return follow(&control, &run, after).await;
+        }
+        RunCommand::Pause(args) => steer(&control, args, v1::control::Action::Pause).await?,
+        RunCommand::Resume(args) => steer(&control, args, v1::control::Action::Resume).await?,
+        RunCommand::Cancel(args) => steer(&control, args, v1::control::Action::Cancel).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Files the spec names are looked up beside it.
+pub(crate) async fn submit(control: &Control, spec: &Path) -> anyhow::Result<RunId> {
+    let yaml = tokio::fs::read_to_string(spec).await;
+    let yaml = yaml.with_context(|| format!("read {}", spec.display()))?;
+    let directory = spec.parent().unwrap_or(Path::new("")).to_owned();
+    let submitted = control.submit(&yaml, &Files::Local(directory)).await;
+    submitted.with_context(|| format!("submit {}", spec.display()))
+}
+
+async fn steer(
+    control: &Control,
+    args: SteerArgs,
+    action: v1::control::Action,
+) -> anyhow::Result<()> {
+    Ok(control.steer(&RunId::new(args.run)?, action, &args.reason).await?)
+}
+
+async fn follow(control: &Control, run: &RunId, after: u64) -> anyhow::Result<ExitCode> {
+    let ended = progress::follow(control, run, after).await?;
+    let status = ended.done.as_ref().map(v1::Done::status);
+    Ok(match status {
+        Some(v1::done::Status::Succeeded) => ExitCode::SUCCESS,
+        _ => ExitCode::from(FINDINGS),
+    })
+}
+
+/// One line a fact, as on the bus, until the run ends.
+async fn print_facts(control: &Control, run: &RunId, after: u64) -> anyhow::Result<ExitCode> {
+    let mut facts = control.watch_run(run, after).await?;
+    while let Some(record) = facts.next().await.transpose()? {
+        let body: serde_json::Value = serde_json::from_slice(&record.fact.encode())?;
+        output::print_json(&json!({
+            "cursor": record.sequence,
+            "time_ms": record.time_ms,
+            "subject": record.fact.subject.to_string(),
+            "fact": body,
+        }))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn state(run: &v1::Run) -> String {
+    run.state().as_str_name().to_lowercase()
+}
+
+async fn list(control: &Control, json: bool) -> anyhow::Result<()> {
+    let runs: Vec<v1::Run> = control.runs().await?.iter().map(view).collect();
+    if json {
+        return output::print_json(&runs);
+    }
+    let rows = runs.iter().map(|run| {
+        let cycle = format!("{}/{}", run.cycle, run.cycles);
+        let submitted = output::time(run.submitted_at.as_ref());
+        [run.run.clone(), run.kind.clone(), state(run), cycle, submitted, run.message.clone()]
+    });
+    let headings = ["run", "kind", "state", ">cycle", "submitted", "message"];
+    output::print(&output::table(headings, rows));
+    Ok(())
+}
+
+async fn show(control: &Control, id: &RunId, json: bool) -> anyhow::Result<()> {
+    let run = view(&control.run(id).await?);
+    if json {
+        return output::print_json(&run);
+    }
+    let message = if run.message.is_empty() { String::new() } else { format!(": {}", run.message) };
+    output::print(&format!("{id}: {} run, {}{message}", run.kind, state(&run)));
+    output::print(&format!(
+        "seed {}, cycle {} of {}, phase {}",
+        run.seed, run.cycle, run.cycles, run.phase
+    ));
+    output::print(&cycles_table(&run));
+    if !run.checkpoints.is_empty() {
+        output::print(&perplexities_table(&run));
+    }
+    for failure in &run.failures {
+        let v1::Failure { kind, id, attempt, agent, message, .. } = failure;
+        output::print(&format!("failure: {kind} {id}, try {attempt} on {agent}: {message}"));
+        if !failure.log_tail.is_empty() {
+            output::print(&failure.log_tail);
+        }
+    }
+    Ok(())
+}
+
+/// Each checkpoint and what was measured of it.
+pub(crate) fn perplexities_table(run: &v1::Run) -> String {
+    let rows = run.checkpoints.iter().filter_map(|info| info.checkpoint.as_ref()).map(|c| {
+        let of = |e: &&v1::Eval| (e.cycle, e.step) == (c.cycle, c.step);
+        let eval = run.evals.iter().find(of);
+        let perplexity =
+            eval.map_or("-".into(), |e| format!("{:.4} ± {:.4}", e.perplexity, e.stderr));
+        let bits = eval.map_or("-".into(), |e| format!("{:.4}", e.bits_per_byte));
+        let loss = if c.step == 0 { "-".into() } else { format!("{:.4}", c.loss) };
+        let path = c.tree.as_ref().map_or(String::new(), |tree| tree.path.clone());
+        [c.cycle.to_string(), c.step.to_string(), loss, perplexity, bits, path]
+    });
+    output::table([">cycle", ">step", ">loss", ">perplexity", ">bits/byte", "in the store"], rows)
+}
+
+/// What each cycle came to; also the demo's last word.
+pub(crate) fn cycles_table(run: &v1::Run) -> String {
+    let rows = run.cycles_done.iter().map(|done| {
+        let rate = done.heldout.as_ref().map_or("-".into(), |rate| {
+            format!("{:.1} % ± {:.1}", rate.mean * 100.0, rate.stderr * 100.0)
+        });
+        let last = run.evals.iter().filter(|eval| eval.cycle == done.cycle).max_by_key(|e| e.step);
+        let perplexity =
+            last.map_or("-".into(), |e| format!("{:.4} ± {:.4}", e.perplexity, e.stderr));
+        let agents: Vec<String> =
+            done.samples_by_agent.iter().map(|(agent, n)| format!("{agent} {n}")).collect();
+        let phases = [done.generate_s, done.verify_s, done.train_s, done.eval_s];
+        let [generate, verify, train, evaluate] = phases.map(|s| format!("{s:.1}"));
+        let kept = format!("{}/{}", done.kept, done.sampled);
+        [
+            done.cycle.to_string(),
+            rate,
+            perplexity,
+            kept,
+            generate,
+            verify,
+            train,
+            evaluate,
+            agents.join(", "),
+        ]
+    });
+    let headings = [
+        ">cycle",
+        ">held-out pass rate",
+        ">perplexity",
+        ">kept",
+        ">generate s",
+        ">verify s",
+        ">train s",
+        ">eval s",
+        "samples by agent",
+    ];
+    output::table(headings, rows)
+}

@@ -1,0 +1,174 @@
+//! `flotilla up`: a fleet's services on this machine, supervised.
+//!
+//! Stops in the order of the arrows: agents first, then the coordinator, the bus last.
+
+use std::{
+    ffi::OsString,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use bus::server::{ManagedServer, ServerOptions};
+use rustix::process::Signal;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    cli::UpArgs,
+    fleet::{FleetArgs, FleetFile},
+    signals,
+    supervise::{Member, die_with_parent},
+};
+
+use super::agent::ROLES;
+
+/// Between tries to bring the NATS server back.
+const SERVER_PAUSE: Duration = Duration::from_secs(2);
+
+pub(crate) async fn up(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Result<ExitCode> {
+    if args.die_with_parent {
+        die_with_parent(Signal::TERM);
+    }
+    let directory = prepare_directory(fleet)?;
+    let agents = parse_agents(&args.agents)?;
+    let stop = signals::stop_token()?;
+    let options = ServerOptions {
+        binary: args.nats_server.clone(),
+        port: args.port,
+        listen: args.listen,
+        ..ServerOptions::new(directory.join("nats"))
+    };
+    let mut server = ManagedServer::start(&options).await?;
+    let file = FleetFile {
+        nats: server.url(),
+        gateway: gateway_address(args, &directory)?.to_string(),
+        store: args
+            .store
+            .clone()
+            .unwrap_or_else(|| format!("file://{}/store", directory.display())),
+        pid: std::process::id(),
+    };
+    file.write(&directory)?;
+    let (working, coordinating) = (CancellationToken::new(), CancellationToken::new());
+    let (workers, services) = (TaskTracker::new(), TaskTracker::new());
+    let coordinator = coordinator(&file, &server, args.lease, &directory);
+    services.spawn(coordinator.supervise(coordinating.clone()));
+    for member in agent_members(&agents, &file, &directory) {
+        workers.spawn(member.supervise(working.clone()));
+    }
+    tracing::info!(nats = file.nats, gateway = file.gateway, store = file.store, "the fleet is up");
+    attend(&mut server, &stop).await;
+    finish(&workers, &working).await;
+    finish(&services, &coordinating).await;
+    server.stop().await;
+    tracing::info!("the fleet is down");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn prepare_directory(fleet: &FleetArgs) -> anyhow::Result<PathBuf> {
+    let directory =
+        fleet.dir.as_ref().context("pass --dir DIR, where the fleet's files are to be")?;
+    std::fs::create_dir_all(directory)
+        .and_then(|()| directory.canonicalize())
+        .with_context(|| format!("use {} for a fleet", directory.display()))
+}
+
+/// The address asked for, the one the fleet had, or a free one.
+fn gateway_address(args: &UpArgs, directory: &Path) -> anyhow::Result<SocketAddr> {
+    if let Some(address) = args.gateway {
+        return Ok(address);
+    }
+    let before = FleetFile::read(directory)?.and_then(|file| file.gateway.parse().ok());
+    if let Some(address) = before.filter(|address: &SocketAddr| TcpListener::bind(address).is_ok())
+    {
+        return Ok(address);
+    }
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr());
+    free.context("find a free port for the gateway")
+}
+
+/// Brings the NATS server back whenever it ends, until stopped.
+async fn attend(server: &mut ManagedServer, stop: &CancellationToken) {
+    while let Some(status) = stop.run_until_cancelled(server.wait()).await {
+        tracing::error!(%status, "the nats-server ended; starting it again");
+        while let Err(error) = server.restart().await {
+            tracing::error!(error = format!("{:#}", anyhow::Error::from(error)));
+            if stop.run_until_cancelled(tokio::time::sleep(SERVER_PAUSE)).await.is_none() {
+                return;
+            }
+        }
+    }
+}
+
+async fn finish(members: &TaskTracker, stop: &CancellationToken) {
+    stop.cancel();
+    members.close();
+    members.wait().await;
+}
+
+fn coordinator(file: &FleetFile, server: &ManagedServer, lease: f64, directory: &Path) -> Member {
+    let arguments = [
+        "coordinator",
+        "--nats",
+        &file.nats,
+        "--monitor",
+        &server.monitor_url(),
+        "--store",
+        &file.store,
+        "--gateway",
+        &file.gateway,
+        "--lease",
+        &lease.to_string(),
+        "--die-with-parent",
+    ];
+    Member {
+        name: "coordinator".into(),
+        arguments: arguments.map(OsString::from).to_vec(),
+        log: directory.join("logs/coordinator.log"),
+    }
+}
+
+/// Roles and how many agents of each.
+fn parse_agents(wanted: &[String]) -> anyhow::Result<Vec<(String, u32)>> {
+    let parse = |text: &String| {
+        let (role, count) = text.split_once('=').unwrap_or((text, "1"));
+        if !ROLES.contains(&role) {
+            bail!("--agents {text}: the roles are {}", ROLES.join(", "));
+        }
+        let count = count.parse().ok().filter(|count| (1..=64).contains(count));
+        let count =
+            count.with_context(|| format!("--agents {text}: write {role}=N, N from 1 to 64"))?;
+        Ok((role.to_owned(), count))
+    };
+    wanted.iter().map(parse).collect()
+}
+
+/// Agents of one machine share its cores and its cache.
+fn agent_members(agents: &[(String, u32)], file: &FleetFile, directory: &Path) -> Vec<Member> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let member = |role: &str, number: u32, threads: usize| {
+        let name = format!("{role}-{number}");
+        let home = directory.join("agents").join(&name);
+        let mut arguments: Vec<OsString> = Vec::new();
+        let fixed = ["agent", "--nats", &file.nats, "--roles", role, "--name", &name];
+        arguments.extend(fixed.map(OsString::from));
+        arguments.extend(["--agent-dir".into(), home.clone().into()]);
+        arguments.extend(["--cache-dir".into(), directory.join("cache").into()]);
+        arguments.extend(["--threads".into(), threads.to_string().into()]);
+        arguments.push("--die-with-parent".into());
+        Member { name, arguments, log: home.join("agent.log") }
+    };
+    let mut members = Vec::new();
+    for (role, count) in agents {
+        let threads = match role.as_str() {
+            // Generators work all at once; an eval must not slow the training beside it.
+            "generator" => cores.div_ceil(*count as usize),
+            "evaluator" => 1,
+            _ => cores,
+        };
+        members.extend((1..=*count).map(|number| member(role, number, threads)));
+    }
+    members
+}

@@ -1,0 +1,104 @@
+//! The demo's last word: a table, or one JSON document.
+
+use std::{path::Path, time::Instant};
+
+use control::{Control, view};
+use serde_json::{Value, json};
+use wire::{RunId, v1};
+
+use crate::commands::{cycles_table, perplexities_table};
+
+pub(super) struct Report {
+    pub runs: [RunId; 2],
+    pub json: Value,
+    pub tables: String,
+}
+
+pub(super) async fn gather(
+    control: &Control,
+    runs: &[RunId; 2],
+    seed: u64,
+    began: Instant,
+) -> anyhow::Result<Report> {
+    let base = view(&control.run(&runs[0]).await?);
+    let raft = view(&control.run(&runs[1]).await?);
+    let wall_s = began.elapsed().as_secs_f64();
+    let json = json!({
+        "seed": seed,
+        "wall_s": wall_s,
+        "runs": runs,
+        "checkpoints": base.evals.iter().chain(&raft.evals).map(measured).collect::<Vec<_>>(),
+        "cycles": raft.cycles_done.iter().map(|done| cycle(&raft, done)).collect::<Vec<_>>(),
+    });
+    let tables = format!(
+        "\n{}: perplexity of held-out work as the base learns\n{}\n\n{}: reward-ranked fine-tuning\n{}\n\n{wall_s:.0} s in all",
+        runs[0],
+        perplexities_table(&base),
+        runs[1],
+        cycles_table(&raft)
+    );
+    Ok(Report { runs: runs.clone(), json, tables })
+}
+
+fn measured(eval: &v1::Eval) -> Value {
+    json!({
+        "run": eval.run,
+        "cycle": eval.cycle,
+        "step": eval.step,
+        "perplexity": eval.perplexity,
+        "stderr": eval.stderr,
+        "bits_per_byte": eval.bits_per_byte,
+    })
+}
+
+fn cycle(raft: &v1::Run, done: &v1::CycleDone) -> Value {
+    let last = raft.evals.iter().filter(|eval| eval.cycle == done.cycle).max_by_key(|e| e.step);
+    let rate = done.heldout.unwrap_or_default();
+    json!({
+        "cycle": done.cycle,
+        "heldout_pass_rate": rate.mean,
+        "heldout_stderr": rate.stderr,
+        "heldout_perplexity": last.map(|eval| eval.perplexity),
+        "sampled": done.sampled,
+        "kept": done.kept,
+        "generate_s": done.generate_s,
+        "verify_s": done.verify_s,
+        "train_s": done.train_s,
+        "eval_s": done.eval_s,
+        "samples_by_agent": done.samples_by_agent,
+    })
+}
+
+/// Where to look further.
+pub(super) fn hints(directory: &Path, runs: &[RunId; 2], up: bool, kept: bool) -> String {
+    let directory = directory.display();
+    let raft = &runs[1];
+    if !kept {
+        return "the fleet is down and its files are gone; look further with \
+                `flotilla demo --keep --dir demo-fleet`"
+            .to_owned();
+    }
+    if !up {
+        return format!(
+            "the fleet is down; its files are in {directory}. Bring it back with\n  \
+             flotilla up --dir {directory} --agents trainer,generator=2,verifier,evaluator"
+        );
+    }
+    let file = crate::fleet::FleetFile::read(Path::new(&directory.to_string())).ok().flatten();
+    let (nats, gateway) = file.map_or_else(Default::default, |file| (file.nats, file.gateway));
+    format!(
+        "\
+the fleet is up. Look further:
+  export FLOTILLA_DIR={directory}
+  flotilla run show {raft}
+  flotilla eval history {raft}
+  flotilla checkpoint list {raft}
+  flotilla audit {raft}
+  flotilla agents list
+  nats -s {nats} stream view FLOTILLA
+  nats -s {nats} sub 'flotilla.*.eval.>'
+  grpcurl -plaintext {gateway} list
+  grpcurl -plaintext -d '{{\"run\": \"{raft}\"}}' {gateway} flotilla.v1.Runs/Get
+  flotilla down"
+    )
+}

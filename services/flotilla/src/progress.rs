@@ -1,0 +1,230 @@
+//! A run as it goes: bars on a terminal, lines elsewhere, always on stderr.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use control::Control;
+use cycle::{Phase, Run};
+use futures::{StreamExt, stream};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use wire::{Body, Place, Record, RunId, v1};
+
+use crate::output;
+
+/// Frames of a spinner, so that a person sees it is alive.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Follows a run to its end, showing how it goes.
+pub(crate) async fn follow(control: &Control, id: &RunId, after: u64) -> anyhow::Result<Run> {
+    let mut facts = control.watch_run(id, 0).await?;
+    let mut statuses = match control.bus().watch_statuses().await {
+        Ok(statuses) => statuses.boxed(),
+        // Bars move by facts alone then.
+        Err(_) => stream::pending().boxed(),
+    };
+    let mut view = View::new(after);
+    let mut run: Option<Run> = None;
+    loop {
+        tokio::select! {
+            fact = facts.next() => {
+                let Some(record) = fact.transpose()? else { break };
+                match &mut run {
+                    None => run = Run::start(&record),
+                    Some(run) => run.fold(&record),
+                }
+                if let Some(run) = &run {
+                    view.fact(run, &record);
+                }
+            }
+            Some(status) = statuses.next() => {
+                if let Some(run) = &run {
+                    view.status(run, status);
+                }
+            }
+        }
+    }
+    view.end();
+    run.ok_or_else(|| control::RunError::Unknown(id.clone()).into())
+}
+
+struct View {
+    /// Facts up to here were shown before.
+    after: u64,
+    bars: MultiProgress,
+    bar: Option<(u32, Phase, ProgressBar)>,
+    /// What agents say they are doing, by agent.
+    jobs: BTreeMap<String, Vec<v1::ActiveJob>>,
+}
+
+impl View {
+    fn new(after: u64) -> Self {
+        Self { after, bars: MultiProgress::new(), bar: None, jobs: BTreeMap::new() }
+    }
+
+    fn fact(&mut self, run: &Run, record: &Record) {
+        if record.sequence > self.after
+            && let Some(line) = describe(run, record)
+        {
+            self.line(&line);
+        }
+        self.update(run);
+    }
+
+    fn status(&mut self, run: &Run, status: v1::AgentStatus) {
+        let ours = status.jobs.into_iter().filter(|job| job.run == run.id.as_str()).collect();
+        self.jobs.insert(status.agent, ours);
+        self.update(run);
+    }
+
+    fn line(&self, line: &str) {
+        if output::on_terminal() {
+            // A bar that cannot be drawn is no reason to stop.
+            let _ = self.bars.println(line);
+        } else {
+            output::say(line);
+        }
+    }
+
+    /// One bar for what the run is waiting for.
+    fn update(&mut self, run: &Run) {
+        if !output::on_terminal() {
+            return;
+        }
+        let (cycle, phase) = (run.current_cycle(), run.phase());
+        if self.bar.as_ref().is_none_or(|(c, p, _)| (*c, *p) != (cycle, phase)) {
+            self.end();
+            if phase != Phase::Done {
+                self.bar = Some((cycle, phase, self.bars.add(bar(cycle, phase))));
+            }
+        }
+        let Some((_, _, bar)) = &self.bar else { return };
+        let Gauge { done, total, note } = self.gauge(run, cycle, phase);
+        bar.set_length(total);
+        bar.set_position(done);
+        bar.set_message(note);
+    }
+
+    fn gauge(&self, run: &Run, number: u32, phase: Phase) -> Gauge {
+        let jobs = || self.jobs.values().flatten();
+        let Some(cycle) = run.cycles.get(&number) else { return self.trained(phase) };
+        match phase {
+            Phase::Generate => self.sampled(cycle, v1::Purpose::Train),
+            Phase::Evaluate => {
+                let waiting = jobs().map(|job| job.note.as_str()).find(|note| !note.is_empty());
+                let mut gauge = self.sampled(cycle, v1::Purpose::Heldout);
+                gauge.note = waiting.unwrap_or_default().to_owned();
+                gauge
+            }
+            Phase::Verify => {
+                let all = cycle.jobs_for(v1::Purpose::Train);
+                let judged = all.filter(|(_, job)| job.verdicts.is_some()).count() as u64;
+                let total = cycle.jobs_for(v1::Purpose::Train).count() as u64;
+                Gauge { done: judged, total, note: "jobs".into() }
+            }
+            Phase::Plan | Phase::Select | Phase::Train | Phase::Done => self.trained(phase),
+        }
+    }
+
+    fn trained(&self, phase: Phase) -> Gauge {
+        let job = self.jobs.values().flatten().find(|job| job.role == "trainer");
+        match job {
+            Some(job) if matches!(phase, Phase::Plan | Phase::Train) => Gauge {
+                done: job.done.into(),
+                total: job.total.max(1).into(),
+                note: job.note.clone(),
+            },
+            _ => Gauge { done: 0, total: 1, note: String::new() },
+        }
+    }
+
+    fn sampled(&self, cycle: &cycle::Cycle, purpose: v1::Purpose) -> Gauge {
+        let planned = cycle.jobs_for(purpose).flat_map(|(_, job)| &job.draws);
+        let total: u64 = planned.map(|draw| u64::from(draw.count)).sum();
+        let accepted = cycle.jobs_for(purpose).filter_map(|(_, job)| job.samples.as_ref());
+        let mut done: u64 = accepted.map(|samples| u64::from(samples.count)).sum();
+        let active: Vec<&v1::ActiveJob> =
+            self.jobs.values().flatten().filter(|job| job.role == "generator").collect();
+        done += active.iter().map(|job| u64::from(job.done)).sum::<u64>();
+        let note = format!("samples, {} jobs running", active.len());
+        Gauge { done: done.min(total), total: total.max(1), note }
+    }
+
+    fn end(&mut self) {
+        if let Some((_, _, bar)) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+struct Gauge {
+    done: u64,
+    total: u64,
+    note: String,
+}
+
+fn bar(cycle: u32, phase: Phase) -> ProgressBar {
+    let template = "{prefix:>18} {wide_bar:.green} {pos}/{len} {msg}";
+    let style =
+        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    let bar = ProgressBar::new(1).with_style(style);
+    bar.set_prefix(format!("cycle {cycle} {}", phase.as_str()));
+    bar.enable_steady_tick(TICK);
+    bar
+}
+
+/// A fact in a line, if a person wants to know of it.
+fn describe(run: &Run, record: &Record) -> Option<String> {
+    let id = &run.id;
+    Some(match (&record.fact.subject.place, &record.fact.body) {
+        (_, Body::Spec(spec)) => {
+            format!(
+                "{id}: {} run, seed {}",
+                if run.raft().is_some() { "raft" } else { "sft" },
+                spec.seed
+            )
+        }
+        (_, Body::Control(control)) => {
+            format!("{id}: {}", control.action().as_str_name().to_lowercase())
+        }
+        (Place::Plan { cycle }, Body::Plan(plan)) => {
+            let samples: u32 = plan.jobs.iter().flat_map(|job| &job.draws).map(|d| d.count).sum();
+            format!("{id}: cycle {cycle}: {samples} samples planned in {} jobs", plan.jobs.len())
+        }
+        (_, Body::Selected(selected)) => selection(id, selected),
+        (_, Body::Checkpoint(v1::Checkpoint { step: 0, .. })) => return None,
+        (_, Body::Checkpoint(c)) => {
+            format!(
+                "{id}: cycle {}: checkpoint {}/{}, loss {:.4}",
+                c.cycle, c.step, c.steps, c.loss
+            )
+        }
+        (_, Body::Eval(e)) => format!(
+            "{id}: cycle {}: step {}, {}: perplexity {:.4} ± {:.4} ({})",
+            e.cycle, e.step, e.suite, e.perplexity, e.stderr, e.agent
+        ),
+        (_, Body::Failure(f)) => {
+            let end = if f.r#final { "given up" } else { "will be tried again" };
+            format!("{id}: {} {} failed on {}, {end}: {}", f.kind, f.id, f.agent, f.message)
+        }
+        (_, Body::CycleDone(done)) => cycle_done(id, done),
+        (_, Body::Done(done)) => {
+            let reason = if done.message.is_empty() { "" } else { ": " };
+            let status = done.status().as_str_name().to_lowercase();
+            format!("{id}: {status}{reason}{}", done.message)
+        }
+        _ => return None,
+    })
+}
+
+fn selection(id: &RunId, selected: &v1::Selected) -> String {
+    let dropped: Vec<String> =
+        selected.dropped.iter().map(|(why, count)| format!("{count} {why}")).collect();
+    let v1::Selected { cycle, kept, considered, .. } = selected;
+    format!("{id}: cycle {cycle}: kept {kept} of {considered} ({})", dropped.join(", "))
+}
+
+fn cycle_done(id: &RunId, done: &v1::CycleDone) -> String {
+    let heldout = done.heldout.as_ref().map_or(String::new(), |rate| {
+        format!(": held-out pass rate {:.1} % ± {:.1}", rate.mean * 100.0, rate.stderr * 100.0)
+    });
+    format!("{id}: cycle {} done{heldout}", done.cycle)
+}

@@ -1,0 +1,61 @@
+//! From the fields of a request to domain types. The errors name the field.
+
+use store::{PathError, RelativePath};
+use wire::{IdError, RunId, SuiteName, v1};
+
+/// A sentence for whoever wonders later why the run was paused.
+const REASON_BYTES_MAX: usize = 4096;
+
+/// A field that cannot work.
+#[derive(Debug, thiserror::Error)]
+#[error("field {field}: {problem}")]
+pub(crate) struct ArgumentError {
+    field: &'static str,
+    problem: String,
+}
+
+impl ArgumentError {
+    fn new(field: &'static str, problem: impl Into<String>) -> Self {
+        Self { field, problem: problem.into() }
+    }
+}
+
+pub(crate) fn spec_yaml(text: &str) -> Result<&str, ArgumentError> {
+    if text.trim().is_empty() {
+        return Err(ArgumentError::new("spec_yaml", "it is empty; put the run spec there"));
+    }
+    Ok(text)
+}
+
+pub(crate) fn reason(text: &str) -> Result<&str, ArgumentError> {
+    let bytes = text.len();
+    if bytes > REASON_BYTES_MAX {
+        let problem = format!("it has {bytes} bytes, the limit is {REASON_BYTES_MAX}");
+        return Err(ArgumentError::new("reason", problem));
+    }
+    Ok(text)
+}
+
+/// The run and the suite to look at; empty means all.
+pub(crate) fn filter(filter: Option<v1::EvalFilter>) -> Result<(Option<RunId>, String), IdError> {
+    let v1::EvalFilter { run, suite } = filter.unwrap_or_default();
+    let run = if run.is_empty() { None } else { Some(RunId::new(run)?) };
+    if !suite.is_empty() {
+        SuiteName::new(suite.as_str())?;
+    }
+    Ok((run, suite))
+}
+
+pub(crate) fn checkpoint(
+    reference: Option<v1::CheckpointRef>,
+) -> Result<v1::CheckpointRef, ArgumentError> {
+    let missing = || ArgumentError::new("checkpoint", "it is missing; name at least the run");
+    let reference = reference.ok_or_else(missing)?;
+    RunId::new(reference.run.as_str())
+        .map_err(|error| ArgumentError::new("checkpoint", error.to_string()))?;
+    Ok(reference)
+}
+
+pub(crate) fn path(path: String) -> Result<RelativePath, PathError> {
+    RelativePath::new(path)
+}

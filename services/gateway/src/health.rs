@@ -1,0 +1,47 @@
+//! What the gateway says of its health: the process as a whole (`""`) serves as long as it
+//! answers; the services serve while the bus can be reached, because all of them need it.
+
+use std::time::Duration;
+
+use bus::Bus;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tonic_health::{
+    ServingStatus,
+    pb::health_server::{Health, HealthServer},
+    server::{HealthReporter, health_reporter},
+};
+
+use crate::rpc::{checkpoints_server, evals_server, fleet_server, runs_server};
+
+const SERVICES: [&str; 4] = [
+    runs_server::SERVICE_NAME,
+    evals_server::SERVICE_NAME,
+    checkpoints_server::SERVICE_NAME,
+    fleet_server::SERVICE_NAME,
+];
+const INTERVAL: Duration = Duration::from_millis(500);
+
+pub(crate) fn service() -> (HealthReporter, HealthServer<impl Health>) {
+    health_reporter()
+}
+
+/// Keeps the answers true until the gateway stops, then ends their watchers' streams.
+pub(crate) async fn report(health: &HealthReporter, bus: &Bus, stop: &CancellationToken) {
+    while !stop.is_cancelled() {
+        let status =
+            if bus.is_connected() { ServingStatus::Serving } else { ServingStatus::NotServing };
+        for service in SERVICES {
+            health.set_service_status(service, status).await;
+        }
+        tokio::select! {
+            () = sleep(INTERVAL) => {}
+            () = stop.cancelled() => {}
+        }
+    }
+    let mut health = health.clone();
+    for service in SERVICES.into_iter().chain([""]) {
+        health.set_service_status(service, ServingStatus::NotServing).await;
+        health.clear_service_status(service).await;
+    }
+}

@@ -1,0 +1,111 @@
+//! `flotilla.v1.Runs`.
+
+use bytes::Bytes;
+use control::{Files, RunError, timestamp};
+use futures::StreamExt;
+use tonic::{Request, Response, Status};
+use wire::{Place, Record, RunId, Subject, v1};
+
+use crate::{
+    arguments,
+    call::{Calls, Items, deadline, span},
+    rpc::runs_server,
+};
+
+pub(crate) struct Runs(pub(crate) Calls);
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl runs_server::Runs for Runs {
+    async fn submit(&self, request: Request<v1::SubmitRequest>) -> Answer<v1::SubmitResponse> {
+        let v1::SubmitRequest { spec_yaml, files } = request.into_inner();
+        let submit = async {
+            let yaml = arguments::spec_yaml(&spec_yaml)?;
+            let files = files.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes)));
+            let run = self.0.control.submit(yaml, &Files::Attached(files.collect())).await?;
+            tracing::info!(%run, "submitted");
+            Ok(v1::SubmitResponse { run: run.to_string() })
+        };
+        self.0.unary(span("Runs.Submit", ""), submit).await
+    }
+
+    async fn get(&self, request: Request<v1::GetRunRequest>) -> Answer<v1::Run> {
+        let v1::GetRunRequest { run } = request.into_inner();
+        let get = async {
+            let run = RunId::new(run.as_str())?;
+            Ok(control::view(&self.0.control.run(&run).await?))
+        };
+        self.0.unary(span("Runs.Get", &run), get).await
+    }
+
+    async fn list(&self, _: Request<v1::ListRunsRequest>) -> Answer<v1::ListRunsResponse> {
+        let list = async {
+            let runs = self.0.control.runs().await?;
+            Ok(v1::ListRunsResponse { runs: runs.iter().map(control::view).collect() })
+        };
+        self.0.unary(span("Runs.List", ""), list).await
+    }
+
+    async fn pause(&self, request: Request<v1::ControlRequest>) -> Answer<v1::ControlResponse> {
+        self.steer("Runs.Pause", v1::control::Action::Pause, request.into_inner()).await
+    }
+
+    async fn resume(&self, request: Request<v1::ControlRequest>) -> Answer<v1::ControlResponse> {
+        self.steer("Runs.Resume", v1::control::Action::Resume, request.into_inner()).await
+    }
+
+    async fn cancel(&self, request: Request<v1::ControlRequest>) -> Answer<v1::ControlResponse> {
+        self.steer("Runs.Cancel", v1::control::Action::Cancel, request.into_inner()).await
+    }
+
+    type WatchStream = Items<v1::RunEvent>;
+
+    async fn watch(&self, request: Request<v1::WatchRunRequest>) -> Answer<Self::WatchStream> {
+        let deadline = deadline(&request);
+        let v1::WatchRunRequest { run, after } = request.into_inner();
+        let open = async {
+            let run = RunId::new(run.as_str())?;
+            let records = self.0.control.watch_run(&run, after).await?;
+            Ok(records.map(|record| record.map(event)))
+        };
+        self.0.stream(span("Runs.Watch", &run), deadline, open).await
+    }
+}
+
+impl Runs {
+    async fn steer(
+        &self,
+        method: &'static str,
+        action: v1::control::Action,
+        request: v1::ControlRequest,
+    ) -> Answer<v1::ControlResponse> {
+        let v1::ControlRequest { run, reason } = request;
+        let steer = async {
+            let run = RunId::new(run.as_str())?;
+            self.0.control.steer(&run, action, arguments::reason(&reason)?).await?;
+            Ok(v1::ControlResponse {})
+        };
+        self.0.unary(span(method, &run), steer).await
+    }
+}
+
+impl Calls {
+    /// So that a misspelt run is an error and not an empty answer.
+    pub(crate) async fn known(&self, run: &RunId) -> Result<(), RunError> {
+        let spec = Subject::new(run, Place::Spec).to_string();
+        match self.control.bus().get(&spec).await? {
+            Some(_) => Ok(()),
+            None => Err(RunError::Unknown(run.clone())),
+        }
+    }
+}
+
+fn event(record: Record) -> v1::RunEvent {
+    v1::RunEvent {
+        cursor: record.sequence,
+        at: Some(timestamp(record.time_ms)),
+        subject: record.fact.subject.to_string(),
+        json: String::from_utf8(record.fact.encode()).expect("JSON is UTF-8"),
+    }
+}

@@ -1,0 +1,8 @@
+//! The gateway as its clients see it: over TCP, with a real nats-server and a real store.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod rig;
+mod runs;
+mod server;
+mod streams;

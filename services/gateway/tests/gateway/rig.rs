@@ -1,0 +1,125 @@
+//! One gateway with its own bus and store for one test, and things to send to it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use bus::{
+    Bus, ConnectOptions,
+    server::{ManagedServer, ServerOptions},
+};
+use control::Control;
+use gateway::{
+    Config,
+    rpc::{
+        checkpoints_client::CheckpointsClient, evals_client::EvalsClient,
+        fleet_client::FleetClient, runs_client::RunsClient,
+    },
+};
+use store::Store;
+use tempfile::TempDir;
+use tokio::{task::JoinHandle, time::timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use wire::{Body, Fact, v1};
+
+/// For anything that a correct gateway does at once, on a machine busy with builds.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) const SPEC: &str = "
+name: sums
+base: { init: { config: config.json, tokenizer: tokenizer.json } }
+evals: [{ name: held, text: held.txt, n_ctx: 64 }]
+sft: { data: data.jsonl }
+";
+
+pub(crate) struct Rig {
+    pub(crate) url: String,
+    pub(crate) channel: Channel,
+    pub(crate) bus: Bus,
+    pub(crate) store: Store,
+    pub(crate) nats: ManagedServer,
+    pub(crate) stop: CancellationToken,
+    pub(crate) serving: JoinHandle<anyhow::Result<()>>,
+    pub(crate) dir: TempDir,
+}
+
+impl Rig {
+    pub(crate) async fn start() -> Self {
+        let dir = TempDir::new().unwrap();
+        let nats = match ManagedServer::start(&ServerOptions::new(dir.path().join("bus"))).await {
+            Ok(nats) => nats,
+            Err(error) => panic!("{error} ({error:?}); run deploy/fetch-nats-server.sh first"),
+        };
+        let options = ConnectOptions { urls: vec![nats.url()], ..Default::default() };
+        let bus = Bus::connect(&options).await.unwrap();
+        bus.prepare(1).await.unwrap();
+        let store = Store::open(&format!("file://{}/store", dir.path().display())).await.unwrap();
+        let config = Config { listen: "127.0.0.1:0".parse().unwrap() };
+        let bound = gateway::bind(config).await.unwrap();
+        let url = format!("http://{}", bound.address());
+        let stop = CancellationToken::new();
+        let control = Control::new(bus.clone(), store.clone());
+        let serving = tokio::spawn(bound.serve(control, stop.clone()));
+        let channel = Channel::from_shared(url.clone()).unwrap().connect().await.unwrap();
+        Self { url, channel, bus, store, nats, stop, serving, dir }
+    }
+
+    pub(crate) fn runs(&self) -> RunsClient<Channel> {
+        RunsClient::new(self.channel.clone())
+    }
+
+    pub(crate) fn evals(&self) -> EvalsClient<Channel> {
+        EvalsClient::new(self.channel.clone())
+    }
+
+    pub(crate) fn checkpoints(&self) -> CheckpointsClient<Channel> {
+        CheckpointsClient::new(self.channel.clone())
+    }
+
+    pub(crate) fn fleet(&self) -> FleetClient<Channel> {
+        FleetClient::new(self.channel.clone())
+    }
+
+    /// Submits a run, and returns its id.
+    pub(crate) async fn submit(&self) -> String {
+        self.runs().submit(submission(SPEC)).await.unwrap().into_inner().run
+    }
+
+    pub(crate) async fn publish(&self, subject: &str, body: Body) -> u64 {
+        let fact = Fact { subject: subject.parse().unwrap(), body };
+        self.bus.publish(&fact).await.unwrap().sequence()
+    }
+
+    pub(crate) async fn publish_eval(&self, run: &str, step: u32) -> u64 {
+        let eval = v1::Eval {
+            run: run.into(),
+            cycle: 1,
+            step,
+            suite: "held".into(),
+            perplexity: f64::from(step),
+            ..Default::default()
+        };
+        self.publish(&format!("flotilla.{run}.eval.1.{step}.held"), Body::Eval(eval)).await
+    }
+
+    pub(crate) async fn finish(&self, run: &str) -> u64 {
+        let done = v1::Done { status: v1::done::Status::Succeeded.into(), ..Default::default() };
+        self.publish(&format!("flotilla.{run}.done"), Body::Done(done)).await
+    }
+}
+
+/// A call with all the files of `SPEC`.
+pub(crate) fn submission(spec: &str) -> v1::SubmitRequest {
+    let files = [
+        ("config.json", "{}"),
+        ("tokenizer.json", "{}"),
+        ("held.txt", "two and two are four"),
+        ("data.jsonl", r#"{"prompt": "2+2=", "completion": "4"}"#),
+    ];
+    let files = files.map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec()));
+    v1::SubmitRequest { spec_yaml: spec.into(), files: BTreeMap::from(files) }
+}
+
+/// The next message of a stream that has one, or its end.
+pub(crate) async fn next<T>(stream: &mut tonic::Streaming<T>) -> Result<Option<T>, tonic::Status> {
+    timeout(PATIENCE, stream.message()).await.expect("the stream is silent")
+}

@@ -1,0 +1,155 @@
+//! The server itself: health, reflection, its port, its end; and the fleet.
+
+use std::time::Duration;
+
+use bus::server::ManagedServer;
+use futures::StreamExt;
+use gateway::Config;
+use tokio::time::{Instant, sleep, timeout};
+use tonic::{Code, transport::Channel};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+use tonic_reflection::pb::{v1 as reflection, v1alpha};
+use wire::v1;
+
+use crate::rig::{PATIENCE, Rig, next};
+
+const SERVICES: [&str; 4] =
+    ["flotilla.v1.Runs", "flotilla.v1.Evals", "flotilla.v1.Checkpoints", "flotilla.v1.Fleet"];
+
+async fn health(channel: &Channel, service: &str) -> Result<ServingStatus, tonic::Status> {
+    let request = HealthCheckRequest { service: service.into() };
+    Ok(HealthClient::new(channel.clone()).check(request).await?.into_inner().status())
+}
+
+/// The services follow the bus with a little delay.
+async fn becomes(channel: &Channel, service: &str, wanted: ServingStatus) {
+    let deadline = Instant::now() + PATIENCE;
+    while health(channel, service).await.ok() != Some(wanted) {
+        assert!(Instant::now() < deadline, "{service:?} is not {wanted:?}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn health_follows_the_bus_and_calls_without_it_are_unavailable() {
+    let mut rig = Rig::start().await;
+    assert_eq!(health(&rig.channel, "").await.unwrap(), ServingStatus::Serving);
+    for service in SERVICES {
+        becomes(&rig.channel, service, ServingStatus::Serving).await;
+    }
+    ManagedServer::stop(&mut rig.nats).await;
+    becomes(&rig.channel, "flotilla.v1.Runs", ServingStatus::NotServing).await;
+    assert_eq!(health(&rig.channel, "").await.unwrap(), ServingStatus::Serving);
+    let status = rig.runs().list(v1::ListRunsRequest {}).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    rig.nats.restart().await.unwrap();
+    becomes(&rig.channel, "flotilla.v1.Runs", ServingStatus::Serving).await;
+    rig.runs().list(v1::ListRunsRequest {}).await.unwrap();
+}
+
+#[tokio::test]
+async fn reflection_lists_and_describes_the_services_in_both_versions() {
+    use reflection::server_reflection_request::MessageRequest;
+    use reflection::server_reflection_response::MessageResponse;
+    let rig = Rig::start().await;
+    let ask = |question| reflection::ServerReflectionRequest {
+        message_request: Some(question),
+        ..Default::default()
+    };
+    let mut client =
+        reflection::server_reflection_client::ServerReflectionClient::new(rig.channel.clone());
+    let questions = [
+        ask(MessageRequest::ListServices(String::new())),
+        ask(MessageRequest::FileContainingSymbol("flotilla.v1.Evals.Watch".into())),
+        ask(MessageRequest::FileByFilename("google/protobuf/timestamp.proto".into())),
+        ask(MessageRequest::FileContainingSymbol("grpc.health.v1.Health".into())),
+    ];
+    let questions = futures::stream::iter(questions);
+    let mut answers = client.server_reflection_info(questions).await.unwrap().into_inner();
+    let listed = next(&mut answers).await.unwrap().unwrap().message_response.unwrap();
+    let MessageResponse::ListServicesResponse(listed) = listed else { panic!("{listed:?}") };
+    for service in SERVICES.into_iter().chain(["grpc.health.v1.Health"]) {
+        assert!(listed.service.iter().any(|found| found.name == service), "no {service}");
+    }
+    while let Some(answer) = next(&mut answers).await.unwrap() {
+        let answer = answer.message_response.unwrap();
+        assert!(matches!(answer, MessageResponse::FileDescriptorResponse(_)), "{answer:?}");
+    }
+
+    let mut old =
+        v1alpha::server_reflection_client::ServerReflectionClient::new(rig.channel.clone());
+    let list = v1alpha::server_reflection_request::MessageRequest::ListServices(String::new());
+    let list =
+        v1alpha::ServerReflectionRequest { message_request: Some(list), ..Default::default() };
+    let list = futures::stream::iter([list]);
+    let mut answers = old.server_reflection_info(list).await.unwrap().into_inner();
+    let answer = format!("{:?}", next(&mut answers).await.unwrap());
+    assert!(answer.contains("flotilla.v1.Checkpoints"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_taken_port_is_one_clear_error() {
+    let listen = "127.0.0.1:0".parse().unwrap();
+    let first = gateway::bind(Config { listen }).await.unwrap();
+    let listen = first.address();
+    let error = gateway::bind(Config { listen }).await.unwrap_err().to_string();
+    assert!(error.contains(&listen.to_string()) && error.contains("another port"), "{error}");
+    let listen = "192.0.2.1:7000".parse().unwrap();
+    let error = gateway::bind(Config { listen }).await.unwrap_err().to_string();
+    assert!(error.contains("192.0.2.1:7000") && error.contains("0.0.0.0"), "{error}");
+}
+
+#[tokio::test]
+async fn stopping_ends_open_streams_at_once_and_everything_within_seconds() {
+    let rig = Rig::start().await;
+    let run = rig.submit().await;
+    let mut evals = rig.evals().watch(v1::WatchEvalsRequest::default()).await.unwrap().into_inner();
+    let watch = v1::WatchRunRequest { run, after: 0 };
+    let mut events = rig.runs().watch(watch).await.unwrap().into_inner();
+    next(&mut events).await.unwrap().unwrap();
+    let mut healthy = HealthClient::new(rig.channel.clone())
+        .watch(HealthCheckRequest { service: String::new() })
+        .await
+        .unwrap()
+        .into_inner();
+    // A client that never lets go.
+    let mut client =
+        reflection::server_reflection_client::ServerReflectionClient::new(rig.channel.clone());
+    let silent = futures::stream::pending().boxed();
+    let mut held = client.server_reflection_info(silent).await.unwrap().into_inner();
+
+    rig.stop.cancel();
+    let stopped = Instant::now();
+    for status in [next(&mut evals).await.unwrap_err(), next(&mut events).await.unwrap_err()] {
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        assert!(status.message().contains("stopping"), "{status}");
+    }
+    while let Ok(Some(_)) = next(&mut healthy).await {}
+    assert!(stopped.elapsed() < Duration::from_secs(2), "{:?}", stopped.elapsed());
+    let served = timeout(PATIENCE, rig.serving).await.unwrap().unwrap();
+    served.unwrap();
+    assert!(next(&mut held).await.is_err());
+    assert!(Channel::from_shared(rig.url).unwrap().connect().await.is_err());
+}
+
+#[tokio::test]
+async fn agents_are_listed_and_drained() {
+    let rig = Rig::start().await;
+    let agent = "box-1".parse().unwrap();
+    let status =
+        v1::AgentStatus { agent: "box-1".into(), host: "box".into(), ..Default::default() };
+    rig.bus.record_status(&status).await.unwrap();
+    let agents = rig.fleet().agents(v1::AgentsRequest {}).await.unwrap().into_inner().agents;
+    assert_eq!(agents, [status]);
+
+    let drain = || v1::DrainRequest { agent: "box-1".into() };
+    let status = rig.fleet().drain(drain()).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    let mut commands = rig.bus.commands(&agent).await.unwrap();
+    let (heard, drained) =
+        tokio::join!(commands.next(), async { rig.fleet().drain(drain()).await });
+    drained.unwrap();
+    assert_eq!(heard.unwrap().action(), v1::agent_command::Action::Drain);
+}

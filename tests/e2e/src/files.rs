@@ -1,0 +1,150 @@
+//! Small runs for tests: a byte-level model, a few documents, prompts anything passes.
+
+use std::{
+    fmt::Write,
+    path::{Path, PathBuf},
+};
+
+use serde_json::json;
+
+/// Files of a test's runs in a directory.
+pub struct Files {
+    directory: PathBuf,
+}
+
+/// How much a RAFT run samples.
+#[derive(Debug, Clone, Copy)]
+pub struct Sampling {
+    pub prompts: u32,
+    pub per_prompt: u32,
+    pub max_new_tokens: u32,
+    pub cycles: u32,
+}
+
+impl Files {
+    /// # Panics
+    /// When the directory cannot be written.
+    pub fn create(directory: &Path) -> Self {
+        let directory = directory.join("specs");
+        std::fs::create_dir_all(&directory).expect("a directory");
+        let files = Self { directory };
+        files.write("config.json", &config().to_string());
+        files.write("tokenizer.json", &tokenizer().to_string());
+        let pairs = (10..60).map(|n| (format!("{n}+1="), (n + 1).to_string()));
+        let line = |(prompt, completion): (String, String)| {
+            format!("{}\n", json!({ "prompt": prompt, "completion": completion }))
+        };
+        files.write("data.jsonl", &pairs.map(line).collect::<String>());
+        let text: String = (10..90).map(|n| format!("{n}+1={}\n", n + 1)).collect();
+        files.write("heldout.txt", &text);
+        files
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, text).expect("a file");
+        path
+    }
+
+    /// An SFT run from scratch.
+    pub fn sft(&self, steps: u32, save_every: u32) -> PathBuf {
+        let spec = format!(
+            "\
+name: base
+seed: 5
+base: {{ init: {{ config: config.json, tokenizer: tokenizer.json }} }}
+evals: [{{ name: heldout, text: heldout.txt, n_ctx: 64 }}]
+sft:
+  data: data.jsonl
+  training: {{ max_steps: {steps}, batch_size: 16, learning_rate: 0.003, max_tokens: 64, save_every: {save_every} }}
+"
+        );
+        self.write("sft.yaml", &spec)
+    }
+
+    /// A RAFT run whose verifier passes every completion that holds a digit.
+    pub fn raft(&self, base: &str, sampling: Sampling) -> PathBuf {
+        let Sampling { prompts, per_prompt, max_new_tokens, cycles } = sampling;
+        let mut lines = String::new();
+        for n in 0..prompts {
+            let line = json!({ "id": format!("p{n}"), "prompt": format!("{n}+1="), "answer": (n + 1).to_string() });
+            let _ = writeln!(lines, "{line}");
+        }
+        self.write("prompts.jsonl", &lines);
+        let heldout: String =
+            (0..8).map(|n| format!("{}\n", json!({ "prompt": format!("{n}9+1=") }))).collect();
+        self.write("heldout.jsonl", &heldout);
+        let spec = format!(
+            "\
+name: raft
+seed: 6
+base: {{ checkpoint: {base} }}
+evals: [{{ name: heldout, text: heldout.txt, n_ctx: 64 }}]
+raft:
+  prompts: prompts.jsonl
+  heldout: heldout.jsonl
+  cycles: {cycles}
+  samples_per_prompt: {per_prompt}
+  sampling: {{ temperature: 1.0, max_new_tokens: {max_new_tokens} }}
+  verifier: {{ regex: {{ pattern: '[0-9]' }} }}
+  training: {{ epochs: 1, batch_size: 8, learning_rate: 0.001, max_tokens: 512 }}
+  lora: {{ r: 4, alpha: 8 }}
+"
+        );
+        self.write("raft.yaml", &spec)
+    }
+}
+
+fn config() -> serde_json::Value {
+    json!({
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "initializer_range": 0.1,
+        "tie_word_embeddings": true,
+        "vocab_size": 260,
+        "eos_token_id": 256
+    })
+}
+
+/// A BPE without merges: one token a byte, as Hugging Face's byte-level tokenizers spell them.
+fn tokenizer() -> serde_json::Value {
+    let printable = |byte: &u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    let mut next = 256;
+    let mut vocab = serde_json::Map::new();
+    for byte in 0..256_u32 {
+        let code = if printable(&byte) { byte } else { next };
+        next += u32::from(!printable(&byte));
+        let name = char::from_u32(code).expect("below the surrogates");
+        vocab.insert(name.to_string(), json!(byte));
+    }
+    let level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false });
+    json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": [{
+            "id": 256, "content": "<|endoftext|>", "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true
+        }],
+        "normalizer": null,
+        "pre_tokenizer": level,
+        "post_processor": null,
+        "decoder": level,
+        "model": { "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+                   "vocab": vocab, "merges": [] }
+    })
+}

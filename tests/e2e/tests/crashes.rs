@@ -1,0 +1,74 @@
+//! Processes killed in the middle of their work: nothing acknowledged is lost, nothing
+//! is counted twice.
+
+use std::time::Duration;
+
+use e2e::{Files, Fleet, Sampling, until};
+
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// Enough work that a kill meets it half done.
+const LONG: Sampling = Sampling { prompts: 96, per_prompt: 8, max_new_tokens: 256, cycles: 1 };
+
+fn fleet_with_base() -> (Fleet, Files, String) {
+    let fleet = Fleet::up("trainer,generator=2,verifier,evaluator");
+    let files = Files::create(fleet.path());
+    let base = fleet.submit(&files.sft(5, 0));
+    fleet.finish(&base, LIMIT);
+    (fleet, files, base)
+}
+
+/// Waits until some, but not all, of a run's samples are in.
+fn await_some_samples(fleet: &Fleet, run: &str) {
+    until("samples come in", LIMIT, || {
+        let audit = fleet.json(&["audit", run]).ok()?;
+        let counts = ["accepted_samples", "planned_samples"].map(|key| audit[key].as_u64());
+        let [Some(accepted), Some(planned)] = counts else { return None };
+        assert!(accepted == 0 || accepted < planned, "too fast to be disturbed");
+        (accepted > 16).then_some(())
+    });
+}
+
+#[test]
+fn a_generator_killed_in_mid_job_costs_nothing_but_time() {
+    let (fleet, files, base) = fleet_with_base();
+    let run = fleet.submit(&files.raft(&base, LONG));
+    await_some_samples(&fleet, &run);
+    fleet.kill("generator-1");
+    let ended = fleet.finish(&run, LIMIT);
+    assert_eq!(ended["cyclesDone"][1]["sampled"], 96 * 8);
+    fleet.audit_clean(&run);
+}
+
+#[test]
+fn a_coordinator_killed_in_mid_cycle_costs_nothing_but_time() {
+    let (fleet, files, base) = fleet_with_base();
+    let run = fleet.submit(&files.raft(&base, LONG));
+    await_some_samples(&fleet, &run);
+    fleet.kill("coordinator");
+    let ended = fleet.finish(&run, LIMIT);
+    assert_eq!(ended["cyclesDone"][1]["sampled"], 96 * 8);
+    fleet.audit_clean(&run);
+}
+
+#[test]
+fn a_trainer_killed_in_mid_training_starts_again_and_publishes_the_same() {
+    let fleet = Fleet::up("trainer,evaluator");
+    let files = Files::create(fleet.path());
+    let undisturbed = fleet.submit(&files.sft(60, 20));
+    let manifests = |run: &str| -> Vec<String> {
+        let ended = fleet.finish(run, LIMIT);
+        let checkpoints = ended["checkpoints"].as_array().unwrap();
+        let manifest = |c: &serde_json::Value| c["checkpoint"]["tree"]["manifest"].to_string();
+        checkpoints.iter().map(manifest).collect()
+    };
+    let expected = manifests(&undisturbed);
+    let disturbed = fleet.submit(&files.sft(60, 20));
+    until("the first checkpoint", LIMIT, || {
+        let listed = fleet.json(&["checkpoint", "list", &disturbed]).ok()?;
+        (!listed.as_array()?.is_empty()).then_some(())
+    });
+    fleet.kill("trainer-1");
+    assert_eq!(manifests(&disturbed), expected);
+    fleet.audit_clean(&disturbed);
+}

@@ -1,0 +1,128 @@
+//! Runs on a real fleet, undisturbed.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use e2e::{Files, Fleet, Sampling};
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(180);
+
+const SMALL: Sampling = Sampling { prompts: 16, per_prompt: 4, max_new_tokens: 24, cycles: 2 };
+
+#[test]
+fn an_sft_run_publishes_checkpoints_and_each_is_evaluated() {
+    let fleet = Fleet::up("trainer,evaluator=2");
+    let files = Files::create(fleet.path());
+    let run = fleet.submit(&files.sft(40, 10));
+    let ended = fleet.finish(&run, LIMIT);
+    let steps = |list: &str| -> Vec<u64> {
+        let items = ended[list].as_array().unwrap();
+        let step = |item: &Value| item["checkpoint"]["step"].as_u64().or(item["step"].as_u64());
+        items.iter().filter_map(step).collect()
+    };
+    assert_eq!(steps("checkpoints"), [10, 20, 30, 40]);
+    assert_eq!(steps("evals"), [10, 20, 30, 40]);
+    let perplexity = |place: usize| ended["evals"][place]["perplexity"].as_f64().unwrap();
+    assert!(perplexity(3) < perplexity(0), "{:#}", ended["evals"]);
+
+    let histories: String = ["evaluator-1", "evaluator-2"]
+        .iter()
+        .filter_map(|agent| {
+            let path = fleet.path().join("agents").join(agent).join("eval_history.jsonl");
+            std::fs::read_to_string(path).ok()
+        })
+        .collect();
+    assert_eq!(histories.lines().count(), 4, "{histories}");
+    fleet.audit_clean(&run);
+}
+
+#[test]
+fn two_generators_share_a_raft_run_and_its_adapter_is_peft() {
+    let fleet = Fleet::up("trainer,generator=2,verifier,evaluator");
+    let files = Files::create(fleet.path());
+    let base = fleet.submit(&files.sft(20, 0));
+    fleet.finish(&base, LIMIT);
+    let heavy = Sampling { prompts: 64, per_prompt: 8, max_new_tokens: 96, ..SMALL };
+    let run = fleet.submit(&files.raft(&base, heavy));
+    let ended = fleet.finish(&run, LIMIT);
+    let cycles = ended["cyclesDone"].as_array().unwrap();
+    assert_eq!(cycles.len(), 3, "the base's measure and two cycles");
+    let makers: BTreeSet<&String> = cycles
+        .iter()
+        .filter_map(|cycle| cycle["samplesByAgent"].as_object())
+        .flat_map(|agents| agents.keys())
+        .collect();
+    assert_eq!(makers.len(), 2, "{cycles:#?}");
+    let audit = fleet.audit_clean(&run);
+    assert_eq!(audit["planned_samples"], 2 * 64 * 8 + 3 * 8);
+
+    let out = fleet.path().join("adapter");
+    let exported =
+        fleet.run(&["checkpoint", "export", &format!("{run}/2"), "--out", out.to_str().unwrap()]);
+    assert_eq!(exported.code, 0, "{}", exported.stderr);
+    check_peft(&out);
+}
+
+/// What PEFT's loader needs: its config's keys, and its names and shapes of tensors.
+fn check_peft(directory: &std::path::Path) {
+    let config: Value =
+        serde_json::from_slice(&std::fs::read(directory.join("adapter_config.json")).unwrap())
+            .unwrap();
+    assert_eq!(config["peft_type"], "LORA");
+    assert_eq!(config["task_type"], "CAUSAL_LM");
+    assert_eq!((config["r"].as_u64(), config["lora_alpha"].as_f64()), (Some(4), Some(8.0)));
+    let bytes = std::fs::read(directory.join("adapter_model.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(tensors.len(), 2 * 7 * 2, "A and B of seven modules in two layers");
+    let shape = |half: &str| {
+        let name = format!("base_model.model.model.layers.1.mlp.down_proj.lora_{half}.weight");
+        tensors.tensor(&name).unwrap().shape().to_vec()
+    };
+    assert_eq!((shape("A"), shape("B")), (vec![4, 64], vec![32, 4]));
+}
+
+#[test]
+fn a_paused_run_waits_and_a_cancelled_one_ends() {
+    let fleet = Fleet::up("trainer,generator,verifier,evaluator");
+    let files = Files::create(fleet.path());
+    let base = fleet.submit(&files.sft(10, 0));
+    fleet.finish(&base, LIMIT);
+    let run = fleet.submit(&files.raft(&base, SMALL));
+    assert_eq!(fleet.run(&["run", "pause", &run, "--reason", "lunch"]).code, 0);
+    let shown = fleet.json(&["run", "show", &run]).unwrap();
+    assert_eq!(shown["state"], "PAUSED");
+    assert_eq!(fleet.run(&["run", "resume", &run]).code, 0);
+    fleet.finish(&run, LIMIT);
+    fleet.audit_clean(&run);
+
+    let second = fleet.submit(&files.raft(&base, SMALL));
+    assert_eq!(second, "raft-2");
+    assert_eq!(fleet.run(&["run", "cancel", &second]).code, 0);
+    e2e::until("the run is cancelled", LIMIT, || {
+        let shown = fleet.json(&["run", "show", &second]).ok()?;
+        (shown["state"] == "CANCELLED").then_some(())
+    });
+    let again = fleet.run(&["run", "resume", &second]);
+    assert_eq!(again.code, 1);
+    assert!(again.stderr.contains("has ended"), "{}", again.stderr);
+}
+
+#[test]
+fn an_ordinary_nats_client_reads_the_log() {
+    let fleet = Fleet::up("trainer,evaluator");
+    let files = Files::create(fleet.path());
+    let url = fleet.file()["nats"].as_str().unwrap().to_owned();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let payload = runtime.block_on(async {
+        use futures::StreamExt;
+        let client = async_nats::connect(url).await.unwrap();
+        let mut evals = client.subscribe("flotilla.*.eval.>").await.unwrap();
+        client.flush().await.unwrap();
+        let run = fleet.submit(&files.sft(5, 0));
+        let message = tokio::time::timeout(LIMIT, evals.next()).await.unwrap().unwrap();
+        assert_eq!(message.subject.as_str(), format!("flotilla.{run}.eval.0.5.heldout"));
+        message.payload
+    });
+    let eval: Value = serde_json::from_slice(&payload).unwrap();
+    assert!(eval["perplexity"].as_f64().unwrap() > 1.0, "{eval}");
+}

@@ -1,0 +1,111 @@
+//! What a fleet lives in: a store elsewhere, clients in other languages, wrong input.
+
+use std::{path::Path, process::Command, time::Duration};
+
+use e2e::{Files, Fleet, Sampling, binary};
+use s3_server::S3Server;
+
+const LIMIT: Duration = Duration::from_secs(180);
+
+#[test]
+fn a_fleet_keeps_its_files_in_s3() {
+    let server = S3Server::start().unwrap();
+    let environment: Vec<(String, String)> = server.env().into_iter().collect();
+    let environment = environment.iter().map(|(key, value)| (key.as_str(), value.clone()));
+    let agents = "trainer,generator,verifier,evaluator";
+    let fleet = Fleet::up_with(agents, &["--store", &server.url()], environment);
+    let files = Files::create(fleet.path());
+    let base = fleet.submit(&files.sft(10, 0));
+    fleet.finish(&base, LIMIT);
+    let small = Sampling { prompts: 8, per_prompt: 4, max_new_tokens: 16, cycles: 1 };
+    let run = fleet.submit(&files.raft(&base, small));
+    fleet.finish(&run, LIMIT);
+    fleet.audit_clean(&run);
+    assert!(!fleet.path().join("store").exists(), "nothing is kept here");
+}
+
+#[test]
+fn wrong_input_is_one_clear_error_and_starts_nothing() {
+    let fleet = Fleet::up("trainer");
+    let files = Files::create(fleet.path());
+    let spec = files.sft(5, 0);
+    let good = std::fs::read_to_string(&spec).unwrap();
+    let cases = [
+        (good.replace("max_steps", "max_stepz"), "max_stepz"),
+        (good.replace("data.jsonl", "nothing.jsonl"), "nothing.jsonl"),
+        (good.replace("n_ctx: 64", "n_ctx: 1"), "evals[0].n_ctx"),
+        (good.replace("data: data.jsonl", "data: heldout.txt"), "line 1"),
+        (good.replace("sft:", "stf:"), "stf"),
+    ];
+    for (text, named) in cases {
+        std::fs::write(&spec, text).unwrap();
+        let refused = fleet.run(&["run", "submit", spec.to_str().unwrap()]);
+        assert_eq!(refused.code, 1, "{}", refused.stderr);
+        assert!(refused.stderr.contains(named), "{named}: {}", refused.stderr);
+    }
+    assert_eq!(fleet.json(&["run", "list"]).unwrap(), serde_json::json!([]));
+}
+
+#[test]
+fn a_fleet_that_is_not_there_is_named() {
+    let nowhere = Command::new(binary())
+        .args(["run", "list", "--nats", "nats://127.0.0.1:1"])
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&nowhere.stderr);
+    assert_eq!(nowhere.status.code(), Some(1));
+    assert!(stderr.contains("127.0.0.1:1"), "{stderr}");
+    let unnamed = Command::new(binary()).args(["run", "list"]).output().unwrap();
+    let stderr = String::from_utf8_lossy(&unnamed.stderr);
+    assert!(stderr.contains("--dir") && stderr.contains("FLOTILLA_NATS"), "{stderr}");
+}
+
+#[test]
+fn a_model_that_cannot_be_trained_fails_the_run_with_its_reason() {
+    let fleet = Fleet::up("trainer");
+    let files = Files::create(fleet.path());
+    let spec = files.sft(5, 0);
+    let config = files.path("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, text.replace("qwen2", "gpt_neox")).unwrap();
+    let run = fleet.submit(&spec);
+    let ended = e2e::until("the run fails", LIMIT, || {
+        let shown = fleet.json(&["run", "show", &run]).ok()?;
+        (shown["state"] == "FAILED").then_some(shown)
+    });
+    assert!(ended["message"].as_str().unwrap().contains("gpt_neox"), "{ended:#}");
+}
+
+#[test]
+fn an_agent_drains_and_its_leaving_is_seen() {
+    let fleet = Fleet::up("trainer,generator=2");
+    assert_eq!(fleet.run(&["agents", "drain", "generator-2"]).code, 0);
+    e2e::until("the agent has left", LIMIT, || {
+        let agents = fleet.json(&["agents", "list"]).ok()?;
+        let is_it = |agent: &&serde_json::Value| agent["agent"] == "generator-2";
+        let agent = agents.as_array()?.iter().find(is_it)?.clone();
+        (agent["state"] == "STOPPED").then_some(())
+    });
+    let unknown = fleet.run(&["agents", "drain", "nobody"]);
+    assert_eq!(unknown.code, 1);
+    assert!(unknown.stderr.contains("there is no agent nobody"), "{}", unknown.stderr);
+}
+
+#[test]
+fn golden_perplexities_come_out() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/golden");
+    if !golden.exists() {
+        println!("skipped: {} is not there", golden.display());
+        return;
+    }
+    let output = Command::new(binary())
+        .args(["eval", "local", "--chunks", "8", "--json", "--model"])
+        .arg(golden.join("hf/qwen2-tiny"))
+        .arg("--text")
+        .arg(golden.join("corpus/eval_docs.txt"))
+        .output()
+        .unwrap();
+    let figures: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(format!("{:.4}", figures["perplexity"].as_f64().unwrap()), "186.1307");
+    assert_eq!(format!("{:.4}", figures["stderr"].as_f64().unwrap()), "10.7964");
+}
