@@ -24,6 +24,7 @@ pub(crate) struct Train {
 pub(crate) struct Step {
     pub step: u32,
     pub steps: u32,
+    /// Mean over the steps since the last saved one.
     pub loss: f64,
     pub learning_rate: f64,
     /// Tokens passed through the model since the start.

@@ -42,8 +42,10 @@ fn train(call: &Train, device: &str, respond: &Responder) -> anyhow::Result<()> 
     let mut trainer = Trainer::new(model, &tokenizer, method, &examples, spec)?;
     let save_every = call.training.save_every;
     let mut tokens = 0;
+    let mut losses = Vec::new();
     while let Some(report) = trainer.step()? {
         tokens += report.tokens as u64;
+        losses.push(report.loss);
         let (step, steps) = (count(report.step), count(report.steps));
         let due = step == steps || (save_every > 0 && step.is_multiple_of(save_every));
         let saved = due.then(|| call.out.join(step.to_string()));
@@ -52,13 +54,21 @@ fn train(call: &Train, device: &str, respond: &Responder) -> anyhow::Result<()> 
                 .save(directory, &call.base_name)
                 .with_context(|| format!("save {}", directory.display()))?;
         }
-        let (loss, learning_rate) = (report.loss, report.learning_rate);
-        if !loss.is_finite() {
-            bail!("the loss of step {step} is {loss}; lower training.learning_rate");
+        if !report.loss.is_finite() {
+            bail!("the loss of step {step} is {}; lower training.learning_rate", report.loss);
+        }
+        let (loss, learning_rate) = (mean(&losses), report.learning_rate);
+        if due {
+            losses.clear();
         }
         respond.progress(&Step { step, steps, loss, learning_rate, tokens, saved });
     }
     Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a count of steps")]
+fn mean(losses: &[f64]) -> f64 {
+    losses.iter().sum::<f64>() / losses.len().max(1) as f64
 }
 
 fn method(call: &Train, model: &Model) -> anyhow::Result<Method> {

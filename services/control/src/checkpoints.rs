@@ -9,7 +9,7 @@ use store::GetError;
 use tokio::io::AsyncWriteExt;
 use wire::{Body, Record, RunId, v1};
 
-use crate::{Control, runs::timestamp};
+use crate::{Control, StoreError, runs::timestamp};
 
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
@@ -19,6 +19,8 @@ pub enum CheckpointError {
     Unknown(String),
     #[error("read the log")]
     Read(#[from] ReadError),
+    #[error(transparent)]
+    OpenStore(#[from] StoreError),
     #[error("read the checkpoint's files")]
     Get(#[from] GetError),
     #[error("write {path}")]
@@ -90,7 +92,8 @@ impl Control {
             .ok_or_else(unknown)?;
         let tree = tree_of(&found).ok_or_else(unknown)?;
         found.files = self
-            .store
+            .store()
+            .await?
             .manifest(&tree)
             .await?
             .files
@@ -116,7 +119,7 @@ impl Control {
     ) -> Result<impl Stream<Item = Result<Bytes, GetError>> + Send + use<>, CheckpointError> {
         let info = self.checkpoint(reference).await?;
         let tree = tree_of(&info).ok_or_else(|| CheckpointError::Unknown(describe(reference)))?;
-        Ok(self.store.read_file(&tree, path).await?)
+        Ok(self.store().await?.read_file(&tree, path).await?)
     }
 
     /// Copies a checkpoint's files into a directory, each verified before it gets its name.
@@ -131,7 +134,7 @@ impl Control {
         let info = self.checkpoint(reference).await?;
         let tree = tree_of(&info).ok_or_else(|| CheckpointError::Unknown(describe(reference)))?;
         for file in &info.files {
-            let bytes = self.store.read_file(&tree, &file.path).await?;
+            let bytes = self.store().await?.read_file(&tree, &file.path).await?;
             write(bytes.err_into().boxed(), &directory.join(&file.path)).await?;
         }
         Ok(info)

@@ -11,8 +11,11 @@ mod runs;
 mod spec;
 mod submit;
 
+use std::{path::Path, sync::Arc};
+
 use bus::Bus;
-use store::Store;
+use store::{OpenError, Store};
+use tokio::sync::OnceCell;
 
 pub use agents::DrainError;
 pub use check::FieldError;
@@ -26,19 +29,51 @@ pub use submit::SubmitError;
 #[derive(Clone)]
 pub struct Control {
     bus: Bus,
-    store: Store,
+    url: String,
+    store: Arc<OnceCell<Store>>,
+}
+
+/// The fleet's store cannot be used from here.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error(
+        "the fleet's store is {0}, which is not on this machine; start the fleet with \
+         --store s3://…, or mount that directory here"
+    )]
+    Elsewhere(String),
+    #[error("open the fleet's store")]
+    Open(#[from] OpenError),
 }
 
 impl Control {
-    pub fn new(bus: Bus, store: Store) -> Self {
-        Self { bus, store }
+    /// The store is opened when something needs it: looking at runs takes no credentials.
+    pub fn new(bus: Bus, store_url: impl Into<String>) -> Self {
+        Self { bus, url: store_url.into(), store: Arc::default() }
+    }
+
+    /// With a store that is open already.
+    pub fn with_store(bus: Bus, store: Store) -> Self {
+        let url = store.url().to_owned();
+        Self { bus, url, store: Arc::new(OnceCell::new_with(Some(store))) }
     }
 
     pub fn bus(&self) -> &Bus {
         &self.bus
     }
 
-    pub fn store(&self) -> &Store {
-        &self.store
+    pub(crate) async fn store(&self) -> Result<&Store, StoreError> {
+        self.store.get_or_try_init(|| open_store(&self.url)).await
     }
+}
+
+/// Opens a fleet's store. A directory that is not here is another machine's.
+///
+/// # Errors
+/// When it is elsewhere, or cannot be set up.
+pub async fn open_store(url: &str) -> Result<Store, StoreError> {
+    let elsewhere = |path: &str| !Path::new(path).is_dir();
+    if url.strip_prefix("file://").is_some_and(elsewhere) {
+        return Err(StoreError::Elsewhere(url.to_owned()));
+    }
+    Ok(Store::open(url).await?)
 }

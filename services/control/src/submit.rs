@@ -9,7 +9,7 @@ use store::{About, PutError, TreePlace};
 use wire::{Body, Example, ExamplesError, Fact, Place, Prompt, PromptsError, RunId, Subject, v1};
 
 use crate::{
-    Control,
+    Control, StoreError,
     check::FieldError,
     checkpoints::{self, CheckpointError},
     files::{FileError, Files},
@@ -62,6 +62,8 @@ pub enum SubmitError {
     Stage(#[source] std::io::Error),
     #[error("store what the spec names")]
     Store(#[from] PutError),
+    #[error(transparent)]
+    OpenStore(#[from] StoreError),
     #[error("write the spec to the log")]
     Publish(#[from] PublishError),
     #[error("read the log")]
@@ -130,7 +132,7 @@ impl Control {
         };
         Ok(v1::Suite {
             name: suite.name.clone(),
-            text: Some(self.store.put_blob(bytes).await?),
+            text: Some(self.store().await?.put_blob(bytes).await?),
             format: format.into(),
             n_ctx: suite.n_ctx,
             stride: suite.stride,
@@ -142,7 +144,7 @@ impl Control {
         let bytes = read("sft.data", &sft.data, files).await?;
         examples("sft.data", &sft.data, &bytes)?;
         Ok(v1::spec::Sft {
-            dataset: Some(self.store.put_blob(bytes).await?),
+            dataset: Some(self.store().await?.put_blob(bytes).await?),
             training: Some(sft.training.resolve(sft.lora.as_ref())),
         })
     }
@@ -188,7 +190,7 @@ impl Control {
             source,
         })?;
         let count = u32::try_from(prompts.len()).unwrap_or(u32::MAX);
-        Ok((self.store.put_blob(bytes).await?, count))
+        Ok((self.store().await?.put_blob(bytes).await?, count))
     }
 
     async fn base(&self, base: &BaseSpec, files: &Files) -> Result<v1::Base, SubmitError> {
@@ -219,7 +221,7 @@ impl Control {
         let name = directory.file_name().map_or("model".into(), |name| name.to_string_lossy());
         let place = TreePlace::model(&name).or_else(|_| TreePlace::model("model"));
         let place = place.expect("\"model\" is a legal name");
-        let tree = self.store.publish_tree(directory, &place, About::default()).await?;
+        let tree = self.store().await?.publish_tree(directory, &place, About::default()).await?;
         Ok(v1::Base { tree: Some(tree), random_init: false })
     }
 
@@ -235,7 +237,8 @@ impl Control {
             tokio::fs::write(staged.path().join(name), &bytes).await.map_err(SubmitError::Stage)?;
         }
         let place = TreePlace::model("init").expect("\"init\" is a legal name");
-        let tree = self.store.publish_tree(staged.path(), &place, About::default()).await?;
+        let tree =
+            self.store().await?.publish_tree(staged.path(), &place, About::default()).await?;
         Ok(v1::Base { tree: Some(tree), random_init: true })
     }
 

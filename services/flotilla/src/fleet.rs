@@ -7,7 +7,6 @@ use bus::{Bus, ConnectOptions, Producer};
 use clap::Args;
 use control::Control;
 use serde::{Deserialize, Serialize};
-use store::Store;
 use wire::v1;
 
 /// Which fleet a command is about.
@@ -105,7 +104,7 @@ impl FleetArgs {
     pub(crate) async fn control(&self) -> anyhow::Result<Control> {
         let bus = self.bus("cli", "user").await?;
         let config = config(&bus).await?;
-        Ok(Control::new(bus, open_store(&config.store).await?))
+        Ok(Control::new(bus, config.store))
     }
 }
 
@@ -113,17 +112,4 @@ impl FleetArgs {
 pub(crate) async fn config(bus: &Bus) -> anyhow::Result<v1::FleetConfig> {
     let config = bus.fleet_config().await?;
     config.context("there is no fleet on this NATS server; `flotilla up` starts one")
-}
-
-/// Opens a fleet's store. A directory that is not here is another machine's.
-pub(crate) async fn open_store(url: &str) -> anyhow::Result<Store> {
-    if let Some(path) = url.strip_prefix("file://")
-        && !Path::new(path).is_dir()
-    {
-        bail!(
-            "the fleet's store is {url}, which is not on this machine; \
-             start the fleet with --store s3://…, or mount that directory here"
-        );
-    }
-    Ok(Store::open(url).await?)
 }

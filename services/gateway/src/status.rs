@@ -88,6 +88,7 @@ impl Coded for SubmitError {
             Self::Checkpoint(CheckpointError::Get(error)) => error.code(),
             Self::Store(error) => error.code(),
             Self::Publish(error) => error.code(),
+            Self::OpenStore(_) => Code::Unavailable,
             error if error.is_callers() => Code::InvalidArgument,
             _ => Code::Internal,
         }
@@ -113,6 +114,7 @@ impl Coded for CheckpointError {
             Self::Unknown(_) => Code::NotFound,
             Self::Read(error) => error.code(),
             Self::Get(error) => error.code(),
+            Self::OpenStore(_) => Code::Unavailable,
             Self::Write { .. } => Code::Internal,
         }
     }

@@ -48,7 +48,8 @@ impl Store {
         let text = |(name, value): (OsString, OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         };
-        Self::open_with_env(url, std::env::vars_os().filter_map(text)).await
+        let env: Vec<(String, String)> = std::env::vars_os().filter_map(text).collect();
+        Self::open_with_env(url, env).await
     }
 
     /// As [`Store::open`], with the environment given.

@@ -91,7 +91,7 @@ raft:
   samples_per_prompt: {per_prompt}
   sampling: {{ temperature: 1.0, max_new_tokens: {max_new_tokens} }}
   verifier: {{ regex: {{ pattern: '[0-9]' }} }}
-  training: {{ epochs: 1, batch_size: 8, learning_rate: 0.001, max_tokens: 512 }}
+  training: {{ epochs: 1, batch_size: 8, learning_rate: 0.001, max_tokens: 4096 }}
   lora: {{ r: 4, alpha: 8 }}
 "
         );
@@ -108,7 +108,7 @@ fn config() -> serde_json::Value {
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "hidden_act": "silu",

@@ -22,6 +22,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// A fleet in a temporary directory. Ended, whatever happens, with the test.
 pub struct Fleet {
     directory: TempDir,
+    environment: Vec<(String, String)>,
     up: Child,
 }
 
@@ -60,11 +61,12 @@ impl Fleet {
     ///
     /// # Panics
     /// When it does not come up.
-    pub fn up_with<'a>(
+    pub fn up_with(
         agents: &str,
         arguments: &[&str],
-        environment: impl IntoIterator<Item = (&'a str, String)>,
+        environment: impl IntoIterator<Item = (String, String)>,
     ) -> Self {
+        let environment: Vec<(String, String)> = environment.into_iter().collect();
         let directory = tempfile::tempdir().expect("a temporary directory");
         let log = std::fs::File::create(directory.path().join("up.log")).expect("a log");
         let up = Command::new(binary())
@@ -72,13 +74,13 @@ impl Fleet {
             .arg("--dir")
             .arg(directory.path())
             .args(arguments)
-            .envs(environment)
+            .envs(environment.clone())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
             .expect("flotilla up starts");
-        let mut fleet = Self { directory, up };
+        let mut fleet = Self { directory, environment, up };
         fleet.await_agents(agents);
         fleet
     }
@@ -116,6 +118,7 @@ impl Fleet {
         let output = Command::new(binary())
             .args(arguments)
             .env("FLOTILLA_DIR", self.path())
+            .envs(self.environment.clone())
             .output()
             .expect("flotilla starts");
         Output {

@@ -8,7 +8,7 @@ use e2e::{Files, Fleet, Sampling, until};
 const LIMIT: Duration = Duration::from_secs(180);
 
 /// Enough work that a kill meets it half done.
-const LONG: Sampling = Sampling { prompts: 96, per_prompt: 8, max_new_tokens: 256, cycles: 1 };
+const LONG: Sampling = Sampling { prompts: 192, per_prompt: 8, max_new_tokens: 480, cycles: 1 };
 
 fn fleet_with_base() -> (Fleet, Files, String) {
     let fleet = Fleet::up("trainer,generator=2,verifier,evaluator");
@@ -36,7 +36,7 @@ fn a_generator_killed_in_mid_job_costs_nothing_but_time() {
     await_some_samples(&fleet, &run);
     fleet.kill("generator-1");
     let ended = fleet.finish(&run, LIMIT);
-    assert_eq!(ended["cyclesDone"][1]["sampled"], 96 * 8);
+    assert_eq!(ended["cyclesDone"][1]["sampled"], 192 * 8);
     fleet.audit_clean(&run);
 }
 
@@ -47,7 +47,7 @@ fn a_coordinator_killed_in_mid_cycle_costs_nothing_but_time() {
     await_some_samples(&fleet, &run);
     fleet.kill("coordinator");
     let ended = fleet.finish(&run, LIMIT);
-    assert_eq!(ended["cyclesDone"][1]["sampled"], 96 * 8);
+    assert_eq!(ended["cyclesDone"][1]["sampled"], 192 * 8);
     fleet.audit_clean(&run);
 }
 

@@ -23,16 +23,17 @@ fn the_demo_learns_and_prints_one_json_document() {
         .filter(|checkpoint| checkpoint["run"] == told["runs"][0])
         .map(|checkpoint| checkpoint["perplexity"].as_f64().unwrap())
         .collect();
-    assert_eq!(base.len(), 8, "a checkpoint every 50 of 400 steps");
-    assert!(base[7] < base[0] / 2.0, "perplexity falls: {base:?}");
+    assert_eq!(base.len(), 10, "a checkpoint every 40 of 400 steps");
+    // A perplexity of 1 is perfect.
+    assert!(base[9] - 1.0 < (base[0] - 1.0) / 4.0, "perplexity falls: {base:?}");
 
     let cycles = told["cycles"].as_array().unwrap();
     let number = |cycle: usize, key: &str| cycles[cycle][key].as_f64().unwrap();
     assert_eq!(cycles.len(), 4);
     assert_eq!(cycles[0]["sampled"], 0);
-    for cycle in 1..=3 {
-        assert_eq!(cycles[cycle]["sampled"], 2048);
-        let agents = cycles[cycle]["samples_by_agent"].as_object().unwrap();
+    for cycle in &cycles[1..] {
+        assert_eq!(cycle["sampled"], 2048);
+        let agents = cycle["samples_by_agent"].as_object().unwrap();
         let made: u64 = agents.values().map(|count| count.as_u64().unwrap()).sum();
         assert_eq!(made, 2048 + 600, "every sample is counted once");
     }

@@ -65,18 +65,17 @@ fn two_generators_share_a_raft_run_and_its_adapter_is_peft() {
 
 /// What PEFT's loader needs: its config's keys, and its names and shapes of tensors.
 fn check_peft(directory: &std::path::Path) {
-    let config: Value =
-        serde_json::from_slice(&std::fs::read(directory.join("adapter_config.json")).unwrap())
-            .unwrap();
+    let read = |name: &str| std::fs::read(directory.join(name)).expect(name);
+    let config: Value = serde_json::from_slice(&read("adapter_config.json")).expect("JSON");
     assert_eq!(config["peft_type"], "LORA");
     assert_eq!(config["task_type"], "CAUSAL_LM");
     assert_eq!((config["r"].as_u64(), config["lora_alpha"].as_f64()), (Some(4), Some(8.0)));
-    let bytes = std::fs::read(directory.join("adapter_model.safetensors")).unwrap();
-    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let bytes = read("adapter_model.safetensors");
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
     assert_eq!(tensors.len(), 2 * 7 * 2, "A and B of seven modules in two layers");
     let shape = |half: &str| {
         let name = format!("base_model.model.model.layers.1.mlp.down_proj.lora_{half}.weight");
-        tensors.tensor(&name).unwrap().shape().to_vec()
+        tensors.tensor(&name).expect("a tensor of this name").shape().to_vec()
     };
     assert_eq!((shape("A"), shape("B")), (vec![4, 64], vec![32, 4]));
 }

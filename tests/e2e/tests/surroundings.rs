@@ -10,10 +10,8 @@ const LIMIT: Duration = Duration::from_secs(180);
 #[test]
 fn a_fleet_keeps_its_files_in_s3() {
     let server = S3Server::start().unwrap();
-    let environment: Vec<(String, String)> = server.env().into_iter().collect();
-    let environment = environment.iter().map(|(key, value)| (key.as_str(), value.clone()));
     let agents = "trainer,generator,verifier,evaluator";
-    let fleet = Fleet::up_with(agents, &["--store", &server.url()], environment);
+    let fleet = Fleet::up_with(agents, &["--store", &server.url()], server.env());
     let files = Files::create(fleet.path());
     let base = fleet.submit(&files.sft(10, 0));
     fleet.finish(&base, LIMIT);

@@ -31,7 +31,7 @@ pub(crate) async fn agent(fleet: &FleetArgs, args: AgentArgs) -> anyhow::Result<
     let stop = signals::stop_token()?;
     let bus = fleet.bus(id.as_str(), "agent").await?;
     let config = fleet::config(&bus).await?;
-    let store = fleet::open_store(&config.store).await?;
+    let store = control::open_store(&config.store).await?;
     let directory = agent_directory(&args, &id)?;
     let cache_directory = args.cache_dir.clone().unwrap_or_else(|| directory.join("cache"));
     let cache = Cache::open(&cache_directory, cache_bytes(args.cache_gib)?)?;

@@ -21,7 +21,11 @@ pub(crate) async fn agents(
     match command {
         AgentsCommand::List => {
             let agents = control.agents().await?;
-            if json { output::print_json(&agents)? } else { list(&agents) }
+            if json {
+                output::print_json(&agents)?;
+            } else {
+                list(&agents);
+            }
         }
         AgentsCommand::Drain { agent } => control.drain(&AgentId::new(agent)?).await?,
     }

@@ -18,11 +18,19 @@ pub(crate) async fn checkpoint(
             let run = RunId::new(run)?;
             control.records(&run).await?;
             let checkpoints = control.checkpoints(&run).await?;
-            if json { output::print_json(&checkpoints)? } else { list(&checkpoints) }
+            if json {
+                output::print_json(&checkpoints)?;
+            } else {
+                list(&checkpoints);
+            }
         }
         CheckpointCommand::Get { checkpoint } => {
             let info = control.checkpoint(&parse_checkpoint_ref(&checkpoint)?).await?;
-            if json { output::print_json(&info)? } else { show(&info) }
+            if json {
+                output::print_json(&info)?;
+            } else {
+                show(&info);
+            }
         }
         CheckpointCommand::Export { checkpoint, out } => {
             let info = control.export(&parse_checkpoint_ref(&checkpoint)?, &out).await?;

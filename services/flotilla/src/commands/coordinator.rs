@@ -42,7 +42,7 @@ pub(crate) async fn coordinator(
         lease: if prepared.replicas > 1 { LEADER_LEASE_CLUSTER } else { LEADER_LEASE },
         sizing: cycle::Sizing::default(),
     };
-    let control = Control::new(bus.clone(), store.clone());
+    let control = Control::with_store(bus.clone(), store.clone());
     let (coordinated, served) = tokio::join!(
         async {
             let outcome = coordinator::run(bus, store, coordinating, stop.clone()).await;

@@ -26,9 +26,9 @@ pub(crate) async fn run(
         RunCommand::Submit { spec, watch } => {
             let run = submit(&control, &spec).await?;
             if json {
-                output::print_json(&json!({ "run": run }))?
+                output::print_json(&json!({ "run": run }))?;
             } else {
-                output::print(run.as_str())
+                output::print(run.as_str());
             }
             if watch {
                 return follow(&control, &run, 0).await;

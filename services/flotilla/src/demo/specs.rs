@@ -42,7 +42,7 @@ sft:
     weight_decay: 0.01
     beta2: 0.98
     max_tokens: 64
-    save_every: 50
+    save_every: 40
 "
     );
     std::fs::write(directory.join("base.yaml"), spec)?;

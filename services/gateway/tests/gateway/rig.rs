@@ -57,7 +57,7 @@ impl Rig {
         let bound = gateway::bind(config).await.unwrap();
         let url = format!("http://{}", bound.address());
         let stop = CancellationToken::new();
-        let control = Control::new(bus.clone(), store.clone());
+        let control = Control::with_store(bus.clone(), store.clone());
         let serving = tokio::spawn(bound.serve(control, stop.clone()));
         let channel = Channel::from_shared(url.clone()).unwrap().connect().await.unwrap();
         Self { url, channel, bus, store, nats, stop, serving, dir }
