@@ -1,21 +1,32 @@
-//! How fast this box generates, from the jobs it finished.
+//! How fast this box generates, while it does.
 
 use std::{
     sync::Mutex,
     time::{Duration, Instant},
 };
 
-/// Weight of the newest job.
-const NEWEST: f64 = 0.3;
+/// Jobs overlap, so a rate is that of a stretch of time in which at least one is held.
+const STRETCH: Duration = Duration::from_secs(2);
 
-/// Tokens a second, as a moving average over jobs.
+/// Weight of the newest stretch.
+const NEWEST: f64 = 0.5;
+
+/// Tokens a second, as a moving average over busy stretches.
 #[derive(Debug, Default)]
 pub(crate) struct Rate(Mutex<Measured>);
 
 #[derive(Debug, Default)]
 struct Measured {
     tokens_per_s: f64,
-    last_end: Option<Instant>,
+    held: u32,
+    since: Option<Instant>,
+    tokens: u64,
+}
+
+/// A job being generated. Dropping it says that it is no longer.
+pub(crate) struct Held<'a> {
+    rate: &'a Rate,
+    tokens: u64,
 }
 
 impl Rate {
@@ -23,18 +34,67 @@ impl Rate {
         self.0.lock().map(|measured| measured.tokens_per_s).unwrap_or(0.0)
     }
 
-    /// Counts a job. Jobs overlap: only the time since the last one ended is this one's.
-    pub(crate) fn note(&self, tokens: u64, began: Instant, ended: Instant) {
-        let Ok(mut measured) = self.0.lock() else { return };
-        let since = measured.last_end.map_or(began, |end| end.max(began));
-        let seconds = ended.saturating_duration_since(since).max(Duration::from_millis(1));
+    pub(crate) fn hold(&self) -> Held<'_> {
+        if let Ok(mut measured) = self.0.lock() {
+            measured.begin(Instant::now());
+        }
+        Held { rate: self, tokens: 0 }
+    }
+}
+
+impl Held<'_> {
+    pub(crate) fn made(mut self, tokens: u64) {
+        self.tokens = tokens;
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if let Ok(mut measured) = self.rate.0.lock() {
+            measured.end(self.tokens, Instant::now());
+        }
+    }
+}
+
+impl Measured {
+    fn begin(&mut self, now: Instant) {
+        if self.held == 0 {
+            (self.since, self.tokens) = (Some(now), 0);
+        }
+        self.held += 1;
+    }
+
+    fn end(&mut self, tokens: u64, now: Instant) {
+        self.held = self.held.saturating_sub(1);
+        self.tokens += tokens;
+        let Some(since) = self.since else { return };
+        let stretch = now.saturating_duration_since(since);
+        if self.tokens == 0 || stretch.is_zero() || (self.held > 0 && stretch < STRETCH) {
+            return;
+        }
         #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
-        let rate = tokens as f64 / seconds.as_secs_f64();
-        measured.tokens_per_s = if measured.last_end.is_none() {
-            rate
+        let rate = self.tokens as f64 / stretch.as_secs_f64();
+        self.tokens_per_s = if self.tokens_per_s > 0.0 {
+            NEWEST * rate + (1.0 - NEWEST) * self.tokens_per_s
         } else {
-            NEWEST * rate + (1.0 - NEWEST) * measured.tokens_per_s
+            rate
         };
-        measured.last_end = Some(ended);
+        (self.since, self.tokens) = (Some(now), 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_jobs_at_once_count_as_one_stretch() {
+        let mut measured = Measured::default();
+        let start = Instant::now();
+        measured.begin(start);
+        measured.begin(start);
+        measured.end(100, start + Duration::from_millis(990));
+        measured.end(100, start + Duration::from_secs(1));
+        assert!((measured.tokens_per_s - 200.0).abs() < 1e-9, "{measured:?}");
     }
 }

@@ -66,7 +66,7 @@ impl GeneratorRole {
             return Ok(());
         }
         let worker = self.worker(job, order).await?;
-        let began = Instant::now();
+        let (held, began) = (self.rate.hold(), Instant::now());
         let call = Generate {
             sampling: order.sampling.unwrap_or_default(),
             seed: order.seed,
@@ -85,10 +85,8 @@ impl GeneratorRole {
             Ok(generated) => generated.samples,
             Err(error) => return Err(JobError::of_worker(error, &worker).await),
         };
-        let ended = Instant::now();
-        let tokens = samples.iter().map(|sample| u64::from(sample.tokens)).sum();
-        self.rate.note(tokens, began, ended);
-        let body = report(job, order, samples, ended.duration_since(began));
+        held.made(samples.iter().map(|sample| u64::from(sample.tokens)).sum());
+        let body = report(job, order, samples, began.elapsed());
         job.write(place, Body::Samples(body)).await
     }
 

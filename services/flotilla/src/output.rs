@@ -49,7 +49,7 @@ pub(crate) fn table<const N: usize>(
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    table.to_string()
+    table.trim_fmt()
 }
 
 /// Whether a person looks at stderr.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use control::Control;
 use cycle::{Phase, Run};
 use futures::{StreamExt, stream};
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use wire::{Body, Place, Record, RunId, v1};
 
 use crate::output;
@@ -42,22 +42,22 @@ pub(crate) async fn follow(control: &Control, id: &RunId, after: u64) -> anyhow:
             }
         }
     }
-    view.end();
+    view.bar.finish_and_clear();
     run.ok_or_else(|| control::RunError::Unknown(id.clone()).into())
 }
 
 struct View {
     /// Facts up to here were shown before.
     after: u64,
-    bars: MultiProgress,
-    bar: Option<(u32, Phase, ProgressBar)>,
+    /// Shows what the run waits for; hidden elsewhere than on a terminal.
+    bar: ProgressBar,
     /// What agents say they are doing, by agent.
     jobs: BTreeMap<String, Vec<v1::ActiveJob>>,
 }
 
 impl View {
     fn new(after: u64) -> Self {
-        Self { after, bars: MultiProgress::new(), bar: None, jobs: BTreeMap::new() }
+        Self { after, bar: bar(), jobs: BTreeMap::new() }
     }
 
     fn fact(&mut self, run: &Run, record: &Record) {
@@ -77,30 +77,19 @@ impl View {
 
     fn line(&self, line: &str) {
         if output::on_terminal() {
-            // A bar that cannot be drawn is no reason to stop.
-            let _ = self.bars.println(line);
+            self.bar.println(line);
         } else {
             output::say(line);
         }
     }
 
-    /// One bar for what the run is waiting for.
-    fn update(&mut self, run: &Run) {
-        if !output::on_terminal() {
-            return;
-        }
+    fn update(&self, run: &Run) {
         let (cycle, phase) = (run.current_cycle(), run.phase());
-        if self.bar.as_ref().is_none_or(|(c, p, _)| (*c, *p) != (cycle, phase)) {
-            self.end();
-            if phase != Phase::Done {
-                self.bar = Some((cycle, phase, self.bars.add(bar(cycle, phase))));
-            }
-        }
-        let Some((_, _, bar)) = &self.bar else { return };
         let Gauge { done, total, note } = self.gauge(run, cycle, phase);
-        bar.set_length(total);
-        bar.set_position(done);
-        bar.set_message(note);
+        self.bar.set_prefix(format!("cycle {cycle} {}", phase.as_str()));
+        self.bar.set_length(total);
+        self.bar.set_position(done);
+        self.bar.set_message(note);
     }
 
     fn gauge(&self, run: &Run, number: u32, phase: Phase) -> Gauge {
@@ -147,12 +136,6 @@ impl View {
         let note = format!("samples, {} jobs running", active.len());
         Gauge { done: done.min(total), total: total.max(1), note }
     }
-
-    fn end(&mut self) {
-        if let Some((_, _, bar)) = self.bar.take() {
-            bar.finish_and_clear();
-        }
-    }
 }
 
 struct Gauge {
@@ -161,12 +144,14 @@ struct Gauge {
     note: String,
 }
 
-fn bar(cycle: u32, phase: Phase) -> ProgressBar {
+fn bar() -> ProgressBar {
+    if !output::on_terminal() {
+        return ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+    }
     let template = "{prefix:>18} {wide_bar:.green} {pos}/{len} {msg}";
-    let style =
-        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    let bar = ProgressBar::new(1).with_style(style);
-    bar.set_prefix(format!("cycle {cycle} {}", phase.as_str()));
+    let style = ProgressStyle::with_template(template);
+    let bar =
+        ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.enable_steady_tick(TICK);
     bar
 }
