@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::until;
+use crate::{Output, Process, binary, flotilla, until};
 
 /// From the first process to the last agent's word, on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -24,28 +24,6 @@ pub struct Fleet {
     directory: TempDir,
     environment: Vec<(String, String)>,
     up: Child,
-}
-
-/// What a command said.
-#[derive(Debug)]
-pub struct Output {
-    pub code: i32,
-    pub stdout: String,
-    pub stderr: String,
-}
-
-/// The program under test: beside the test's own, or where `FLOTILLA_BIN` says.
-///
-/// # Panics
-/// When it was not built.
-pub fn binary() -> PathBuf {
-    if let Some(path) = std::env::var_os("FLOTILLA_BIN") {
-        return path.into();
-    }
-    let test = std::env::current_exe().expect("a running program has a path");
-    let path = test.ancestors().nth(2).expect("tests lie in target/PROFILE/deps").join("flotilla");
-    assert!(path.exists(), "{} is not there: run `cargo build -p flotilla`", path.display());
-    path
 }
 
 impl Fleet {
@@ -115,17 +93,9 @@ impl Fleet {
     /// # Panics
     /// When it cannot be started.
     pub fn run(&self, arguments: &[&str]) -> Output {
-        let output = Command::new(binary())
-            .args(arguments)
-            .env("FLOTILLA_DIR", self.path())
-            .envs(self.environment.clone())
-            .output()
-            .expect("flotilla starts");
-        Output {
-            code: output.status.code().unwrap_or(-1),
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }
+        flotilla(arguments, [("FLOTILLA_DIR".to_owned(), self.path().display().to_string())]
+            .into_iter()
+            .chain(self.environment.clone()))
     }
 
     /// Runs a command with `--json` and reads the document it prints.
@@ -150,17 +120,25 @@ impl Fleet {
         answer["run"].as_str().expect("a run").to_owned()
     }
 
-    /// Waits until a run has ended and returns it.
+    /// Waits until a run has ended well and returns it.
     ///
     /// # Panics
-    /// When it does not end, or otherwise than well.
+    /// When it does not end, or otherwise.
     pub fn finish(&self, run: &str, limit: Duration) -> Value {
+        self.end(run, "SUCCEEDED", limit)
+    }
+
+    /// Waits until a run has ended in this state and returns it.
+    ///
+    /// # Panics
+    /// When it does not end, or otherwise.
+    pub fn end(&self, run: &str, state: &str, limit: Duration) -> Value {
         let ended = until(&format!("run {run} ends"), limit, || {
             let shown = self.json(&["run", "show", run]).ok()?;
             let state = shown["state"].as_str()?.to_owned();
             (!matches!(&*state, "RUNNING" | "PAUSED")).then_some(shown)
         });
-        assert_eq!(ended["state"], "SUCCEEDED", "{ended:#}\n{}", self.logs());
+        assert_eq!(ended["state"], state, "{ended:#}\n{}", self.logs());
         ended
     }
 
@@ -181,14 +159,39 @@ impl Fleet {
     /// # Panics
     /// When there is none.
     pub fn pid(&self, member: &str) -> Pid {
-        let up = self.up.id().to_string();
         until(&format!("{member} runs"), Duration::from_secs(10), || {
-            processes().into_iter().find_map(|(pid, parent, arguments)| {
+            Process::all().into_iter().find_map(|process| {
+                let arguments = &process.arguments;
                 let is_member = arguments.get(1).is_some_and(|word| word == member)
                     || arguments.windows(2).any(|pair| pair[0] == "--name" && pair[1] == member);
-                (parent == up && is_member).then(|| Pid::from_raw(pid.parse().ok()?)).flatten()
+                (process.parent == self.up.id() && is_member).then(|| process.pid()).flatten()
             })
         })
+    }
+
+    /// `flotilla up` and all that it started.
+    pub fn processes(&self) -> Vec<Process> {
+        Process::family(self.up.id())
+    }
+
+    /// Asks `flotilla up` to end.
+    ///
+    /// # Panics
+    /// When it has ended already.
+    pub fn terminate(&self) {
+        kill_process(self.up_pid(), Signal::TERM).expect("our own process can be told to end");
+    }
+
+    /// How `flotilla up` ended, if it did.
+    ///
+    /// # Panics
+    /// When it cannot be asked.
+    pub fn ended(&mut self) -> Option<std::process::ExitStatus> {
+        self.up.try_wait().expect("the process can be asked")
+    }
+
+    fn up_pid(&self) -> Pid {
+        i32::try_from(self.up.id()).ok().and_then(Pid::from_raw).expect("a process has a number")
     }
 
     /// `kill -9` of a member.
@@ -217,9 +220,9 @@ impl Fleet {
 
 impl Drop for Fleet {
     fn drop(&mut self) {
-        if let Some(pid) = i32::try_from(self.up.id()).ok().and_then(Pid::from_raw) {
+        if matches!(self.up.try_wait(), Ok(None)) {
             // It may have ended by itself.
-            let _ = kill_process(pid, Signal::TERM);
+            let _ = kill_process(self.up_pid(), Signal::TERM);
         }
         let began = std::time::Instant::now();
         while matches!(self.up.try_wait(), Ok(None)) {
@@ -240,17 +243,4 @@ fn collect_logs(directory: &Path, found: &mut Vec<PathBuf>) {
             found.push(path);
         }
     }
-}
-
-/// Process id, parent's id and command line of every process.
-fn processes() -> Vec<(String, String, Vec<String>)> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let describe = |entry: std::fs::DirEntry| {
-        let pid = entry.file_name().into_string().ok()?;
-        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-        let parent = stat.rsplit(')').next()?.split_whitespace().nth(1)?.to_owned();
-        let command = std::fs::read_to_string(entry.path().join("cmdline")).ok()?;
-        Some((pid, parent, command.split('\0').map(str::to_owned).collect()))
-    };
-    entries.filter_map(describe).collect()
 }

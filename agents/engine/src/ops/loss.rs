@@ -2,15 +2,14 @@
 
 use super::{for_row_blocks, host, math};
 use candle_core::{D, DType, Result, Tensor};
+use candle_nn::ops::{log_softmax, softmax};
 
 /// In nats; the sum of exponentials is f64.
 pub(crate) fn negative_log_likelihoods(logits: &Tensor, targets: &[u32]) -> Result<Vec<f64>> {
     if !logits.device().is_cpu() {
         let targets = Tensor::new(targets, logits.device())?.unsqueeze(1)?;
-        let most = logits.max_keepdim(D::Minus1)?;
-        let log_sum = (logits.broadcast_sub(&most)?.exp()?.sum_keepdim(D::Minus1)?.log()? + most)?;
-        let nll = (log_sum - logits.gather(&targets, 1)?)?.squeeze(1)?;
-        return nll.to_dtype(DType::F64)?.to_vec1();
+        let log_likelihoods = log_softmax(logits, D::Minus1)?.gather(&targets, 1)?.squeeze(1)?;
+        return log_likelihoods.neg()?.to_dtype(DType::F64)?.to_vec1();
     }
     let width = logits.dim(1)?;
     let rows = host(logits)?;
@@ -63,11 +62,9 @@ pub(crate) fn loss_backward(logits: &Tensor, targets: &[u32], scale: f64) -> Res
 }
 
 fn composed_backward(logits: &Tensor, targets: &[u32], scale: f64) -> Result<Tensor> {
-    let exponentials = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?)?.exp()?;
-    let softmax = exponentials.broadcast_div(&exponentials.sum_keepdim(D::Minus1)?)?;
     let targets = Tensor::new(targets, logits.device())?.unsqueeze(1)?;
     let minus_one = targets.to_dtype(DType::F32)?.zeros_like()?.affine(1.0, -1.0)?;
-    softmax.scatter_add(&targets, &minus_one, 1)? * scale
+    softmax(logits, D::Minus1)?.scatter_add(&targets, &minus_one, 1)? * scale
 }
 
 #[cfg(test)]

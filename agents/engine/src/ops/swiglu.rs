@@ -25,7 +25,7 @@ pub(crate) fn swiglu_backward(
     grad: &Tensor,
 ) -> Result<(Tensor, Tensor)> {
     if !gate.device().is_cpu() {
-        let sigmoid = candle_sigmoid(gate)?;
+        let sigmoid = candle_nn::ops::sigmoid(gate)?;
         let silu = (gate * &sigmoid)?;
         let slope = (&sigmoid + (&silu * (1.0 - &sigmoid)?)?)?;
         return Ok((((grad * up)? * slope)?, (grad * silu)?));
@@ -47,10 +47,6 @@ pub(crate) fn swiglu_backward(
     });
     let tensor = |values| Tensor::from_vec(values, gate.shape(), gate.device());
     Ok((tensor(gate_grad)?, tensor(up_grad)?))
-}
-
-fn candle_sigmoid(x: &Tensor) -> Result<Tensor> {
-    (x.neg()?.exp()? + 1.0)?.recip()
 }
 
 #[cfg(test)]

@@ -66,8 +66,7 @@ fn probabilities(heads: &Heads, q: &Tensor, k: &Tensor) -> Result<Tensor> {
     let row = Tensor::arange((seen - rows) as u32, seen as u32, q.device())?.unsqueeze(1)?;
     let hidden = column.broadcast_gt(&row)?.to_dtype(DType::F32)?;
     let scores = scores.broadcast_add(&(hidden * -1e30)?)?;
-    let scores = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?)?.exp()?;
-    scores.broadcast_div(&scores.sum_keepdim(D::Minus1)?)
+    candle_nn::ops::softmax(&scores, D::Minus1)
 }
 
 pub(super) fn backward(pass: &Backward<'_>) -> Result<Gradients> {

@@ -1,0 +1,159 @@
+//! The control API, driven by a client in another language.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::Stdio,
+    time::Duration,
+};
+
+use e2e::{Files, Fleet, Python, Sampling};
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// `client.py` on a fleet.
+struct Client<'a> {
+    python: &'a Python,
+    fleet: &'a Fleet,
+    gateway: String,
+}
+
+impl<'a> Client<'a> {
+    fn new(python: &'a Python, fleet: &'a Fleet) -> Self {
+        let gateway = fleet.file()["gateway"].as_str().unwrap().to_owned();
+        Self { python, fleet, gateway }
+    }
+
+    /// The JSON lines it prints.
+    fn run(&self, arguments: &[&str]) -> Vec<Value> {
+        let arguments = [&["--server", &self.gateway], arguments].concat();
+        let printed = self.python.run("client.py", &arguments);
+        printed.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
+    }
+
+    fn submit(&self, files: &Files, spec: &str, attached: &[&str]) -> String {
+        let paths: Vec<String> = [&[spec], attached]
+            .concat()
+            .iter()
+            .map(|name| files.path(name).display().to_string())
+            .collect();
+        let arguments: Vec<&str> = ["submit"].into_iter().chain(paths.iter().map(|p| &**p)).collect();
+        self.run(&arguments)[0]["run"].as_str().unwrap().to_owned()
+    }
+
+    /// Downloads a file and checks it against the command line's export and the manifest.
+    fn download(&self, run: &str, file: &str) -> String {
+        let at = |name: &str| self.fleet.path().join(format!("{run}-{name}"));
+        let (out, export) = (at(file).display().to_string(), at("export").display().to_string());
+        self.run(&["download", run, file, &out]);
+        let exported = self.fleet.run(&["checkpoint", "export", run, "--out", &export]);
+        assert_eq!(exported.code, 0, "{}", exported.stderr);
+        let bytes = std::fs::read(&out).unwrap();
+        assert!(bytes == std::fs::read(at("export").join(file)).unwrap(), "{file} differs");
+        let info = self.fleet.json(&["checkpoint", "get", run]).unwrap();
+        let listed = info["files"].as_array().unwrap();
+        let listed = listed.iter().find(|listed| listed["path"] == file).expect(file);
+        assert_eq!(listed["digest"], format!("b3:{}", blake3::hash(&bytes).to_hex()));
+        out
+    }
+}
+
+#[test]
+fn a_python_client_misses_no_eval_though_the_gateway_is_killed() {
+    let Some(python) = Python::find() else { return };
+    let fleet = Fleet::up("trainer,evaluator");
+    let files = Files::create(fleet.path());
+    let client = Client::new(&python, &fleet);
+    files.sft(300, 30);
+    let attached = ["config.json", "tokenizer.json", "data.jsonl", "heldout.txt"];
+    let run = client.submit(&files, "sft.yaml", &attached);
+
+    let watch = ["--server", &client.gateway, "watch-evals", "--run", &run];
+    let mut watching = python
+        .script("client.py")
+        .args([&watch[..], &["--count", "10"]].concat())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(watching.stdout.take().unwrap()).lines();
+    let mut live = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    let mut seen: Vec<Value> = live.by_ref().take(2).collect();
+    assert_eq!(fleet.json(&["run", "show", &run]).unwrap()["state"], "RUNNING", "it streams");
+    fleet.kill("coordinator");
+    seen.extend(live);
+    assert!(watching.wait().unwrap().success());
+    let steps: Vec<u64> = seen.iter().map(|e| e["eval"]["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, (1..=10).map(|n| n * 30).collect::<Vec<u64>>());
+
+    let cursor = |event: &Value| event["cursor"].as_str().unwrap().to_owned();
+    let mut resumed = client.run(&["watch-evals", "--run", &run, "--count", "3"]);
+    let after = cursor(&resumed[2]);
+    resumed.extend(client.run(&["watch-evals", "--run", &run, "--after", &after, "--count", "7"]));
+    assert_eq!(resumed, seen);
+    let history = fleet.json(&["eval", "history", &run]).unwrap();
+    let history: Vec<String> = history.as_array().unwrap().iter().map(cursor).collect();
+    assert_eq!(history, seen.iter().map(cursor).collect::<Vec<String>>());
+    assert_eq!(client.run(&["wait", &run])[0]["state"], "SUCCEEDED");
+}
+
+#[test]
+fn a_python_client_trains_an_adapter_and_loads_it() {
+    let Some(python) = Python::find() else { return };
+    let fleet = Fleet::up("trainer,generator,verifier,evaluator");
+    let files = Files::create(fleet.path());
+    let client = Client::new(&python, &fleet);
+    files.sft(20, 0);
+    let attached = ["config.json", "tokenizer.json", "data.jsonl", "heldout.txt"];
+    let base = client.submit(&files, "sft.yaml", &attached);
+    assert_eq!(client.run(&["wait", &base])[0]["state"], "SUCCEEDED");
+    files.raft(&base, Sampling { prompts: 16, per_prompt: 4, max_new_tokens: 24, cycles: 1 });
+    let run = client.submit(&files, "raft.yaml", &["prompts.jsonl", "heldout.jsonl", "heldout.txt"]);
+    let ended = client.run(&["wait", &run]).remove(0);
+    assert_eq!(ended["state"], "SUCCEEDED");
+    assert_eq!(ended["cycles_done"][1]["sampled"], 16 * 4);
+    assert_eq!(client.run(&["agents"]).len(), 4);
+
+    client.download(&base, "model.safetensors");
+    let adapter = client.download(&run, "adapter_model.safetensors");
+    let tensors = python.run("check.py", &["tensors", &adapter]);
+    assert_eq!(tensors.lines().collect::<Vec<&str>>(), peft_tensors());
+}
+
+/// What PEFT names the tensors of this adapter.
+fn peft_tensors() -> Vec<String> {
+    let modules = [
+        ("mlp.down_proj", 64, 32),
+        ("mlp.gate_proj", 32, 64),
+        ("mlp.up_proj", 32, 64),
+        ("self_attn.k_proj", 32, 16),
+        ("self_attn.o_proj", 32, 32),
+        ("self_attn.q_proj", 32, 32),
+        ("self_attn.v_proj", 32, 16),
+    ];
+    let mut names = Vec::new();
+    for layer in 0..2 {
+        for (module, inputs, outputs) in modules {
+            let name = format!("base_model.model.model.layers.{layer}.{module}");
+            names.push(format!("{name}.lora_A.weight float32 4x{inputs}"));
+            names.push(format!("{name}.lora_B.weight float32 {outputs}x4"));
+        }
+    }
+    names
+}
+
+#[test]
+fn the_api_describes_itself_to_whoever_asks() {
+    let Some(python) = Python::find() else { return };
+    let fleet = Fleet::up("verifier");
+    let gateway = fleet.file()["gateway"].as_str().unwrap().to_owned();
+    let services = python.run("check.py", &["services", &gateway]);
+    for line in [
+        "flotilla.v1.Runs Submit Get List Pause Resume Cancel Watch",
+        "flotilla.v1.Evals History Watch",
+        "flotilla.v1.Checkpoints List Get Download",
+        "flotilla.v1.Fleet Agents Drain",
+        "grpc.health.v1.Health Check Watch",
+    ] {
+        assert!(services.lines().any(|service| service.starts_with(line)), "{line}: {services}");
+    }
+}
