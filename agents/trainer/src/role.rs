@@ -59,9 +59,10 @@ impl TrainerRole {
                 }
             }
         });
-        // Training goes on while a checkpoint is on its way into the store.
-        let (trained, published) = tokio::join!(training, publisher.publish_all(to_publish));
-        published?;
+        // Training goes on while a checkpoint is on its way into the store. When one cannot be
+        // published, what follows is in vain; when training fails, what it saved still counts.
+        let (trained, ()) =
+            tokio::try_join!(training.map(Ok), publisher.publish_all(to_publish))?;
         match trained {
             Ok(Trained {}) => Ok(()),
             Err(error) => Err(JobError::of_worker(error, &worker).await),

@@ -150,7 +150,21 @@ fn bytes<M: Serialize>(message: &M) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn whatever_stands_in_the_log_is_read_or_refused(
+            kind in "[a-z]{1,10}", rest in "[a-z0-9.-]{0,24}", payload in "\\PC{0,64}",
+        ) {
+            let subject = format!("flotilla.r1.{kind}.{rest}");
+            if let Ok(fact) = Fact::decode(&subject, payload.as_bytes()) {
+                prop_assert_eq!(fact.subject.to_string(), subject);
+            }
+        }
+    }
 
     #[test]
     fn a_fact_is_readable_json_and_reads_back() {

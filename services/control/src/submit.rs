@@ -247,8 +247,11 @@ impl Control {
         for number in 1..=NUMBER_MAX {
             let run = RunId::new(format!("{name}-{number}")).expect("checked: a short legal name");
             let subject = Subject::new(&run, Place::Spec);
-            if self.bus.get(&subject.to_string()).await?.is_some() {
-                continue;
+            match self.bus.get(&subject.to_string()).await {
+                Ok(None) => {}
+                // What cannot be read takes the name just as well.
+                Ok(Some(_)) | Err(ReadError::Unreadable { .. }) => continue,
+                Err(error) => return Err(error.into()),
             }
             spec.run = run.to_string();
             let fact = Fact { subject, body: Body::Spec(spec.clone()) };
