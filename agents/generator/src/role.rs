@@ -3,13 +3,16 @@
 use std::{
     ffi::OsString,
     path::Path,
-    sync::Mutex,
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use anyhow::anyhow;
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Job, JobError, Launch, Role, Worker};
+use runtime::{Job, JobError, Launch, Role, Worker, WorkerError};
 use tokio::sync::watch;
 use wire::{Body, Place, Record, WorkKind, v1};
 
@@ -35,6 +38,8 @@ pub struct GeneratorRole {
     warm: Mutex<Option<Warm>>,
     /// Samples of held jobs that are not yet done.
     outstanding: watch::Sender<u32>,
+    /// Calls the workers have not answered.
+    in_flight: AtomicU32,
     rate: Rate,
 }
 
@@ -50,6 +55,7 @@ impl GeneratorRole {
             config,
             warm: Mutex::new(None),
             outstanding: watch::Sender::new(0),
+            in_flight: AtomicU32::new(0),
             rate: Rate::default(),
         }
     }
@@ -66,6 +72,7 @@ impl GeneratorRole {
             return Ok(());
         }
         let worker = self.worker(job, order).await?;
+        let mut in_flight = InFlight::begin(self, &worker);
         let (held, began) = (self.rate.hold(), Instant::now());
         let call = Generate {
             sampling: order.sampling.unwrap_or_default(),
@@ -81,9 +88,13 @@ impl GeneratorRole {
                 ready(())
             })
             .await;
+        in_flight.answered = true;
         let samples = match generated {
             Ok(generated) => generated.samples,
-            Err(error) => return Err(JobError::of_worker(error, &worker).await),
+            Err(error) => {
+                self.discard_after(&error, &worker);
+                return Err(JobError::of_worker(error, &worker).await);
+            }
         };
         held.made(samples.iter().map(|sample| u64::from(sample.tokens)).sum());
         let body = report(job, order, samples, began.elapsed());
@@ -120,6 +131,20 @@ impl GeneratorRole {
         let warm = self.warm.lock().ok()?;
         let warm = warm.as_ref().filter(|warm| warm.policy == *policy)?;
         warm.worker.is_alive().then(|| warm.worker.clone())
+    }
+
+    /// A worker that hangs or talks nonsense is not called again.
+    fn discard_after(&self, error: &WorkerError, worker: &Worker) {
+        if !matches!(error, WorkerError::Refused(_)) {
+            self.discard(worker);
+        }
+    }
+
+    fn discard(&self, worker: &Worker) {
+        let Ok(mut warm) = self.warm.lock() else { return };
+        if warm.as_ref().is_some_and(|warm| warm.worker.is(worker)) {
+            *warm = None;
+        }
     }
 
     fn start(&self, base: &Path, adapter: Option<&Path>) -> Result<Worker, JobError> {
@@ -213,5 +238,29 @@ impl<'a> Share<'a> {
 impl Drop for Share<'_> {
     fn drop(&mut self) {
         self.done(self.total);
+    }
+}
+
+/// A call to a worker. When the last one is given up (its run was cancelled), so is the
+/// worker: it would generate on for nobody.
+struct InFlight<'a> {
+    role: &'a GeneratorRole,
+    worker: &'a Worker,
+    answered: bool,
+}
+
+impl<'a> InFlight<'a> {
+    fn begin(role: &'a GeneratorRole, worker: &'a Worker) -> Self {
+        role.in_flight.fetch_add(1, Ordering::Relaxed);
+        Self { role, worker, answered: false }
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        let others = self.role.in_flight.fetch_sub(1, Ordering::Relaxed) - 1;
+        if others == 0 && !self.answered {
+            self.role.discard(self.worker);
+        }
     }
 }

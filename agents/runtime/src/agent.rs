@@ -1,4 +1,4 @@
-//! The agent: one pull loop a role, one task a held job.
+//! The agent: one loop a role, which pulls jobs and sees them through.
 //!
 //! Order of work: result facts first, then the acknowledgement. A lease is an
 //! unacknowledged delivery, so an agent that dies loses at most the jobs it held, and
@@ -6,8 +6,11 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use bus::{Bus, Delivery, WorkQueue};
-use futures::{StreamExt, stream::BoxStream};
+use bus::{Bus, Delivery, WorkError, WorkQueue};
+use futures::{
+    StreamExt,
+    stream::{BoxStream, FuturesUnordered},
+};
 use store::{Cache, Store};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use wire::{AgentId, Body, Fact, Place, Pool, Record, Subject, WorkKind, v1};
@@ -100,15 +103,12 @@ impl Agent {
         let silence = over.clone();
         background.spawn(async move { speaker.speak(&speaks_on, rate, silence).await });
 
-        let shared = Arc::new(Shared { config, bus, store, cache, presence, runs, leave });
-        let jobs = TaskTracker::new();
+        let shared = Shared { config, bus, store, cache, presence, runs, leave };
         let loops = roles
             .into_iter()
             .zip(queues)
-            .map(|(role, queue)| pull(shared.clone(), role, queue, drain.clone(), jobs.clone()));
-        futures::future::join_all(loops).await;
-        shared.presence.update(|s| s.state = v1::agent_status::State::Draining.into());
-        finish(&jobs, &stop, &shared.leave).await;
+            .map(|(role, queue)| work_through(&shared, role, queue, &drain));
+        finish(futures::future::join_all(loops), &stop, &shared.leave).await;
         over.cancel();
         background.close();
         background.wait().await;
@@ -168,43 +168,59 @@ async fn obey(
 }
 
 /// Waits for held jobs; once the process must stop, only for the grace.
-async fn finish(jobs: &TaskTracker, stop: &CancellationToken, leave: &CancellationToken) {
-    jobs.close();
+async fn finish(
+    work: impl Future<Output = Vec<()>>,
+    stop: &CancellationToken,
+    leave: &CancellationToken,
+) {
+    let grace = async {
+        stop.cancelled().await;
+        tokio::time::sleep(GRACE).await;
+        leave.cancel();
+        std::future::pending::<()>().await;
+    };
     tokio::select! {
-        () = jobs.wait() => return,
-        () = async { stop.cancelled().await; tokio::time::sleep(GRACE).await } => {}
+        _ = work => {}
+        () = grace => {}
     }
-    leave.cancel();
-    jobs.wait().await;
 }
 
-/// Takes jobs while there is room for them.
-async fn pull(
-    shared: Arc<Shared>,
+/// Takes jobs while there is room for them; ends when it is drained and holds none.
+///
+/// Held jobs are polled here, and before more is asked for: a job takes its room at its
+/// first poll.
+async fn work_through(
+    shared: &Shared,
     role: Arc<dyn Role>,
     mut queue: WorkQueue,
-    drain: CancellationToken,
-    jobs: TaskTracker,
+    drain: &CancellationToken,
 ) {
-    let next = async |queue: &mut WorkQueue| {
-        role.room().await;
-        queue.next(POLL).await
-    };
-    while let Some(delivery) = drain.run_until_cancelled(next(&mut queue)).await {
-        match delivery {
-            Ok(None) => {}
-            Ok(Some(delivery)) => {
-                let (shared, role) = (shared.clone(), role.clone());
-                jobs.spawn(async move { shared.handle(role.as_ref(), delivery).await });
-                // The job must have taken its room before more room is asked for.
-                tokio::task::yield_now().await;
-            }
-            Err(error) => {
-                tracing::warn!(kind = %role.kind(), error = %anyhow::Error::from(error), "pulling work");
-                tokio::time::sleep(PAUSE_ON_ERROR).await;
-            }
+    let role = role.as_ref();
+    let mut held = FuturesUnordered::new();
+    while !drain.is_cancelled() {
+        tokio::select! {
+            biased;
+            Some(()) = held.next() => {}
+            () = drain.cancelled() => {}
+            delivery = next(role, &mut queue) => match delivery {
+                Ok(None) => {}
+                Ok(Some(delivery)) => held.push(shared.handle(role, delivery)),
+                Err(error) => {
+                    let error = format!("{:#}", anyhow::Error::from(error));
+                    tracing::warn!(kind = %role.kind(), error, "pulling work");
+                    tokio::time::sleep(PAUSE_ON_ERROR).await;
+                }
+            },
         }
     }
+    shared.presence.update(|status| status.state = v1::agent_status::State::Draining.into());
+    while held.next().await.is_some() {}
+}
+
+/// Cancel-safe, as both parts are.
+async fn next(role: &dyn Role, queue: &mut WorkQueue) -> Result<Option<Delivery>, WorkError> {
+    role.room().await;
+    queue.next(POLL).await
 }
 
 impl Shared {
@@ -239,6 +255,7 @@ impl Shared {
         let job = self.job(role, record, delivery);
         tracing::info!(subject = %record.fact.subject, delivered = job.delivered, "job begins");
         let outcome = tokio::select! {
+            biased;
             outcome = role.run(&job) => outcome,
             () = self.runs.over(&run) => Err(JobError::Stopped),
             () = self.leave.cancelled() => Err(JobError::Stopped),

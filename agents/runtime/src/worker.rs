@@ -85,6 +85,11 @@ impl Worker {
         Ok(Self { shared: Arc::new(shared) })
     }
 
+    /// Whether both are the same process.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     /// Whether the worker can still be called.
     pub fn is_alive(&self) -> bool {
         self.shared.calls.0.lock().is_ok_and(|calls| calls.is_some())

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Job, JobError, Launch, Role, Worker};
+use runtime::{Job, JobError, Launch, Role, Worker, WorkerError};
 use tokio::sync::Semaphore;
 use wire::{Body, Place, Prompt, Record, WorkKind, v1};
 
@@ -60,7 +60,10 @@ impl VerifierRole {
         let verified: Result<Verified, _> = worker.call(&call, SILENCE, |_| ready(())).await;
         let verdicts = match verified {
             Ok(verified) => verified.verdicts,
-            Err(error) => return Err(JobError::of_worker(error, &worker).await),
+            Err(error) => {
+                self.discard_after(&error, &worker);
+                return Err(JobError::of_worker(error, &worker).await);
+            }
         };
         let body = v1::Verdicts {
             run: samples.run.clone(),
@@ -128,6 +131,15 @@ impl VerifierRole {
             files.insert(0, (file.digest.clone(), prompts.clone()));
         }
         Ok(prompts)
+    }
+
+    /// A worker that hangs or talks nonsense is not called again.
+    fn discard_after(&self, error: &WorkerError, worker: &Worker) {
+        let Ok(mut warm) = self.warm.lock() else { return };
+        let is_it = warm.as_ref().is_some_and(|warm| warm.is(worker));
+        if is_it && !matches!(error, WorkerError::Refused(_)) {
+            *warm = None;
+        }
     }
 
     fn worker(&self) -> Result<Worker, JobError> {
