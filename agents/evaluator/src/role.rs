@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use futures::future::{BoxFuture, FutureExt, ready};
 use runtime::{Job, JobError, Launch, Role, Worker};
 use tokio::sync::Semaphore;
-use wire::{Body, Place, Record, SuiteName, WorkKind, v1};
+use wire::{Body, Place, SuiteName, WorkKind, v1};
 
 use crate::{
     calls::{Done, Format, Measure, Measured},
@@ -34,10 +34,12 @@ impl EvaluatorRole {
             return Err(JobError::fatal(anyhow!("not a checkpoint")));
         };
         let spec = job.spec().await?;
+        let mut outcome = Ok(());
         for suite in &spec.suites {
-            self.suite(job, checkpoint, suite).await?;
+            // One suite's trouble is not another's.
+            outcome = outcome.and(self.suite(job, checkpoint, suite).await);
         }
-        Ok(())
+        outcome
     }
 
     async fn suite(
@@ -138,13 +140,5 @@ impl Role for EvaluatorRole {
 
     fn run<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), JobError>> {
         self.evaluate(job).boxed()
-    }
-
-    /// One a suite: none of them will come from this job.
-    fn failure_ids<'a>(&'a self, record: &'a Record, spec: &'a v1::Spec) -> Vec<String> {
-        let Body::Checkpoint(v1::Checkpoint { cycle, step, .. }) = &record.fact.body else {
-            return Vec::new();
-        };
-        spec.suites.iter().map(|suite| format!("{cycle}-{step}-{}", suite.name)).collect()
     }
 }

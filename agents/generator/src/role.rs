@@ -3,18 +3,16 @@
 use std::{
     ffi::OsString,
     path::Path,
-    sync::{
-        Mutex,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
 use anyhow::anyhow;
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Job, JobError, Launch, Role, Worker, WorkerError};
-use tokio::sync::watch;
-use wire::{Body, Place, Record, WorkKind, v1};
+use runtime::{Job, JobError, Launch, Role, Worker};
+use store::CachedTree;
+use tokio::sync::{RwLock, RwLockReadGuard, watch};
+use wire::{Body, Place, WorkKind, v1};
 
 use crate::{
     calls::{Done, Generate, Generated},
@@ -35,7 +33,7 @@ pub struct Config {
 /// The generator role of an agent.
 pub struct GeneratorRole {
     config: Config,
-    warm: Mutex<Option<Warm>>,
+    warm: RwLock<Option<Warm>>,
     /// Samples of held jobs that are not yet done.
     outstanding: watch::Sender<u32>,
     /// Calls the workers have not answered.
@@ -47,13 +45,15 @@ pub struct GeneratorRole {
 struct Warm {
     policy: (String, String),
     worker: Worker,
+    /// What it has loaded, or is loading: not to be evicted meanwhile.
+    _files: (CachedTree, Option<CachedTree>),
 }
 
 impl GeneratorRole {
     pub fn new(config: Config) -> Self {
         Self {
             config,
-            warm: Mutex::new(None),
+            warm: RwLock::new(None),
             outstanding: watch::Sender::new(0),
             in_flight: AtomicU32::new(0),
             rate: Rate::default(),
@@ -71,16 +71,17 @@ impl GeneratorRole {
         if job.is_written(place.clone()).await? {
             return Ok(());
         }
-        let worker = self.worker(job, order).await?;
-        let mut in_flight = InFlight::begin(self, &worker);
+        let warm = self.warm(job, order).await?;
+        let mut call = InFlight::begin(self, &warm.worker);
         let (held, began) = (self.rate.hold(), Instant::now());
-        let call = Generate {
+        let request = Generate {
             sampling: order.sampling.unwrap_or_default(),
             seed: order.seed,
             requests: order.requests.clone(),
         };
-        let generated: Result<Generated, _> = worker
-            .call(&call, SILENCE, |progress| {
+        let generated: Result<Generated, _> = warm
+            .worker
+            .call(&request, SILENCE, |progress| {
                 if let Ok(Done { samples }) = serde_json::from_value(progress) {
                     share.done(samples);
                     job.progress.set(samples, total, "samples");
@@ -88,12 +89,13 @@ impl GeneratorRole {
                 ready(())
             })
             .await;
-        in_flight.answered = true;
+        call.answered = true;
         let samples = match generated {
             Ok(generated) => generated.samples,
             Err(error) => {
-                self.discard_after(&error, &worker);
-                return Err(JobError::of_worker(error, &worker).await);
+                // It hangs, talks nonsense, or could not load its model: a new one may fare better.
+                warm.worker.kill();
+                return Err(JobError::of_worker(error, &warm.worker).await);
             }
         };
         held.made(samples.iter().map(|sample| u64::from(sample.tokens)).sum());
@@ -101,50 +103,38 @@ impl GeneratorRole {
         job.write(place, Body::Samples(body)).await
     }
 
-    /// The warm worker when it has this policy, or a new one.
-    async fn worker(&self, job: &Job, order: &v1::GenerateOrder) -> Result<Worker, JobError> {
+    /// The worker with this policy. One policy is loaded at a time: a switch waits for the
+    /// calls in flight, and ends their worker before it starts the next.
+    async fn warm(
+        &self,
+        job: &Job,
+        order: &v1::GenerateOrder,
+    ) -> Result<RwLockReadGuard<'_, Warm>, JobError> {
         let base = order.base.as_ref();
         let base = base.ok_or_else(|| JobError::fatal(anyhow!("the order names no base")))?;
         let adapter = order.adapter.as_ref();
         let policy =
             (base.manifest.clone(), adapter.map_or(String::new(), |tree| tree.manifest.clone()));
-        if let Some(worker) = self.warm_worker(&policy) {
-            return Ok(worker);
+        let serves = |warm: &Option<Warm>| {
+            warm.as_ref().is_some_and(|warm| warm.policy == policy && warm.worker.is_alive())
+        };
+        let warm = self.warm.read().await;
+        if serves(&warm) {
+            return loaded(warm);
         }
+        drop(warm);
         let base = job.cache.tree(&job.store, base).await?;
         let adapter = match adapter {
             Some(tree) => Some(job.cache.tree(&job.store, tree).await?),
             None => None,
         };
-        // Two jobs may come here at once: the second finds the first one's worker.
-        if let Some(worker) = self.warm_worker(&policy) {
-            return Ok(worker);
-        }
-        let worker = self.start(base.path(), adapter.as_ref().map(|adapter| adapter.path()))?;
-        if let Ok(mut warm) = self.warm.lock() {
-            *warm = Some(Warm { policy, worker: worker.clone() });
-        }
-        Ok(worker)
-    }
-
-    fn warm_worker(&self, policy: &(String, String)) -> Option<Worker> {
-        let warm = self.warm.lock().ok()?;
-        let warm = warm.as_ref().filter(|warm| warm.policy == *policy)?;
-        warm.worker.is_alive().then(|| warm.worker.clone())
-    }
-
-    /// A worker that hangs or talks nonsense is not called again.
-    fn discard_after(&self, error: &WorkerError, worker: &Worker) {
-        if !matches!(error, WorkerError::Refused(_)) {
-            self.discard(worker);
-        }
-    }
-
-    fn discard(&self, worker: &Worker) {
-        let Ok(mut warm) = self.warm.lock() else { return };
-        if warm.as_ref().is_some_and(|warm| warm.worker.is(worker)) {
+        let mut warm = self.warm.write().await;
+        if !serves(&warm) {
             *warm = None;
+            let worker = self.start(base.path(), adapter.as_ref().map(|adapter| adapter.path()))?;
+            *warm = Some(Warm { policy, worker, _files: (base, adapter) });
         }
+        loaded(warm.downgrade())
     }
 
     fn start(&self, base: &Path, adapter: Option<&Path>) -> Result<Worker, JobError> {
@@ -156,6 +146,11 @@ impl GeneratorRole {
         let command = self.config.launch.worker("generate", "generate", arguments);
         Ok(Worker::start(&command)?)
     }
+}
+
+fn loaded(warm: RwLockReadGuard<'_, Option<Warm>>) -> Result<RwLockReadGuard<'_, Warm>, JobError> {
+    let none = |_| JobError::retry(anyhow!("the worker is gone"));
+    RwLockReadGuard::try_map(warm, Option::as_ref).map_err(none)
 }
 
 fn report(
@@ -198,15 +193,6 @@ impl Role for GeneratorRole {
 
     fn run<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), JobError>> {
         self.generate(job).boxed()
-    }
-
-    fn failure_ids<'a>(&'a self, record: &'a Record, _spec: &'a v1::Spec) -> Vec<String> {
-        match &record.fact.body {
-            Body::GenerateOrder(order) => {
-                vec![format!("{}-{}-{}", order.cycle, order.job, order.attempt)]
-            }
-            _ => Vec::new(),
-        }
     }
 
     fn tokens_per_s(&self) -> f64 {
@@ -260,7 +246,7 @@ impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         let others = self.role.in_flight.fetch_sub(1, Ordering::Relaxed) - 1;
         if others == 0 && !self.answered {
-            self.role.discard(self.worker);
+            self.worker.kill();
         }
     }
 }

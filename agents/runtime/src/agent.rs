@@ -6,22 +6,21 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use bus::{Bus, Delivery, WorkError, WorkQueue};
+use bus::{Bus, Delivery, ReadError, WorkError, WorkQueue};
 use futures::{
     StreamExt,
     stream::{BoxStream, FuturesUnordered},
 };
 use store::{Cache, Store};
+use tokio::{task::JoinHandle, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use wire::{AgentId, Body, Fact, Place, Pool, Record, Subject, WorkKind, v1};
+use wire::{AgentId, Pool, v1};
 
 use crate::{
-    Job, JobError, Role, RunState, Runs, lease,
+    Role, Runs,
     presence::{Presence, memory_bytes, timestamp_now},
+    work::{Shared, role_name},
 };
-
-/// How often a job may be handed out before it counts as poison.
-const DELIVERIES_MAX: u64 = 5;
 
 /// One long poll for work.
 const POLL: Duration = Duration::from_secs(20);
@@ -31,9 +30,6 @@ const PAUSE_ON_ERROR: Duration = Duration::from_millis(500);
 
 /// What held jobs may still take when the process is asked to stop.
 const GRACE: Duration = Duration::from_secs(2);
-
-/// Before a failed job is tried again, times the tries so far.
-const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// What an agent must know of itself.
 #[derive(Debug, Clone)]
@@ -52,18 +48,6 @@ pub struct Agent {
     store: Store,
     cache: Cache,
     roles: Vec<Arc<dyn Role>>,
-}
-
-/// What the tasks of an agent share.
-struct Shared {
-    config: Config,
-    bus: Bus,
-    store: Store,
-    cache: Cache,
-    presence: Presence,
-    runs: Runs,
-    /// Set when held jobs must end now.
-    leave: CancellationToken,
 }
 
 impl Agent {
@@ -90,9 +74,9 @@ impl Agent {
         for role in &roles {
             queues.push(bus.work(role.kind(), &config.pool, config.lease).await?);
         }
+        let mut following = follow_runs(&runs, &bus, &stop).await;
         let background = TaskTracker::new();
         let over = CancellationToken::new();
-        follow_runs(&background, &runs, &bus, &over).await;
 
         let drain = stop.child_token();
         let commands = bus.commands(&config.id).await?;
@@ -108,11 +92,15 @@ impl Agent {
             .into_iter()
             .zip(queues)
             .map(|(role, queue)| work_through(&shared, role, queue, &drain));
-        finish(futures::future::join_all(loops), &stop, &shared.leave).await;
+        let outcome = tokio::select! {
+            () = finish(futures::future::join_all(loops), &stop, &shared.leave) => Ok(()),
+            Ok(lost) = &mut following => Err(lost.into()),
+        };
+        following.abort();
         over.cancel();
         background.close();
         background.wait().await;
-        Ok(())
+        outcome
     }
 }
 
@@ -132,25 +120,14 @@ fn first_status(config: &Config, roles: &[Arc<dyn Role>]) -> v1::AgentStatus {
     }
 }
 
-/// What users call the role that does a kind of work.
-fn role_name(kind: WorkKind) -> &'static str {
-    match kind {
-        WorkKind::Generate => "generator",
-        WorkKind::Verify => "verifier",
-        WorkKind::Train => "trainer",
-        WorkKind::Eval => "evaluator",
-    }
-}
-
-/// Starts to follow the runs' states, and waits until they are known.
-async fn follow_runs(tasks: &TaskTracker, runs: &Runs, bus: &Bus, over: &CancellationToken) {
-    let ready = CancellationToken::new();
-    let (runs, bus, over) = (runs.clone(), bus.clone(), over.clone());
-    let caught_up = ready.clone();
-    tasks.spawn(async move {
-        over.run_until_cancelled(runs.follow(&bus, caught_up)).await;
-    });
+/// Starts to follow the runs' states, and waits until they are known. The task ends only
+/// when the log is no longer the one it was.
+async fn follow_runs(runs: &Runs, bus: &Bus, stop: &CancellationToken) -> JoinHandle<ReadError> {
+    let ready = stop.child_token();
+    let (runs, bus, caught_up) = (runs.clone(), bus.clone(), ready.clone());
+    let following = tokio::spawn(async move { runs.follow(&bus, caught_up).await });
     ready.cancelled().await;
+    following
 }
 
 /// Drains the agent when it is told to.
@@ -197,18 +174,19 @@ async fn work_through(
 ) {
     let role = role.as_ref();
     let mut held = FuturesUnordered::new();
+    let mut resting = Instant::now();
     while !drain.is_cancelled() {
         tokio::select! {
             biased;
-            Some(()) = held.next() => {}
+            Some(rest) = held.next() => resting = resting.max(Instant::now() + rest),
             () = drain.cancelled() => {}
-            delivery = next(role, &mut queue) => match delivery {
+            delivery = next(role, &mut queue, resting) => match delivery {
                 Ok(None) => {}
                 Ok(Some(delivery)) => held.push(shared.handle(role, delivery)),
                 Err(error) => {
                     let error = format!("{:#}", anyhow::Error::from(error));
                     tracing::warn!(kind = %role.kind(), error, "pulling work");
-                    tokio::time::sleep(PAUSE_ON_ERROR).await;
+                    resting = Instant::now() + PAUSE_ON_ERROR;
                 }
             },
         }
@@ -217,141 +195,13 @@ async fn work_through(
     while held.next().await.is_some() {}
 }
 
-/// Cancel-safe, as both parts are.
-async fn next(role: &dyn Role, queue: &mut WorkQueue) -> Result<Option<Delivery>, WorkError> {
+/// Cancel-safe, as its parts are.
+async fn next(
+    role: &dyn Role,
+    queue: &mut WorkQueue,
+    resting: Instant,
+) -> Result<Option<Delivery>, WorkError> {
+    tokio::time::sleep_until(resting).await;
     role.room().await;
     queue.next(POLL).await
-}
-
-impl Shared {
-    async fn handle(&self, role: &dyn Role, delivery: Delivery) {
-        let settled = match &delivery.record {
-            Ok(record) => self.work(role, record, &delivery).await,
-            Err(error) => {
-                tracing::error!(%error, "an entry of the log that calls for work cannot be read");
-                delivery.ack().await
-            }
-        };
-        if let Err(error) = settled {
-            // The lease runs out and somebody, perhaps we, finds the result written.
-            tracing::warn!(%error, "settling a job");
-        }
-    }
-
-    async fn work(
-        &self,
-        role: &dyn Role,
-        record: &Record,
-        delivery: &Delivery,
-    ) -> Result<(), bus::AckError> {
-        let run = record.fact.subject.run.clone();
-        let ordered = matches!(role.kind(), WorkKind::Generate | WorkKind::Train);
-        match self.runs.state(&run) {
-            RunState::Over => return delivery.ack().await,
-            // The coordinator orders again when the run goes on.
-            RunState::Paused if ordered => return delivery.ack().await,
-            RunState::Paused | RunState::Open => {}
-        }
-        let job = self.job(role, record, delivery);
-        tracing::info!(subject = %record.fact.subject, delivered = job.delivered, "job begins");
-        let outcome = tokio::select! {
-            biased;
-            outcome = role.run(&job) => outcome,
-            () = self.runs.over(&run) => Err(JobError::Stopped),
-            () = self.leave.cancelled() => Err(JobError::Stopped),
-            never = lease::keep(delivery) => match never {},
-        };
-        job.stop.cancel();
-        self.presence.update(|status| status.jobs_done += u64::from(outcome.is_ok()));
-        match outcome {
-            Ok(()) => delivery.ack().await,
-            Err(JobError::Stopped) if self.runs.state(&run) == RunState::Over => {
-                delivery.ack().await
-            }
-            Err(JobError::Stopped) => delivery.nak(Duration::ZERO).await,
-            Err(error) => self.fail(role, &job, delivery, &error).await,
-        }
-    }
-
-    fn job(&self, role: &dyn Role, record: &Record, delivery: &Delivery) -> Job {
-        let (cycle, name) = describe(&record.fact);
-        let active = v1::ActiveJob {
-            role: role_name(role.kind()).into(),
-            run: record.fact.subject.run.to_string(),
-            cycle,
-            job: name,
-            ..Default::default()
-        };
-        Job {
-            run: record.fact.subject.run.clone(),
-            record: record.clone(),
-            delivered: delivery.delivered,
-            agent: self.config.id.to_string(),
-            bus: self.bus.clone(),
-            store: self.store.clone(),
-            cache: self.cache.clone(),
-            directory: self.config.directory.clone(),
-            progress: self.presence.begin(record.sequence, active),
-            stop: CancellationToken::new(),
-        }
-    }
-
-    /// Writes what went wrong, then hands the job back, or gives it up.
-    async fn fail(
-        &self,
-        role: &dyn Role,
-        job: &Job,
-        delivery: &Delivery,
-        error: &JobError,
-    ) -> Result<(), bus::AckError> {
-        let last = matches!(error, JobError::Final { .. }) || job.delivered >= DELIVERIES_MAX;
-        tracing::warn!(subject = %job.record.fact.subject, %error, last, "job failed");
-        if let Err(error) = self.write_failures(role, job, error, last).await {
-            tracing::warn!(%error, "writing a failure");
-            return Ok(());
-        }
-        if last {
-            return delivery.ack().await;
-        }
-        let tries = u32::try_from(job.delivered).unwrap_or(u32::MAX);
-        delivery.nak(RETRY_DELAY * tries).await
-    }
-
-    async fn write_failures(
-        &self,
-        role: &dyn Role,
-        job: &Job,
-        error: &JobError,
-        last: bool,
-    ) -> Result<(), JobError> {
-        let spec = job.spec().await?;
-        let attempt = u32::try_from(job.delivered).unwrap_or(u32::MAX);
-        for id in role.failure_ids(&job.record, &spec) {
-            let failure = v1::Failure {
-                run: job.run.to_string(),
-                kind: role.kind().to_string(),
-                id: id.clone(),
-                attempt,
-                agent: job.agent.clone(),
-                message: error.to_string(),
-                log_tail: error.log_tail().to_owned(),
-                r#final: last,
-            };
-            let place = Place::Failure { kind: role.kind(), id, attempt };
-            job.write(place, Body::Failure(failure)).await?;
-        }
-        Ok(())
-    }
-}
-
-/// A job's cycle and name, for people.
-fn describe(fact: &Fact) -> (u32, String) {
-    match &fact.subject.place {
-        Place::GenerateOrder { cycle, job, .. } | Place::Samples { cycle, job } => {
-            (*cycle, job.to_string())
-        }
-        Place::TrainOrder { cycle, .. } => (*cycle, "train".into()),
-        Place::Checkpoint { cycle, step } => (*cycle, format!("step {step}")),
-        _ => (0, Subject::to_string(&fact.subject)),
-    }
 }

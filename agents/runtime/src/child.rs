@@ -11,18 +11,21 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     process::{ChildStdin, ChildStdout},
 };
 
 /// What a log file may hold; what a worker writes beyond is dropped.
 const LOG_BYTES_MAX: usize = 4 * 1024 * 1024;
 
+/// A longer line is cut in two.
+const LINE_BYTES_MAX: u64 = 16 * 1024;
+
 /// The last lines kept for a failure fact.
 const TAIL_BYTES_MAX: usize = 4 * 1024;
 
 /// Variables a worker inherits. Everything else must be given to it.
-const INHERITED: [&str; 9] = [
+const INHERITED: [&str; 13] = [
     "PATH",
     "HOME",
     "LANG",
@@ -32,6 +35,11 @@ const INHERITED: [&str; 9] = [
     "RUST_LOG",
     "RUST_BACKTRACE",
     "LD_LIBRARY_PATH",
+    // Which of a box's GPUs is meant.
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HSA_OVERRIDE_GFX_VERSION",
 ];
 
 /// How to start a child.
@@ -82,7 +90,25 @@ impl Command {
     }
 }
 
+/// Ends a child's process group, from wherever.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Killer(Option<Pid>);
+
+impl Killer {
+    pub(crate) fn kill(self) {
+        if let Some(group) = self.0 {
+            // The group may be gone already.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
 impl Child {
+    /// Only for as long as the child was not waited for: its number may then be another's.
+    pub(crate) fn killer(&self) -> Killer {
+        Killer(self.group)
+    }
+
     /// The last lines the child wrote to stderr.
     pub fn tail(&self) -> String {
         self.tail.lock().map(|tail| tail.clone()).unwrap_or_default()
@@ -96,20 +122,13 @@ impl Child {
             Err(_) => "still running".to_owned(),
         }
     }
-
-    fn kill(&self) {
-        if let Some(group) = self.group {
-            // The group may be gone already.
-            let _ = kill_process_group(group, Signal::KILL);
-        }
-    }
 }
 
 impl Drop for Child {
     fn drop(&mut self) {
         // A child that was waited for has no id; its number may be somebody else's by now.
         if self.process.id().is_some() {
-            self.kill();
+            self.killer().kill();
         }
     }
 }
@@ -122,7 +141,7 @@ async fn keep_log(
     let mut lines = BufReader::new(stderr);
     let mut written = 0;
     let mut line = Vec::new();
-    while let Ok(1..) = lines.read_until(b'\n', &mut line).await {
+    while let Ok(1..) = (&mut lines).take(LINE_BYTES_MAX).read_until(b'\n', &mut line).await {
         if written < LOG_BYTES_MAX && log.write_all(&line).await.is_ok() {
             written += line.len();
         }

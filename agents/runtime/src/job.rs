@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use bus::{Bus, Published};
+use bus::{Bus, PublishError, Published};
 use store::{Cache, GetError, PutError, Store};
-use tokio_util::sync::CancellationToken;
 use wire::{Body, Fact, Place, Record, RunId, Subject, v1};
 
 use crate::{WorkerError, presence::Progress};
@@ -37,8 +36,6 @@ pub struct Job {
     /// The agent's own directory.
     pub directory: PathBuf,
     pub progress: Progress,
-    /// Set when the run is cancelled or the agent must leave at once.
-    pub stop: CancellationToken,
 }
 
 impl JobError {
@@ -50,17 +47,11 @@ impl JobError {
         Self::Final { message: chain(error), log_tail: String::new() }
     }
 
-    /// What a worker said when it refused or died. A refusal is final: the same call
-    /// would be refused again.
+    /// What a worker said when it refused or died. Another box may fare better: its device,
+    /// its memory and its disk are its own.
     pub async fn of_worker(error: WorkerError, worker: &crate::Worker) -> Self {
         let log_tail = worker.log_tail().await;
-        match error {
-            WorkerError::Refused(message) => Self::Final { message, log_tail },
-            WorkerError::Start { .. }
-            | WorkerError::Died(_)
-            | WorkerError::Silent(_)
-            | WorkerError::Answer(_) => Self::Retry { message: chain(error), log_tail },
-        }
+        Self::Retry { message: chain(error), log_tail }
     }
 
     pub(crate) fn log_tail(&self) -> &str {
@@ -77,14 +68,23 @@ fn chain(error: impl Into<anyhow::Error>) -> String {
 }
 
 impl From<GetError> for JobError {
+    /// Final when the content itself is at fault; a refusal or a full disk may be this box's.
     fn from(error: GetError) -> Self {
-        if error.may_pass() { Self::retry(error) } else { Self::fatal(error) }
+        match error {
+            GetError::Digest(_)
+            | GetError::Path(_)
+            | GetError::Corrupt { .. }
+            | GetError::TooLarge { .. }
+            | GetError::Manifest { .. }
+            | GetError::NoSuchFile { .. } => Self::fatal(error),
+            GetError::Fault(_) | GetError::Cache(_) => Self::retry(error),
+        }
     }
 }
 
 impl From<PutError> for JobError {
     fn from(error: PutError) -> Self {
-        if error.may_pass() { Self::retry(error) } else { Self::fatal(error) }
+        Self::retry(error)
     }
 }
 
@@ -117,16 +117,32 @@ impl Job {
         Ok(self.bus.get(&subject).await.map_err(JobError::retry)?.is_some())
     }
 
-    /// Writes a result. That somebody else was first is as good.
+    /// Writes a result, for as long as the bus is away: the work is done. That somebody else
+    /// was first is as good.
     ///
     /// # Errors
-    /// When the log cannot be written.
+    /// When the log refuses it.
     pub async fn write(&self, place: Place, body: Body) -> Result<(), JobError> {
         let fact = Fact { subject: Subject::new(&self.run, place), body };
-        let published = self.bus.publish(&fact).await.map_err(JobError::retry)?;
+        let published = loop {
+            match self.bus.publish(&fact).await {
+                Err(error @ PublishError::Unacknowledged { .. }) => {
+                    let error = format!("{:#}", anyhow::Error::from(error));
+                    tracing::warn!(error, "the bus is away; trying on");
+                }
+                other => break other.map_err(JobError::retry)?,
+            }
+        };
         if let Published::AlreadyThere { same: false, sequence } = published {
             tracing::info!(subject = %fact.subject, sequence, "somebody else was first");
         }
+        Ok(())
+    }
+
+    /// Writes a fact, giving up when the bus stays away.
+    pub(crate) async fn write_once(&self, place: Place, body: Body) -> Result<(), JobError> {
+        let fact = Fact { subject: Subject::new(&self.run, place), body };
+        self.bus.publish(&fact).await.map_err(JobError::retry)?;
         Ok(())
     }
 }

@@ -6,6 +6,7 @@
 
 mod agent;
 mod child;
+mod failure;
 mod job;
 mod launch;
 mod lease;
@@ -13,6 +14,7 @@ mod presence;
 mod protocol;
 mod role;
 mod runs;
+mod work;
 mod worker;
 
 pub use agent::{Agent, Config};

@@ -1,7 +1,7 @@
 //! What an agent can do.
 
 use futures::future::BoxFuture;
-use wire::{Record, WorkKind, v1};
+use wire::WorkKind;
 
 use crate::{Job, JobError};
 
@@ -16,10 +16,6 @@ pub trait Role: Send + Sync + 'static {
     /// Does a job and writes its results. Must be safe to repeat: an earlier try may have
     /// got anywhere.
     fn run<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), JobError>>;
-
-    /// What a failure of this job is called, `failure.<kind>.<id>.…`; several when the
-    /// job makes several facts.
-    fn failure_ids<'a>(&'a self, record: &'a Record, spec: &'a v1::Spec) -> Vec<String>;
 
     /// Generated tokens a second, if this role generates and knows.
     fn tokens_per_s(&self) -> f64 {

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, RwLock},
 };
 
-use bus::{Bus, Followed};
+use bus::{Bus, Followed, ReadError};
 use futures::StreamExt;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +15,10 @@ use wire::{Body, Record, RunId, v1};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunState {
     Open,
-    Paused,
+    /// Since the fact at this position of the log; orders behind it are newer than the pause.
+    Paused {
+        at: u64,
+    },
     Over,
 }
 
@@ -43,8 +46,9 @@ impl Runs {
         }
     }
 
-    /// Follows the log until stopped; `ready` is cancelled once it has caught up.
-    pub(crate) async fn follow(&self, bus: &Bus, ready: CancellationToken) {
+    /// Follows the log; `ready` is cancelled once it has caught up. Returns when the log is no
+    /// longer the one it was: what is known of its runs is then wrong.
+    pub(crate) async fn follow(&self, bus: &Bus, ready: CancellationToken) -> ReadError {
         let filters = ["flotilla.*.control.*", "flotilla.*.done"].map(str::to_owned).to_vec();
         let mut facts = std::pin::pin!(bus.follow(filters, 0));
         while let Some(followed) = facts.next().await {
@@ -54,9 +58,14 @@ impl Runs {
                 Ok(Followed::Unreadable { subject, error, .. }) => {
                     tracing::warn!(subject, %error, "an entry of the log that is no fact");
                 }
-                Err(error) => tracing::warn!(%error, "following the log"),
+                Err(error @ ReadError::WentBack { .. }) => return error,
+                Err(error) => {
+                    let error = format!("{:#}", anyhow::Error::from(error));
+                    tracing::warn!(error, "following the log");
+                }
             }
         }
+        unreachable!("following never ends")
     }
 
     fn note(&self, record: &Record) {
@@ -64,7 +73,7 @@ impl Runs {
         let state = match &record.fact.body {
             Body::Done(_) => RunState::Over,
             Body::Control(control) => match control.action() {
-                Action::Pause => RunState::Paused,
+                Action::Pause => RunState::Paused { at: record.sequence },
                 Action::Cancel => RunState::Over,
                 Action::Resume | Action::Unspecified => RunState::Open,
             },

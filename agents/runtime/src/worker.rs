@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use crate::{
-    child::{Child, Command},
+    child::{Child, Command, Killer},
     protocol::{Answer, FromWorker, LINE_BYTES_MAX, ToWorker},
 };
 
@@ -57,6 +57,7 @@ pub struct Worker {
 #[derive(Debug)]
 struct Shared {
     child: tokio::sync::Mutex<Child>,
+    killer: Killer,
     stdin: tokio::sync::Mutex<ChildStdin>,
     calls: Arc<Calls>,
     next_call: AtomicU64,
@@ -77,6 +78,7 @@ impl Worker {
         let calls = Arc::new(Calls(Mutex::new(Some(BTreeMap::new()))));
         tokio::spawn(read_answers(stdout, calls.clone()));
         let shared = Shared {
+            killer: child.killer(),
             child: tokio::sync::Mutex::new(child),
             stdin: tokio::sync::Mutex::new(stdin),
             calls,
@@ -85,14 +87,15 @@ impl Worker {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Whether both are the same process.
-    pub fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared)
-    }
-
     /// Whether the worker can still be called.
     pub fn is_alive(&self) -> bool {
         self.shared.calls.0.lock().is_ok_and(|calls| calls.is_some())
+    }
+
+    /// Ends the process at once: calls in flight fail, and there can be no more.
+    pub fn kill(&self) {
+        self.shared.calls.close();
+        self.shared.killer.kill();
     }
 
     /// The last lines the worker wrote to stderr.

@@ -11,7 +11,7 @@ use runtime::{Job, JobError, Launch, Role, Worker};
 use serde_json::json;
 use store::{About, TreePlace};
 use tokio::sync::{Semaphore, mpsc};
-use wire::{Body, Place, Record, WorkKind, v1};
+use wire::{Body, Place, WorkKind, v1};
 
 use crate::calls::{Step, Train, Trained};
 
@@ -61,8 +61,7 @@ impl TrainerRole {
         });
         // Training goes on while a checkpoint is on its way into the store. When one cannot be
         // published, what follows is in vain; when training fails, what it saved still counts.
-        let (trained, ()) =
-            tokio::try_join!(training.map(Ok), publisher.publish_all(to_publish))?;
+        let (trained, ()) = tokio::try_join!(training.map(Ok), publisher.publish_all(to_publish))?;
         match trained {
             Ok(Trained {}) => Ok(()),
             Err(error) => Err(JobError::of_worker(error, &worker).await),
@@ -223,12 +222,5 @@ impl Role for TrainerRole {
 
     fn run<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), JobError>> {
         self.train(job).boxed()
-    }
-
-    fn failure_ids<'a>(&'a self, record: &'a Record, _spec: &'a v1::Spec) -> Vec<String> {
-        match &record.fact.body {
-            Body::TrainOrder(order) => vec![format!("{}-{}", order.cycle, order.attempt)],
-            _ => Vec::new(),
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! The worker's side: one training, from files to files.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context, bail};
 use engine::{
@@ -16,6 +16,10 @@ const EPSILON: f64 = 1e-8;
 
 /// Tokens of one pass when the order leaves it to the engine.
 const MICRO_BATCH_TOKENS: usize = 4096;
+
+/// Checkpoints saved and not yet published.
+const UNPUBLISHED_MAX: usize = 2;
+const PUBLISHING_POLL: Duration = Duration::from_millis(20);
 
 /// Answers one training call and ends.
 pub fn work(device: &str) {
@@ -50,6 +54,7 @@ fn train(call: &Train, device: &str, respond: &Responder) -> anyhow::Result<()> 
         let due = step == steps || (save_every > 0 && step.is_multiple_of(save_every));
         let saved = due.then(|| call.out.join(step.to_string()));
         if let Some(directory) = &saved {
+            await_publishing(&call.out);
             trainer
                 .save(directory, &call.base_name)
                 .with_context(|| format!("save {}", directory.display()))?;
@@ -64,6 +69,14 @@ fn train(call: &Train, device: &str, respond: &Responder) -> anyhow::Result<()> 
         respond.progress(&Step { step, steps, loss, learning_rate, tokens, saved });
     }
     Ok(())
+}
+
+/// The agent removes what it has published; the disk must not fill with what it has not.
+fn await_publishing(out: &Path) {
+    let unpublished = || std::fs::read_dir(out).map_or(0, Iterator::count);
+    while unpublished() > UNPUBLISHED_MAX {
+        std::thread::sleep(PUBLISHING_POLL);
+    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a count of steps")]

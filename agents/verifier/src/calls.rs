@@ -27,3 +27,9 @@ pub(crate) struct Item {
 pub(crate) struct Verified {
     pub verdicts: Vec<v1::verdicts::Verdict>,
 }
+
+/// On the way.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Judged {
+    pub items: u32,
+}

@@ -8,17 +8,17 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Job, JobError, Launch, Role, Worker, WorkerError};
+use runtime::{Job, JobError, Launch, Role, Worker};
 use tokio::sync::Semaphore;
-use wire::{Body, Place, Prompt, Record, WorkKind, v1};
+use wire::{Body, Place, Prompt, WorkKind, v1};
 
-use crate::calls::{Item, Verified, Verify};
+use crate::calls::{Item, Judged, Verified, Verify};
 
-/// A worker that judges nothing for so long is hung.
-const SILENCE: Duration = Duration::from_secs(3600);
+/// A worker that judges nothing for so long is hung: the longest limit of a command, and more.
+const SILENCE: Duration = Duration::from_secs(3600 + 60);
 
-/// Jobs held at once: one being judged, one waiting in the worker's pipe.
-const JOBS_MAX: usize = 2;
+/// Jobs held at once: each uses all the cores it may.
+const JOBS_MAX: usize = 1;
 
 /// Prompt files kept parsed.
 const FILES_MAX: usize = 4;
@@ -57,11 +57,22 @@ impl VerifierRole {
         let call = self.prepare(job, samples).await?;
         let worker = self.worker()?;
         let began = Instant::now();
-        let verified: Result<Verified, _> = worker.call(&call, SILENCE, |_| ready(())).await;
+        let total = u32::try_from(call.items.len()).unwrap_or(u32::MAX);
+        let mut dropped = KillUnanswered { worker: &worker, answered: false };
+        let verified: Result<Verified, _> = worker
+            .call(&call, SILENCE, |progress| {
+                if let Ok(Judged { items }) = serde_json::from_value(progress) {
+                    job.progress.set(items, total, "verdicts");
+                }
+                ready(())
+            })
+            .await;
+        dropped.answered = true;
         let verdicts = match verified {
             Ok(verified) => verified.verdicts,
             Err(error) => {
-                self.discard_after(&error, &worker);
+                // It hangs or talks nonsense: a new one may fare better.
+                worker.kill();
                 return Err(JobError::of_worker(error, &worker).await);
             }
         };
@@ -123,7 +134,9 @@ impl VerifierRole {
             .await
             .with_context(|| format!("read {}", cached.path().display()))
             .map_err(JobError::retry)?;
-        let prompts = Prompt::parse_all(&text).map_err(JobError::fatal)?;
+        // A large file takes seconds, and leases are kept on this thread.
+        let parsed = tokio::task::spawn_blocking(move || Prompt::parse_all(&text)).await;
+        let prompts = parsed.map_err(JobError::retry)?.map_err(JobError::fatal)?;
         let prompts: Prompts =
             Arc::new(prompts.into_iter().map(|prompt| (prompt.id.clone(), prompt)).collect());
         if let Ok(mut files) = self.prompts.lock() {
@@ -131,15 +144,6 @@ impl VerifierRole {
             files.insert(0, (file.digest.clone(), prompts.clone()));
         }
         Ok(prompts)
-    }
-
-    /// A worker that hangs or talks nonsense is not called again.
-    fn discard_after(&self, error: &WorkerError, worker: &Worker) {
-        let Ok(mut warm) = self.warm.lock() else { return };
-        let is_it = warm.as_ref().is_some_and(|warm| warm.is(worker));
-        if is_it && !matches!(error, WorkerError::Refused(_)) {
-            *warm = None;
-        }
     }
 
     fn worker(&self) -> Result<Worker, JobError> {
@@ -152,6 +156,20 @@ impl VerifierRole {
         let worker = Worker::start(&self.launch.worker("verify", "verify", arguments))?;
         *warm = Some(worker.clone());
         Ok(worker)
+    }
+}
+
+/// A call given up (its run was cancelled) would keep the worker busy for nobody.
+struct KillUnanswered<'a> {
+    worker: &'a Worker,
+    answered: bool,
+}
+
+impl Drop for KillUnanswered<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.worker.kill();
+        }
     }
 }
 
@@ -178,12 +196,5 @@ impl Role for VerifierRole {
 
     fn run<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), JobError>> {
         self.verify(job).boxed()
-    }
-
-    fn failure_ids<'a>(&'a self, record: &'a Record, _spec: &'a v1::Spec) -> Vec<String> {
-        match &record.fact.body {
-            Body::Samples(samples) => vec![format!("{}-{}", samples.cycle, samples.job)],
-            _ => Vec::new(),
-        }
     }
 }

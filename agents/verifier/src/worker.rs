@@ -1,14 +1,23 @@
 //! The worker's side: judges all items of a call, commands several at a time.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use runtime::Inbox;
 use wire::v1;
 
 use crate::{
-    calls::{Item, Verified, Verify},
+    calls::{Item, Judged, Verified, Verify},
     judge::{Judge, Opinion},
 };
+
+/// Between two progress messages of a call.
+const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
 /// Serves calls until the agent closes the pipe.
 pub fn work(threads: usize) {
@@ -16,7 +25,8 @@ pub fn work(threads: usize) {
     while let Some(call) = inbox.next() {
         match judge(&call.request) {
             Ok(judge) => {
-                let verdicts = judge_all(&judge, &call.request.items, threads.max(1));
+                let tell = |items| call.respond.progress(&Judged { items });
+                let verdicts = judge_all(&judge, &call.request.items, threads.max(1), &tell);
                 call.respond.reply(&Verified { verdicts });
             }
             Err(problem) => call.respond.error(&problem),
@@ -30,17 +40,27 @@ fn judge(call: &Verify) -> Result<Judge, String> {
 }
 
 /// Verdicts in the order of the items.
-fn judge_all(judge: &Judge, items: &[Item], threads: usize) -> Vec<v1::verdicts::Verdict> {
+fn judge_all(
+    judge: &Judge,
+    items: &[Item],
+    threads: usize,
+    tell: &(impl Fn(u32) + Sync),
+) -> Vec<v1::verdicts::Verdict> {
     let next = AtomicUsize::new(0);
+    let told = Mutex::new(Instant::now());
     let take = || {
         let mut opinions = Vec::new();
-        while let Some((place, item)) = {
+        loop {
             let place = next.fetch_add(1, Ordering::Relaxed);
-            items.get(place).map(|item| (place, item))
-        } {
+            let Some(item) = items.get(place) else { return opinions };
             opinions.push((place, judge.judge(item)));
+            if let Ok(mut told) = told.try_lock()
+                && told.elapsed() >= PROGRESS_EVERY
+            {
+                *told = Instant::now();
+                tell(u32::try_from(place).unwrap_or(u32::MAX));
+            }
         }
-        opinions
     };
     let mut opinions: Vec<(usize, Opinion)> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(take)).collect();

@@ -12,7 +12,11 @@ use wire::{
     v1::{AgentCommand, AgentStatus, FleetConfig},
 };
 
-use crate::{Bus, read::patiently, request::RequestError};
+use crate::{
+    Bus,
+    read::patiently,
+    request::{RequestError, code},
+};
 
 const CONFIG_KEY: &str = "config";
 const AGENT_PREFIX: &str = "agent.";
@@ -151,9 +155,11 @@ impl Bus {
     /// When the bucket cannot be read, or holds something else.
     pub async fn fleet_config(&self) -> Result<Option<FleetConfig>, PresenceError> {
         let what = || "read the fleet's configuration".to_owned();
-        let entry = patiently(|| self.kv_get(CONFIG_KEY))
-            .await
-            .map_err(|source| PresenceError::Request { what: what(), source })?;
+        let entry = match patiently(|| self.kv_get(CONFIG_KEY)).await {
+            // No coordinator was ever here.
+            Err(source) if source.is_code(code::STREAM_NOT_FOUND) => return Ok(None),
+            entry => entry.map_err(|source| PresenceError::Request { what: what(), source })?,
+        };
         entry
             .value
             .map(|value| serde_json::from_slice(&value))

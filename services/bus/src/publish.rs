@@ -136,6 +136,9 @@ impl Bus {
             return Err(refused);
         };
         let sequence = stored.sequence;
+        if Fact::decode(subject, &stored.payload).is_err() {
+            return Err(RequestError::Occupied { sequence });
+        }
         let ours = stored.headers.get(NONCE_HEADER).is_some_and(|value| value.as_str() == nonce);
         Ok(if ours {
             Published::New { sequence }

@@ -43,6 +43,8 @@ pub enum RequestError {
     Refused { code: u64, error: u64, description: String },
     #[error("the answer was not understood: {detail}")]
     Malformed { detail: String },
+    #[error("entry {sequence} stands there already and is not a fact we understand")]
+    Occupied { sequence: u64 },
     #[error("the connection was closed for good")]
     Closed,
 }
@@ -64,7 +66,9 @@ impl RequestError {
                     ]
                     .contains(error)
             }
-            Self::Denied { .. } | Self::Malformed { .. } | Self::Closed => false,
+            Self::Denied { .. } | Self::Malformed { .. } | Self::Occupied { .. } | Self::Closed => {
+                false
+            }
         }
     }
 

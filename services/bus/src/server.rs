@@ -82,8 +82,8 @@ pub enum StartError {
     )]
     InUse { dir: PathBuf, holder: String },
     #[error(
-        "port {port} of the nats-server is taken by another program; stop that, or remove {} \
-         to choose another port (peers then need the new address)",
+        "port {port} of the nats-server is taken by another program; stop that, or choose another \
+         port (peers then need the new address); {} remembers the last one",
         remembered.display()
     )]
     PortTaken { port: u16, remembered: PathBuf },

@@ -79,6 +79,12 @@ impl RaftSpec {
         self.sampling.check()?;
         self.verifier.check()?;
         self.training.check("raft.training")?;
+        let (max_tokens, made) = (self.training.max_tokens, self.sampling.max_new_tokens);
+        ensure(
+            max_tokens > made,
+            "raft.training.max_tokens",
+            format!("must be above sampling.max_new_tokens ({made}), with room for the prompt"),
+        )?;
         self.lora.check("raft.lora")
     }
 }
@@ -193,6 +199,10 @@ raft:
             ("  verifier: { exact: {}, numeric: {} }", "raft.verifier"),
             ("  verifier: { regex: { pattern: '(' } }", "raft.verifier"),
             ("  verifier: { exact: {} }\n  sampling: { top_p: 2 }", "raft.sampling.top_p"),
+            (
+                "  verifier: { exact: {} }\n  sampling: { max_new_tokens: 1024 }",
+                "raft.training.max_tokens",
+            ),
             (
                 "  verifier: { exact: {} }\n  lora: { target_modules: [lm_head] }",
                 "raft.lora.target_modules",

@@ -154,12 +154,20 @@ async fn write(
         tokio::fs::create_dir_all(parent).await.map_err(failed)?;
     }
     let partial = path.with_extension("partial");
-    let mut file = tokio::fs::File::create(&partial).await.map_err(failed)?;
-    while let Some(chunk) = bytes.try_next().await? {
-        file.write_all(&chunk).await.map_err(failed)?;
+    let written = async {
+        let mut file = tokio::fs::File::create(&partial).await.map_err(failed)?;
+        while let Some(chunk) = bytes.try_next().await? {
+            file.write_all(&chunk).await.map_err(failed)?;
+        }
+        file.sync_all().await.map_err(failed)?;
+        tokio::fs::rename(&partial, path).await.map_err(failed)
+    };
+    let outcome = written.await;
+    if outcome.is_err() {
+        // It says nothing that the error does not.
+        let _ = tokio::fs::remove_file(&partial).await;
     }
-    file.sync_all().await.map_err(failed)?;
-    tokio::fs::rename(&partial, path).await.map_err(failed)
+    outcome
 }
 
 #[cfg(test)]

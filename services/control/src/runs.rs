@@ -81,6 +81,13 @@ impl Control {
         cycle::audit(&self.records(run).await?).ok_or_else(|| RunError::Unknown(run.clone()))
     }
 
+    /// A run as far as steering it needs to know, whatever it has sampled.
+    async fn course(&self, id: &RunId) -> Result<Run, RunError> {
+        let kinds = ["spec", "control.*", "done"];
+        let filters = kinds.iter().map(|kind| format!("flotilla.{id}.{kind}")).collect();
+        fold(&self.read_all(filters).await?).ok_or_else(|| RunError::Unknown(id.clone()))
+    }
+
     /// Pauses, resumes or cancels a run. Asking for what already is changes nothing.
     ///
     /// # Errors
@@ -92,7 +99,7 @@ impl Control {
         reason: &str,
     ) -> Result<(), RunError> {
         for _ in 0..CONTROL_TRIES {
-            let run = self.run(id).await?;
+            let run = self.course(id).await?;
             if let Some(done) = &run.done {
                 let state = done.status().as_str_name();
                 return Err(RunError::Ended { run: id.clone(), state });

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::Context;
-use bus::{Bus, Followed, ReadError};
+use bus::{Bus, Followed, PublishError, ReadError};
 use cycle::{Command, Inputs, Run, Sizing, decide};
 use futures::StreamExt;
 use store::Store;
@@ -53,6 +53,8 @@ struct Open {
     prompts: Option<Prompts>,
     /// Something happened since the last decision.
     stirred: bool,
+    /// Why it cannot go on: what others would react to is not there.
+    broken: Option<String>,
 }
 
 /// Coordinates until stopped. Several may run at once.
@@ -83,7 +85,11 @@ pub async fn run(
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
-            Some(chunk) = facts.next() => chunk.into_iter().for_each(|fact| shell.take(fact)),
+            Some(chunk) = facts.next() => {
+                for fact in chunk {
+                    shell.take(fact)?;
+                }
+            }
             Some(status) = statuses.next() => shell.present.note(status),
             won = leadership.changed() => {
                 tracing::info!(leads = won, "leadership");
@@ -92,7 +98,8 @@ pub async fn run(
             _ = retry.tick() => shell.stir(),
         }
         if leadership.is_leader() && shell.caught_up && shell.folded >= shell.written {
-            shell.decide().await;
+            // Whatever was being written is decided anew by the next coordinator.
+            stop.run_until_cancelled(shell.decide()).await;
         }
     }
     leadership.release().await;
@@ -104,7 +111,8 @@ impl Shell {
         self.open.values_mut().for_each(|open| open.stirred = true);
     }
 
-    fn take(&mut self, followed: Result<Followed, ReadError>) {
+    /// Fails only when the log is no longer the one that was followed.
+    fn take(&mut self, followed: Result<Followed, ReadError>) -> Result<(), ReadError> {
         match followed {
             Ok(Followed::Record(record)) => self.fold(&record),
             Ok(Followed::CaughtUp) => {
@@ -113,14 +121,22 @@ impl Shell {
             }
             Ok(Followed::Unreadable { sequence, subject, error }) => {
                 self.folded = sequence;
-                let error = anyhow::Error::from(error);
-                tracing::error!(subject, error = format!("{error:#}"), "an entry that is no fact");
+                let error = format!("{:#}", anyhow::Error::from(error));
+                tracing::error!(subject, error, "an entry that is no fact");
+                let run = subject.parse().ok().map(|subject: Subject| subject.run);
+                if let Some(open) = run.and_then(|run| self.open.get_mut(&run)) {
+                    let message = format!("entry {sequence} of the log cannot be read: {error}");
+                    open.broken.get_or_insert(message);
+                    open.stirred = true;
+                }
             }
+            Err(error @ ReadError::WentBack { .. }) => return Err(error),
             Err(error) => {
                 let error = anyhow::Error::from(error);
                 tracing::warn!(error = format!("{error:#}"), "following the log");
             }
         }
+        Ok(())
     }
 
     fn fold(&mut self, record: &Record) {
@@ -135,7 +151,7 @@ impl Shell {
                 open.stirred = true;
             }
             None => {
-                let open = |run| Open { run, prompts: None, stirred: true };
+                let open = |run| Open { run, prompts: None, stirred: true, broken: None };
                 self.open.extend(Run::start(record).map(|run| (id.clone(), open(run))));
             }
         }
@@ -160,6 +176,9 @@ impl Shell {
     async fn advance(&mut self, id: &RunId) -> anyhow::Result<()> {
         let Some(open) = self.open.get_mut(id) else { return Ok(()) };
         open.stirred = false;
+        if let Some(message) = open.broken.clone() {
+            return self.end_failed(id, message).await;
+        }
         if open.prompts.is_none() {
             match Prompts::load(&self.store, &open.run.spec).await {
                 Ok(prompts) => open.prompts = Some(prompts),
@@ -178,7 +197,13 @@ impl Shell {
             sizing: &self.sizing,
         };
         for command in decide(&open.run, inputs) {
-            self.carry_out(command).await?;
+            let Err(error) = self.carry_out(command).await else { continue };
+            let hopeless = matches!(error.downcast_ref(), Some(PublishError::TooLarge { .. }));
+            return if hopeless {
+                self.end_failed(id, format!("{error:#}")).await
+            } else {
+                Err(error)
+            };
         }
         Ok(())
     }

@@ -66,7 +66,7 @@ fn ending(run: &Run) -> Option<v1::Done> {
     }
     let finished = (0..=run.last_cycle())
         .all(|number| run.cycles.get(&number).is_some_and(|cycle| cycle.done.is_some()));
-    let unmeasured: usize = run.cycles.values().map(|cycle| cycle.evals_failed.len()).sum();
+    let unmeasured: usize = run.cycles.values().map(Cycle::evals_missing).sum();
     let message = match unmeasured {
         0 => String::new(),
         some => format!("{some} evals failed"),
@@ -132,6 +132,10 @@ fn finish_cycle(run: &Run, number: u32, cycle: &Cycle) -> Vec<Command> {
     vec![command(run, Place::CycleDone { cycle: number }, Body::CycleDone(done))]
 }
 
+fn all_errors(selected: &v1::Selected) -> bool {
+    selected.considered > 0 && selected.dropped.get("error") == Some(&selected.considered)
+}
+
 /// One turn of a RAFT run.
 struct Turn<'a> {
     run: &'a Run,
@@ -166,6 +170,9 @@ impl Turn<'_> {
         match &self.cycle.selected {
             None if judged => vec![self.select()],
             None => Vec::new(),
+            Some(selected) if selected.kept == 0 && all_errors(selected) => {
+                vec![fail(self.run, self.verifier_trouble())]
+            }
             // Nothing to learn from: the next cycle tries again with other samples.
             Some(selected) if selected.kept == 0 => self.finish_untrained(),
             Some(selected) => self.train(selected),
@@ -292,6 +299,14 @@ impl Turn<'_> {
             ..train_order(self.run, self.number)
         };
         order_training(self.run, self.cycle, order)
+    }
+
+    fn verifier_trouble(&self) -> String {
+        let verdicts = self.cycle.jobs.values().filter_map(|job| job.verdicts.as_ref());
+        let detail = verdicts.flat_map(|v| &v.verdicts).map(|verdict| &verdict.detail);
+        let detail = detail.into_iter().find(|detail| !detail.is_empty());
+        let detail = detail.map_or("no detail was given", String::as_str);
+        format!("the verifier failed on every sample of cycle {}: {detail}", self.number)
     }
 
     fn finish_untrained(&self) -> Vec<Command> {

@@ -105,6 +105,8 @@ fn gather<'a>(
         };
         match verdict.outcome() {
             v1::verdicts::Outcome::Error | v1::verdicts::Outcome::Unspecified => drop("error", 1),
+            // There is nothing in it to train on.
+            _ if sample.text.is_empty() => drop("empty", 1),
             _ if verdict.reward < policy.min_reward => drop("failed", 1),
             v1::verdicts::Outcome::Pass | v1::verdicts::Outcome::Fail => {
                 let index = sample.index;

@@ -219,6 +219,11 @@ impl Cycle {
         })
     }
 
+    /// Evals that will never be there.
+    pub(crate) fn evals_missing(&self) -> usize {
+        self.evals_failed.iter().filter(|key| !self.evals.contains_key(*key)).count()
+    }
+
     fn phase(&self) -> Phase {
         use v1::Purpose::Train;
         let trains = self.jobs_for(Train).next().is_some();

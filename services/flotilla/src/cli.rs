@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::fleet::FleetArgs;
@@ -48,6 +48,8 @@ pub(crate) enum Command {
     Audit { run: String },
     /// Generate from a model directory, without a fleet.
     Generate(GenerateArgs),
+    /// Measure this build on this machine against the design's limits.
+    Bench(BenchArgs),
     /// Write completions for a shell.
     Completions { shell: Shell },
     /// A worker process of an agent.
@@ -298,6 +300,24 @@ pub(crate) struct GenerateArgs {
     pub max_new_tokens: u32,
     #[arg(long, default_value = "cpu")]
     pub device: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// What to measure. Default: everything.
+    pub what: Vec<BenchWhat>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchWhat {
+    /// The coordinator's core folding 100 000 facts.
+    Fold,
+    /// A generate phase on four boxes, simulated, against their speeds added up.
+    Share,
+    /// From a checkpoint's fact to its evaluating process.
+    Start,
+    /// Memory of an agent that has nothing to do, and the size of this program.
+    Idle,
 }
 
 #[derive(Debug, Subcommand)]

@@ -19,6 +19,7 @@ use clap::CommandFactory;
 pub(crate) use run::{cycles_table, perplexities_table, submit};
 
 use crate::{
+    bench,
     cli::{Cli, Command},
     demo,
 };
@@ -40,6 +41,7 @@ pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Agents(command) => agents::agents(&fleet, command, json).await,
         Command::Audit { run } => audit::audit(&fleet, &run, json).await,
         Command::Generate(args) => generate::generate(&args, json),
+        Command::Bench(args) => bench::bench(&args, json).await,
         Command::Completions { shell } => {
             let mut command = Cli::command();
             clap_complete::generate(shell, &mut command, "flotilla", &mut std::io::stdout());

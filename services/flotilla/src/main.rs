@@ -3,6 +3,7 @@
 //! stdout is data, stderr is for people. Exit codes: 0 done, 1 something failed, 2 wrong
 //! usage, 3 the run failed or the audit found something.
 
+mod bench;
 mod cli;
 mod commands;
 mod demo;
@@ -12,7 +13,7 @@ mod progress;
 mod signals;
 mod supervise;
 
-use std::process::ExitCode;
+use std::{io::IsTerminal, process::ExitCode};
 
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
@@ -52,6 +53,7 @@ fn start_logging(default: &str) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .init();
 }

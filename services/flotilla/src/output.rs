@@ -18,9 +18,11 @@ pub(crate) fn complain(error: &anyhow::Error) {
     }
 }
 
-/// A line of data. A reader that has gone is no error.
+/// A line of data. A reader that has gone (`| head -1`) wants no more.
 pub(crate) fn print(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{line}");
+    if writeln!(std::io::stdout(), "{line}").is_err() {
+        std::process::exit(0);
+    }
 }
 
 /// One JSON document on one line.

@@ -3,6 +3,7 @@
 use std::{
     ffi::OsString,
     fs::{File, OpenOptions},
+    io::{Read, Seek, SeekFrom},
     ops::ControlFlow,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
@@ -26,6 +27,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(8);
 
 /// A log is started anew beyond this; the one before is kept as `.1`.
 const LOG_BYTES_MAX: u64 = 16 * 1024 * 1024;
+/// Where the last error of a process is looked for.
+const LOG_TAIL_BYTES: u64 = 4096;
 const LOG_CHECK_EVERY: Duration = Duration::from_secs(10);
 
 /// One of this binary's processes.
@@ -34,6 +37,8 @@ pub(crate) struct Member {
     pub name: String,
     pub arguments: Vec<OsString>,
     pub log: PathBuf,
+    /// Whether a clean end means that it was asked to leave, as agents are.
+    pub may_leave: bool,
 }
 
 impl Member {
@@ -55,9 +60,10 @@ impl Member {
         let mut pause = RESTART_FIRST;
         while !stop.is_cancelled() {
             let began = tokio::time::Instant::now();
+            let logged = std::fs::metadata(&self.log).map_or(0, |log| log.len());
             match self.spawn() {
                 Ok(child) => {
-                    if self.attend(child, &stop).await.is_break() {
+                    if self.attend(child, logged, &stop).await.is_break() {
                         return;
                     }
                 }
@@ -72,18 +78,26 @@ impl Member {
         }
     }
 
-    /// Waits for the process's end; breaks when it should not be started again.
-    async fn attend(&self, mut child: Child, stop: &CancellationToken) -> ControlFlow<()> {
+    /// Waits for the process's end; breaks when it should not be started again. Its own log
+    /// begins at `logged`.
+    async fn attend(
+        &self,
+        mut child: Child,
+        logged: u64,
+        stop: &CancellationToken,
+    ) -> ControlFlow<()> {
         let mut check = tokio::time::interval(LOG_CHECK_EVERY);
         loop {
             tokio::select! {
                 status = child.wait() => {
-                    if status.as_ref().is_ok_and(ExitStatus::success) {
+                    if self.may_leave && status.as_ref().is_ok_and(ExitStatus::success) {
                         tracing::info!(name = self.name, "left, as it was asked to");
                         return ControlFlow::Break(());
                     }
                     let status = status.map_or_else(|error| error.to_string(), |s| s.to_string());
-                    tracing::warn!(name = self.name, status, "ended by itself; starting it again");
+                    let (log, said) = (self.log.display(), last_error(&self.log, logged));
+                    let name = &self.name;
+                    tracing::warn!(name, status, said, %log, "ended by itself; starting it again");
                     return ControlFlow::Continue(());
                 }
                 () = stop.cancelled() => {
@@ -134,6 +148,21 @@ fn bound_log(path: &Path) -> std::io::Result<()> {
         OpenOptions::new().write(true).open(path)?.set_len(0)?;
     }
     Ok(())
+}
+
+/// The error a process ended with, with its causes, as far as its log tells.
+fn last_error(log: &Path, from: u64) -> String {
+    let read = || -> std::io::Result<String> {
+        let mut file = File::open(log)?;
+        let last = file.metadata()?.len().saturating_sub(LOG_TAIL_BYTES);
+        file.seek(SeekFrom::Start(last.max(from)))?;
+        let mut tail = Vec::new();
+        file.read_to_end(&mut tail)?;
+        Ok(String::from_utf8_lossy(&tail).into_owned())
+    };
+    let tail = read().unwrap_or_default();
+    let error = tail.rfind("error: ").map_or("", |at| &tail[at..]);
+    error.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
 /// Asks the kernel to end this process when the one that started it dies.

@@ -1,6 +1,12 @@
 //! `flotilla agent`: one process a box, hosting any of the roles.
 
-use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    fs::{File, TryLockError},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, bail};
 use evaluator::EvaluatorRole;
@@ -32,7 +38,10 @@ pub(crate) async fn agent(fleet: &FleetArgs, args: AgentArgs) -> anyhow::Result<
     let bus = fleet.bus(id.as_str(), "agent").await?;
     let config = fleet::config(&bus).await?;
     let store = control::open_store(&config.store).await?;
+    // A box that cannot use the store would only fail the jobs it takes.
+    store.check().await?;
     let directory = agent_directory(&args, &id)?;
+    let _lock = lock(&directory)?;
     let cache_directory = args.cache_dir.clone().unwrap_or_else(|| directory.join("cache"));
     let cache = Cache::open(&cache_directory, cache_bytes(args.cache_gib)?)?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -75,6 +84,21 @@ fn agent_directory(args: &AgentArgs, id: &AgentId) -> anyhow::Result<PathBuf> {
     std::fs::create_dir_all(&directory)
         .and_then(|()| directory.canonicalize())
         .with_context(|| format!("use {} for an agent", directory.display()))
+}
+
+/// Two agents in one directory would take each other's files.
+fn lock(directory: &Path) -> anyhow::Result<File> {
+    let path = directory.join("lock");
+    let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            bail!("an agent works in {} already; pass --name or --agent-dir", directory.display())
+        }
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("lock {}", path.display()))
+        }
+    }
 }
 
 fn cache_bytes(gib: f64) -> anyhow::Result<u64> {

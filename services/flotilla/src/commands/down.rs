@@ -34,10 +34,17 @@ pub(crate) async fn down(fleet: &FleetArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether the process is there and is this program; its number may be another's by now.
+/// Whether the process is there and is `flotilla up`; its number may be another's by now.
 fn is_up(pid: Pid) -> bool {
-    let command = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero()));
-    let is_ours = command
-        .map_or(true, |line| line.split(|byte| *byte == 0).any(|argument| argument == b"up"));
-    is_ours && test_kill_process(pid).is_ok()
+    let process = std::path::PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
+    let named = |path: std::path::PathBuf| path.file_name().map(std::ffi::OsStr::to_owned);
+    let program = std::fs::read_link(process.join("exe")).ok().and_then(named);
+    let ours = std::env::current_exe().ok().and_then(named);
+    let command = std::fs::read(process.join("cmdline")).unwrap_or_default();
+    let is_up = command.split(|byte| *byte == 0).any(|argument| argument == b"up");
+    // A binary replaced while it runs is called "flotilla (deleted)".
+    let same = program.zip(ours).is_some_and(|(program, ours)| {
+        program.to_string_lossy().starts_with(&*ours.to_string_lossy())
+    });
+    same && is_up && test_kill_process(pid).is_ok()
 }

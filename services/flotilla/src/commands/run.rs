@@ -30,6 +30,7 @@ pub(crate) async fn run(
             } else {
                 output::print(run.as_str());
             }
+            name_absent(&control, &run).await?;
             if watch {
                 return follow(&control, &run, 0).await;
             }
@@ -69,16 +70,46 @@ async fn steer(
 
 async fn follow(control: &Control, run: &RunId, after: u64) -> anyhow::Result<ExitCode> {
     let ended = progress::follow(control, run, after).await?;
-    let status = ended.done.as_ref().map(v1::Done::status);
-    Ok(match status {
+    Ok(code(ended.done.as_ref()))
+}
+
+fn code(done: Option<&v1::Done>) -> ExitCode {
+    match done.map(v1::Done::status) {
         Some(v1::done::Status::Succeeded) => ExitCode::SUCCESS,
         _ => ExitCode::from(FINDINGS),
-    })
+    }
+}
+
+/// Says which roles a new run waits for: a misspelt pool would otherwise wait in silence.
+async fn name_absent(control: &Control, run: &RunId) -> anyhow::Result<()> {
+    let spec = control.run(run).await?.spec;
+    let mut needed = vec!["trainer"];
+    if matches!(spec.kind, Some(v1::spec::Kind::Raft(_))) {
+        needed.extend(["generator", "verifier"]);
+    }
+    if !spec.suites.is_empty() {
+        needed.push("evaluator");
+    }
+    let agents = control.agents().await?;
+    // Verifiers and evaluators serve every pool.
+    let serves = |agent: &v1::AgentStatus, role: &str| {
+        let here = agent.state() == v1::agent_status::State::Ready;
+        let pool = agent.pool == spec.pool || matches!(role, "verifier" | "evaluator");
+        here && pool && agent.roles.iter().any(|name| name == role)
+    };
+    for role in needed {
+        if !agents.iter().any(|agent| serves(agent, role)) {
+            let pool = &spec.pool;
+            output::say(&format!("{run} waits: no {role} has joined pool {pool} yet"));
+        }
+    }
+    Ok(())
 }
 
 /// One line a fact, as on the bus, until the run ends.
 async fn print_facts(control: &Control, run: &RunId, after: u64) -> anyhow::Result<ExitCode> {
     let mut facts = control.watch_run(run, after).await?;
+    let mut done = None;
     while let Some(record) = facts.next().await.transpose()? {
         let body: serde_json::Value = serde_json::from_slice(&record.fact.encode())?;
         output::print_json(&json!({
@@ -87,8 +118,11 @@ async fn print_facts(control: &Control, run: &RunId, after: u64) -> anyhow::Resu
             "subject": record.fact.subject.to_string(),
             "fact": body,
         }))?;
+        if let wire::Body::Done(ended) = record.fact.body {
+            done = Some(ended);
+        }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(code(done.as_ref()))
 }
 
 fn state(run: &v1::Run) -> String {

@@ -4,7 +4,7 @@
 
 use std::{
     ffi::OsString,
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -13,16 +13,21 @@ use std::{
 use anyhow::{Context, bail};
 use bus::server::{ManagedServer, ServerOptions};
 use rustix::process::Signal;
+use store::Store;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     cli::UpArgs,
-    fleet::{FleetArgs, FleetFile},
+    fleet::{self, FleetArgs, FleetFile},
     signals,
     supervise::{Member, die_with_parent},
 };
 
 use super::agent::ROLES;
+
+/// Agents that come before the coordinator could only leave again.
+const COORDINATOR_LIMIT: Duration = Duration::from_secs(20);
+const COORDINATOR_POLL: Duration = Duration::from_millis(50);
 
 /// Between tries to bring the NATS server back.
 const SERVER_PAUSE: Duration = Duration::from_secs(2);
@@ -43,11 +48,8 @@ pub(crate) async fn up(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Result<ExitC
     let mut server = ManagedServer::start(&options).await?;
     let file = FleetFile {
         nats: server.url(),
-        gateway: gateway_address(args, &directory)?.to_string(),
-        store: args
-            .store
-            .clone()
-            .unwrap_or_else(|| format!("file://{}/store", directory.display())),
+        gateway: gateway_address(args, &directory).await?.to_string(),
+        store: store_url(args, &directory).await?,
         pid: std::process::id(),
     };
     file.write(&directory)?;
@@ -55,6 +57,7 @@ pub(crate) async fn up(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Result<ExitC
     let (workers, services) = (TaskTracker::new(), TaskTracker::new());
     let coordinator = coordinator(&file, &server, args.lease, &directory);
     services.spawn(coordinator.supervise(coordinating.clone()));
+    stop.run_until_cancelled(coordinator_ready(&file.nats)).await;
     for member in agent_members(&agents, &file, &directory) {
         workers.spawn(member.supervise(working.clone()));
     }
@@ -76,17 +79,39 @@ fn prepare_directory(fleet: &FleetArgs) -> anyhow::Result<PathBuf> {
 }
 
 /// The address asked for, the one the fleet had, or a free one.
-fn gateway_address(args: &UpArgs, directory: &Path) -> anyhow::Result<SocketAddr> {
-    if let Some(address) = args.gateway {
-        return Ok(address);
-    }
+async fn gateway_address(args: &UpArgs, directory: &Path) -> anyhow::Result<SocketAddr> {
+    let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let before = FleetFile::read(directory)?.and_then(|file| file.gateway.parse().ok());
-    if let Some(address) = before.filter(|address: &SocketAddr| TcpListener::bind(address).is_ok())
+    if let (None, Some(listen)) = (args.gateway, before)
+        && let Ok(bound) = gateway::bind(gateway::Config { listen }).await
     {
-        return Ok(address);
+        return Ok(bound.address());
     }
-    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr());
-    free.context("find a free port for the gateway")
+    let listen = args.gateway.unwrap_or(free);
+    Ok(gateway::bind(gateway::Config { listen }).await?.address())
+}
+
+/// The store asked for, or one here. Checked now: a coordinator that finds it unusable could
+/// only be started again and again.
+async fn store_url(args: &UpArgs, directory: &Path) -> anyhow::Result<String> {
+    let here = || format!("file://{}/store", directory.display());
+    let url = args.store.clone().unwrap_or_else(here);
+    Store::open(&url).await?.check().await?;
+    Ok(url)
+}
+
+/// Waits until the fleet can be joined; not for ever, as the coordinator may be long in coming.
+async fn coordinator_ready(nats: &str) {
+    let there = FleetArgs { nats: vec![nats.to_owned()], ..FleetArgs::default() };
+    let joinable = async {
+        let Ok(bus) = there.bus("up", "supervisor").await else { return };
+        while fleet::config(&bus).await.is_err() {
+            tokio::time::sleep(COORDINATOR_POLL).await;
+        }
+        bus.close().await;
+    };
+    // What is wrong then, the coordinator says.
+    let _ = tokio::time::timeout(COORDINATOR_LIMIT, joinable).await;
 }
 
 /// Brings the NATS server back whenever it ends, until stopped.
@@ -127,6 +152,7 @@ fn coordinator(file: &FleetFile, server: &ManagedServer, lease: f64, directory: 
         name: "coordinator".into(),
         arguments: arguments.map(OsString::from).to_vec(),
         log: directory.join("logs/coordinator.log"),
+        may_leave: false,
     }
 }
 
@@ -158,7 +184,7 @@ fn agent_members(agents: &[(String, u32)], file: &FleetFile, directory: &Path) -
         arguments.extend(["--cache-dir".into(), directory.join("cache").into()]);
         arguments.extend(["--threads".into(), threads.to_string().into()]);
         arguments.push("--die-with-parent".into());
-        Member { name, arguments, log: home.join("agent.log") }
+        Member { name, arguments, log: home.join("agent.log"), may_leave: true }
     };
     let mut members = Vec::new();
     for (role, count) in agents {

@@ -1,0 +1,129 @@
+//! `flotilla bench`: what the design promises in figures, measured here and now.
+//!
+//! It reports and fails nothing: a figure over its limit is marked, and a machine that
+//! was busy shows in the load.
+
+mod agents;
+mod fold;
+mod idle;
+mod log;
+mod processes;
+mod rig;
+mod share;
+mod start;
+
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+
+use crate::{
+    cli::{BenchArgs, BenchWhat},
+    output,
+};
+
+/// One thing measured.
+#[derive(Debug, Clone)]
+struct Figure {
+    name: &'static str,
+    measured: f64,
+    unit: &'static str,
+    /// Absent: only told.
+    limit: Option<f64>,
+    how: String,
+}
+
+impl Figure {
+    fn ratio(&self) -> Option<f64> {
+        self.limit.map(|limit| self.measured / limit)
+    }
+
+    fn is_over(&self) -> bool {
+        self.limit.is_some_and(|limit| self.measured > limit)
+    }
+
+    fn row(&self) -> [String; 5] {
+        let Self { name, measured, unit, limit, how } = self;
+        let mark = if self.is_over() { "OVER " } else { "" };
+        [
+            (*name).to_owned(),
+            format!("{} {unit}", round(*measured)),
+            limit.map_or("-".into(), |limit| format!("{} {unit}", round(limit))),
+            self.ratio().map_or("-".into(), |ratio| format!("{mark}{ratio:.2}")),
+            how.clone(),
+        ]
+    }
+
+    fn json(&self) -> Value {
+        let Self { name, measured, unit, limit, how } = self;
+        json!({
+            "name": name,
+            "measured": measured,
+            "unit": unit,
+            "limit": limit,
+            "ratio": self.ratio(),
+            "over": self.is_over(),
+            "how": how,
+        })
+    }
+}
+
+pub(crate) async fn bench(args: &BenchArgs, json: bool) -> anyhow::Result<ExitCode> {
+    let load = load();
+    let release = !cfg!(debug_assertions);
+    if !release {
+        output::say("this is a debug build: its figures say little");
+    }
+    let wanted = |what| args.what.is_empty() || args.what.contains(&what);
+    let mut figures = Vec::new();
+    if wanted(BenchWhat::Fold) {
+        figures.extend(tokio::task::spawn_blocking(fold::measure).await??);
+    }
+    if wanted(BenchWhat::Share) {
+        figures.extend(tokio::task::spawn_blocking(share::measure).await??);
+    }
+    if wanted(BenchWhat::Start) || wanted(BenchWhat::Idle) {
+        let rig = rig::Rig::start().await?;
+        if wanted(BenchWhat::Start) {
+            figures.extend(start::measure(&rig).await?);
+        }
+        if wanted(BenchWhat::Idle) {
+            figures.extend(idle::measure(&rig).await?);
+        }
+        rig.stop().await;
+    }
+    if json {
+        let figures: Vec<Value> = figures.iter().map(Figure::json).collect();
+        let document = json!({ "load": load, "release": release, "figures": figures });
+        output::print_json(&document)?;
+    } else {
+        print(&figures, &load);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(figures: &[Figure], load: &[f64]) {
+    let headings = ["", ">measured", ">limit", ">ratio", "how"];
+    output::print(&output::table(headings, figures.iter().map(Figure::row)));
+    let load: Vec<String> = load.iter().map(|load| format!("{load:.2}")).collect();
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let over = figures.iter().filter(|figure| figure.is_over()).count();
+    output::print(&format!(
+        "\n{over} over the limit; load average at the start {} on {cores} cores",
+        load.join(" ")
+    ));
+}
+
+/// Three digits, or all before the point.
+fn round(value: f64) -> String {
+    match value.abs() {
+        100.0.. => format!("{value:.0}"),
+        10.0.. => format!("{value:.1}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+/// Runnable processes over 1, 5 and 15 minutes; empty where there is no procfs.
+fn load() -> Vec<f64> {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().take(3).filter_map(|word| word.parse().ok()).collect()
+}

@@ -1,0 +1,129 @@
+//! Agents that answer at once: what each role writes for the fact it reacts to.
+
+use cycle::Run;
+use wire::{Body, Fact, Place, Record, v1};
+
+use super::log::tree;
+
+/// Optimizer steps of a training, which publishes a checkpoint at its end.
+const STEPS: u32 = 24;
+
+/// What some agent writes when it sees this fact, if any reacts to it.
+pub(super) fn answer(run: &Run, record: &Record) -> anyhow::Result<Option<(Place, Body)>> {
+    let Fact { subject, body } = &record.fact;
+    Ok(match (&subject.place, body) {
+        (_, Body::GenerateOrder(order)) => {
+            let place = Place::Samples { cycle: order.cycle, job: order.job.parse()? };
+            Some((place, Body::Samples(samples(order))))
+        }
+        (Place::Samples { cycle, job }, Body::Samples(samples)) => {
+            let place = Place::Verdicts { cycle: *cycle, job: job.clone() };
+            Some((place, Body::Verdicts(verdicts(record.sequence, samples))))
+        }
+        (_, Body::TrainOrder(order)) => {
+            let place = Place::Checkpoint { cycle: order.cycle, step: STEPS };
+            Some((place, Body::Checkpoint(checkpoint(order))))
+        }
+        (Place::Checkpoint { cycle, step }, Body::Checkpoint(checkpoint)) => {
+            let Some(suite) = run.spec.suites.first() else { return Ok(None) };
+            let place =
+                Place::Eval { cycle: *cycle, step: *step, suite: suite.name.as_str().parse()? };
+            Some((place, Body::Eval(eval(checkpoint))))
+        }
+        _ => None,
+    })
+}
+
+/// The samples an order asks for.
+pub(super) fn samples(order: &v1::GenerateOrder) -> v1::Samples {
+    let manifest =
+        |tree: Option<&v1::Tree>| tree.map_or(String::new(), |tree| tree.manifest.clone());
+    let mut samples = Vec::new();
+    for request in &order.requests {
+        for index in request.first..request.first + request.count {
+            samples.push(v1::samples::Sample {
+                prompt_id: request.prompt_id.clone(),
+                index,
+                text: format!("7+5=12 4+8+{}=1{index} #1{index}2", index % 2),
+                tokens: 24,
+                finish: v1::samples::Finish::Stop.into(),
+            });
+        }
+    }
+    v1::Samples {
+        run: order.run.clone(),
+        cycle: order.cycle,
+        job: order.job.clone(),
+        attempt: order.attempt,
+        purpose: order.purpose,
+        agent: "generator-1".into(),
+        engine: engine::ENGINE.into(),
+        base: manifest(order.base.as_ref()),
+        adapter: manifest(order.adapter.as_ref()),
+        samples,
+        wall_s: 1.5,
+    }
+}
+
+/// Every third sample passes.
+fn verdicts(samples_sequence: u64, samples: &v1::Samples) -> v1::Verdicts {
+    let judge = |sample: &v1::samples::Sample| {
+        let passes = sample.index.is_multiple_of(3);
+        let outcome =
+            if passes { v1::verdicts::Outcome::Pass } else { v1::verdicts::Outcome::Fail };
+        v1::verdicts::Verdict {
+            prompt_id: sample.prompt_id.clone(),
+            index: sample.index,
+            outcome: outcome.into(),
+            reward: f64::from(u8::from(passes)),
+            detail: String::new(),
+        }
+    };
+    v1::Verdicts {
+        run: samples.run.clone(),
+        cycle: samples.cycle,
+        job: samples.job.clone(),
+        purpose: samples.purpose,
+        agent: "verifier-1".into(),
+        verifier: "exact".into(),
+        samples_sequence,
+        verdicts: samples.samples.iter().map(judge).collect(),
+        wall_s: 0.1,
+    }
+}
+
+fn checkpoint(order: &v1::TrainOrder) -> v1::Checkpoint {
+    let base = order.base.as_ref().and_then(|base| base.tree.clone());
+    v1::Checkpoint {
+        run: order.run.clone(),
+        cycle: order.cycle,
+        step: STEPS,
+        steps: STEPS,
+        r#final: true,
+        content: v1::checkpoint::Content::Adapter.into(),
+        tree: Some(tree(&format!("{}-{}", order.run, order.cycle))),
+        parent: order.adapter.clone().or_else(|| base.clone()),
+        base,
+        loss: 0.5,
+        learning_rate: 0.002,
+        tokens: 65_536,
+        wall_s: 3.0,
+        agent: "trainer-1".into(),
+    }
+}
+
+fn eval(checkpoint: &v1::Checkpoint) -> v1::Eval {
+    v1::Eval {
+        run: checkpoint.run.clone(),
+        cycle: checkpoint.cycle,
+        step: checkpoint.step,
+        suite: "text".into(),
+        manifest: checkpoint.tree.as_ref().map_or(String::new(), |tree| tree.manifest.clone()),
+        mean_nll: 1.0,
+        perplexity: 2.7,
+        engine: engine::ENGINE.into(),
+        agent: "evaluator-1".into(),
+        process: Some(v1::eval::Process::default()),
+        ..Default::default()
+    }
+}

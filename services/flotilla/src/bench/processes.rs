@@ -1,0 +1,57 @@
+//! What procfs says of processes.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+
+/// Between two looks at an agent's children.
+const LOOK_EVERY: Duration = Duration::from_micros(500);
+
+/// Bytes of one line of `/proc/<pid>/status`, such as `VmRSS`.
+pub(super) fn status_bytes(pid: u32, field: &str) -> anyhow::Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    Ok(kilobytes.with_context(|| format!("{path} has no {field}"))? * 1024)
+}
+
+/// Looks for a new worker of an agent, from now on, on a thread of its own. Yields when
+/// it was first seen, running this program and no longer its parent's image.
+pub(super) fn next_worker(pid: u32, limit: Duration) -> JoinHandle<anyhow::Result<Instant>> {
+    let before = children(pid);
+    let began = Instant::now();
+    std::thread::spawn(move || {
+        while began.elapsed() < limit {
+            let seen = children(pid);
+            let at = Instant::now();
+            if seen.difference(&before).any(|child| is_worker(*child)) {
+                return Ok(at);
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        bail!("the agent started no worker within {limit:?}")
+    })
+}
+
+/// The children of each of a process's threads.
+fn children(pid: u32) -> BTreeSet<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let of_thread = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).ok();
+    threads
+        .filter_map(of_thread)
+        .flat_map(|text| {
+            text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()
+        })
+        .collect()
+}
+
+fn is_worker(pid: u32) -> bool {
+    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    command.split(|byte| *byte == 0).nth(1) == Some(b"worker")
+}
