@@ -28,7 +28,7 @@ pub struct Command {
 
 /// At most so many orders are written at a time, so that a pause takes hold soon
 /// and no queue grows with the plan.
-const ORDERS_AHEAD_PER_GENERATOR: usize = 4;
+const ORDERS_AHEAD_PER_GENERATOR: usize = 12;
 const ORDERS_AHEAD_MIN: usize = 16;
 
 /// The facts that should be written now. Empty when the run waits for others or has ended.
