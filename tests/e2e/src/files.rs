@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use safetensors::{Dtype, tensor::TensorView};
 use serde_json::json;
 
 /// Files of a test's runs in a directory.
@@ -48,6 +49,27 @@ impl Files {
         let path = self.path(name);
         std::fs::write(&path, text).expect("a file");
         path
+    }
+
+    /// A model directory that loads, with weights of no meaning.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn model(&self) -> PathBuf {
+        let directory = self.path("model");
+        std::fs::create_dir_all(&directory).expect("a directory");
+        for name in ["config.json", "tokenizer.json"] {
+            std::fs::copy(self.path(name), directory.join(name)).expect(name);
+        }
+        let weights: Vec<u8> = 0.01_f32.to_le_bytes().repeat(260 * 32);
+        let view = |(name, shape): (String, Vec<usize>)| {
+            let bytes = &weights[..4 * shape.iter().product::<usize>()];
+            (name, TensorView::new(Dtype::F32, shape, bytes).expect("as many bytes as its shape"))
+        };
+        let file = directory.join("model.safetensors");
+        safetensors::serialize_to_file(shapes().into_iter().map(view), None, &file)
+            .expect("a file");
+        directory
     }
 
     /// An SFT run from scratch.
@@ -117,6 +139,30 @@ fn config() -> serde_json::Value {
         "vocab_size": 260,
         "eos_token_id": 256
     })
+}
+
+/// The tensors of that configuration, as Hugging Face names them.
+fn shapes() -> Vec<(String, Vec<usize>)> {
+    let layer = [
+        ("input_layernorm.weight", vec![32]),
+        ("post_attention_layernorm.weight", vec![32]),
+        ("self_attn.q_proj.weight", vec![32, 32]),
+        ("self_attn.q_proj.bias", vec![32]),
+        ("self_attn.k_proj.weight", vec![16, 32]),
+        ("self_attn.k_proj.bias", vec![16]),
+        ("self_attn.v_proj.weight", vec![16, 32]),
+        ("self_attn.v_proj.bias", vec![16]),
+        ("self_attn.o_proj.weight", vec![32, 32]),
+        ("mlp.gate_proj.weight", vec![64, 32]),
+        ("mlp.up_proj.weight", vec![64, 32]),
+        ("mlp.down_proj.weight", vec![32, 64]),
+    ];
+    let whole = [("model.embed_tokens.weight", vec![260, 32]), ("model.norm.weight", vec![32])];
+    let named = |index: usize| {
+        layer.clone().map(|(name, shape)| (format!("model.layers.{index}.{name}"), shape))
+    };
+    let whole = whole.map(|(name, shape)| (name.to_owned(), shape));
+    whole.into_iter().chain((0..2).flat_map(named)).collect()
 }
 
 /// A BPE without merges: one token a byte, as Hugging Face's byte-level tokenizers spell them.

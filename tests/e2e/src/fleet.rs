@@ -93,9 +93,8 @@ impl Fleet {
     /// # Panics
     /// When it cannot be started.
     pub fn run(&self, arguments: &[&str]) -> Output {
-        flotilla(arguments, [("FLOTILLA_DIR".to_owned(), self.path().display().to_string())]
-            .into_iter()
-            .chain(self.environment.clone()))
+        let directory = ("FLOTILLA_DIR".to_owned(), self.path().display().to_string());
+        flotilla(arguments, self.environment.iter().cloned().chain([directory]))
     }
 
     /// Runs a command with `--json` and reads the document it prints.

@@ -3,13 +3,14 @@
 use std::{
     io::{BufRead, BufReader},
     process::Stdio,
-    time::Duration,
 };
 
 use e2e::{Files, Fleet, Python, Sampling};
 use serde_json::Value;
 
-const LIMIT: Duration = Duration::from_secs(180);
+fn gateway(fleet: &Fleet) -> String {
+    fleet.file()["gateway"].as_str().expect("an address").to_owned()
+}
 
 /// `client.py` on a fleet.
 struct Client<'a> {
@@ -20,8 +21,7 @@ struct Client<'a> {
 
 impl<'a> Client<'a> {
     fn new(python: &'a Python, fleet: &'a Fleet) -> Self {
-        let gateway = fleet.file()["gateway"].as_str().unwrap().to_owned();
-        Self { python, fleet, gateway }
+        Self { python, fleet, gateway: gateway(fleet) }
     }
 
     /// The JSON lines it prints.
@@ -37,8 +37,9 @@ impl<'a> Client<'a> {
             .iter()
             .map(|name| files.path(name).display().to_string())
             .collect();
-        let arguments: Vec<&str> = ["submit"].into_iter().chain(paths.iter().map(|p| &**p)).collect();
-        self.run(&arguments)[0]["run"].as_str().unwrap().to_owned()
+        let arguments: Vec<&str> =
+            ["submit"].into_iter().chain(paths.iter().map(|p| &**p)).collect();
+        self.run(&arguments)[0]["run"].as_str().expect("a run").to_owned()
     }
 
     /// Downloads a file and checks it against the command line's export and the manifest.
@@ -48,10 +49,10 @@ impl<'a> Client<'a> {
         self.run(&["download", run, file, &out]);
         let exported = self.fleet.run(&["checkpoint", "export", run, "--out", &export]);
         assert_eq!(exported.code, 0, "{}", exported.stderr);
-        let bytes = std::fs::read(&out).unwrap();
-        assert!(bytes == std::fs::read(at("export").join(file)).unwrap(), "{file} differs");
-        let info = self.fleet.json(&["checkpoint", "get", run]).unwrap();
-        let listed = info["files"].as_array().unwrap();
+        let bytes = std::fs::read(&out).expect(file);
+        assert!(bytes == std::fs::read(at("export").join(file)).expect(file), "{file} differs");
+        let info = self.fleet.json(&["checkpoint", "get", run]).expect("a checkpoint");
+        let listed = info["files"].as_array().expect("files");
         let listed = listed.iter().find(|listed| listed["path"] == file).expect(file);
         assert_eq!(listed["digest"], format!("b3:{}", blake3::hash(&bytes).to_hex()));
         out
@@ -107,7 +108,8 @@ fn a_python_client_trains_an_adapter_and_loads_it() {
     let base = client.submit(&files, "sft.yaml", &attached);
     assert_eq!(client.run(&["wait", &base])[0]["state"], "SUCCEEDED");
     files.raft(&base, Sampling { prompts: 16, per_prompt: 4, max_new_tokens: 24, cycles: 1 });
-    let run = client.submit(&files, "raft.yaml", &["prompts.jsonl", "heldout.jsonl", "heldout.txt"]);
+    let run =
+        client.submit(&files, "raft.yaml", &["prompts.jsonl", "heldout.jsonl", "heldout.txt"]);
     let ended = client.run(&["wait", &run]).remove(0);
     assert_eq!(ended["state"], "SUCCEEDED");
     assert_eq!(ended["cycles_done"][1]["sampled"], 16 * 4);
@@ -145,8 +147,7 @@ fn peft_tensors() -> Vec<String> {
 fn the_api_describes_itself_to_whoever_asks() {
     let Some(python) = Python::find() else { return };
     let fleet = Fleet::up("verifier");
-    let gateway = fleet.file()["gateway"].as_str().unwrap().to_owned();
-    let services = python.run("check.py", &["services", &gateway]);
+    let services = python.run("check.py", &["services", &gateway(&fleet)]);
     for line in [
         "flotilla.v1.Runs Submit Get List Pause Resume Cancel Watch",
         "flotilla.v1.Evals History Watch",
