@@ -21,7 +21,7 @@ pub(crate) use run::{cycles_table, perplexities_table, submit};
 use crate::{
     bench,
     cli::{Cli, Command},
-    demo,
+    demo, output,
 };
 
 /// The run failed, or the audit found something.
@@ -43,8 +43,9 @@ pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Generate(args) => generate::generate(&args, json),
         Command::Bench(args) => bench::bench(&args, json).await,
         Command::Completions { shell } => {
-            let mut command = Cli::command();
-            clap_complete::generate(shell, &mut command, "flotilla", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "flotilla", &mut script);
+            output::print(&String::from_utf8_lossy(&script));
             Ok(ExitCode::SUCCESS)
         }
         Command::Worker(worker) => {
