@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::anyhow;
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Job, JobError, Launch, Role, Worker};
+use runtime::{Job, JobError, Launch, Role, Worker, WorkerError};
 use store::CachedTree;
 use tokio::sync::{RwLock, RwLockReadGuard, watch};
 use wire::{Body, Place, WorkKind, v1};
@@ -93,8 +93,10 @@ impl GeneratorRole {
         let samples = match generated {
             Ok(generated) => generated.samples,
             Err(error) => {
-                // It hangs, talks nonsense, or could not load its model: a new one may fare better.
-                warm.worker.kill();
+                if !matches!(error, WorkerError::Refused(_)) {
+                    // It hangs or talks nonsense: a new one may fare better.
+                    warm.worker.kill();
+                }
                 return Err(JobError::of_worker(error, &warm.worker).await);
             }
         };

@@ -25,14 +25,14 @@ pub struct WorkerConfig {
     pub device: String,
 }
 
-/// Serves calls until the agent closes the pipe. A model that cannot be loaded is told
-/// to every caller.
+/// Serves calls until the agent closes the pipe. A model that cannot be loaded is told to
+/// the first caller, and is the worker's end.
 pub fn work(config: &WorkerConfig) {
     let inbox: Inbox<Generate> = Inbox::open();
     match load(config) {
         Ok(generator) => Batch { generator, calls: BTreeMap::new(), next: 0 }.serve(&inbox),
         Err(error) => {
-            while let Some(call) = inbox.next() {
+            if let Some(call) = inbox.next() {
                 call.respond.error(&format!("{error:#}"));
             }
         }
