@@ -97,6 +97,14 @@ impl Drop for Leadership {
     }
 }
 
+/// After a wake-up, latest first.
+const RECHECKS: [Duration; 4] = [
+    Duration::from_millis(2000),
+    Duration::from_millis(500),
+    Duration::from_millis(100),
+    Duration::from_millis(20),
+];
+
 struct Candidate {
     bus: Bus,
     election: Election,
@@ -107,6 +115,8 @@ impl Candidate {
     async fn run(mut self, mut stopped: oneshot::Receiver<()>) {
         // Every write of the key, even a refused one, wakes the others.
         let mut wakes = self.bus.shared.client.subscribe(kv::subject(KEY)).await.ok();
+        // What woke us may not be on the server's disk yet: a read then still finds the old.
+        let mut again = Vec::new();
         loop {
             let nonce = self.bus.shared.client.new_inbox();
             let step = self.election.step(Instant::now(), unix_ms(), nonce);
@@ -121,9 +131,17 @@ impl Candidate {
                             _ => std::future::pending().await,
                         }
                     };
+                    let recheck = again.last().copied();
                     tokio::select! {
                         () = sleep_until(until) => {}
-                        () = wake => self.election.look_again(),
+                        () = wake => {
+                            self.election.look_again();
+                            again = RECHECKS.map(|after| Instant::now() + after).to_vec();
+                        }
+                        () = sleep_until(recheck.unwrap_or(until)), if recheck.is_some() => {
+                            again.pop();
+                            self.election.look_again();
+                        }
                         _ = &mut stopped => break,
                     }
                 }
