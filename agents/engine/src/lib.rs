@@ -7,6 +7,7 @@
 mod adapter;
 mod config;
 mod generate;
+mod load;
 mod model;
 mod ops;
 mod perplexity;
@@ -24,6 +25,7 @@ pub use generate::{
     AdmitError, Answer, Completion, Finish, GenerateError, Generator, Prompt, Request, Sampling,
     generate_all,
 };
+pub use load::{LoadError, load};
 pub use model::{Model, ModelError, parse_device};
 pub use perplexity::{Document, Perplexity, PerplexityError, chunks, documents, sliding};
 pub use scratch::{ScratchError, Shape, write_scratch};

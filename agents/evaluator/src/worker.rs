@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use engine::{Adapter, Document, Model, Perplexity, Tokenizer};
+use engine::{Document, Perplexity};
 use runtime::Inbox;
 
 use crate::{
@@ -60,13 +60,7 @@ pub fn measure(
     device: &str,
     progress: impl FnMut(usize, usize),
 ) -> anyhow::Result<Perplexity> {
-    let device = engine::parse_device(device)?;
-    let mut model = Model::load(&source.base, &device).context("load the model")?;
-    if let Some(path) = &source.adapter {
-        let adapter = Adapter::load(path, model.config()).context("load the adapter")?;
-        model = model.with_adapter(&adapter).context("merge the adapter")?;
-    }
-    let tokenizer = Tokenizer::load(&source.base).context("load the tokenizer")?;
+    let (model, tokenizer) = engine::load(&source.base, source.adapter.as_deref(), device)?;
     let text = read(&source.text)?;
     let figures = match (source.format, source.stride) {
         (Format::Documents, _) => {

@@ -126,10 +126,7 @@ impl GeneratorRole {
         }
         drop(warm);
         let base = job.cache.tree(&job.store, base).await?;
-        let adapter = match adapter {
-            Some(tree) => Some(job.cache.tree(&job.store, tree).await?),
-            None => None,
-        };
+        let adapter = job.tree_if(adapter).await?;
         let mut warm = self.warm.write().await;
         if !serves(&warm) {
             *warm = None;

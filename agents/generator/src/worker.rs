@@ -6,8 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Context;
-use engine::{Adapter, Completion, Finish, Generator, Model, Prompt, Request, Sampling, Tokenizer};
+use engine::{Completion, Finish, Generator, Prompt, Request, Sampling};
 use runtime::{Call, Inbox, Responder};
 use wire::{sample_seed, v1};
 
@@ -29,25 +28,17 @@ pub struct WorkerConfig {
 /// the first caller, and is the worker's end.
 pub fn work(config: &WorkerConfig) {
     let inbox: Inbox<Generate> = Inbox::open();
-    match load(config) {
-        Ok(generator) => Batch { generator, calls: BTreeMap::new(), next: 0 }.serve(&inbox),
+    match engine::load(&config.base, config.adapter.as_deref(), &config.device) {
+        Ok((model, tokenizer)) => {
+            let generator = Generator::new(model, tokenizer, config.slots);
+            Batch { generator, calls: BTreeMap::new(), next: 0 }.serve(&inbox);
+        }
         Err(error) => {
             if let Some(call) = inbox.next() {
-                call.respond.error(&format!("{error:#}"));
+                call.respond.error(&format!("{:#}", anyhow::Error::from(error)));
             }
         }
     }
-}
-
-fn load(config: &WorkerConfig) -> anyhow::Result<Generator<Tag>> {
-    let device = engine::parse_device(&config.device)?;
-    let mut model = Model::load(&config.base, &device).context("load the base model")?;
-    if let Some(path) = &config.adapter {
-        let adapter = Adapter::load(path, model.config()).context("load the adapter")?;
-        model = model.with_adapter(&adapter).context("merge the adapter")?;
-    }
-    let tokenizer = Tokenizer::load(&config.base).context("load the tokenizer")?;
-    Ok(Generator::new(model, tokenizer, config.slots))
 }
 
 /// Which call a sequence belongs to, and which of its requests.

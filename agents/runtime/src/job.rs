@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use bus::{Bus, PublishError, Published};
-use store::{Cache, GetError, PutError, Store};
+use store::{Cache, CachedTree, GetError, PutError, Store};
 use wire::{Body, Fact, Place, Record, RunId, Subject, v1};
 
 use crate::{WorkerError, presence::Progress};
@@ -27,8 +27,6 @@ pub enum JobError {
 pub struct Job {
     pub run: RunId,
     pub record: Record,
-    /// How often the job was handed out, this time included.
-    pub delivered: u64,
     pub agent: String,
     pub bus: Bus,
     pub store: Store,
@@ -105,6 +103,17 @@ impl Job {
         {
             Some(Body::Spec(spec)) => Ok(spec),
             _ => Err(JobError::fatal(anyhow::anyhow!("the log holds no {subject}"))),
+        }
+    }
+
+    /// A tree in the cache, if there is one to fetch.
+    ///
+    /// # Errors
+    /// When it cannot be fetched.
+    pub async fn tree_if(&self, tree: Option<&v1::Tree>) -> Result<Option<CachedTree>, JobError> {
+        match tree {
+            Some(tree) => Ok(Some(self.cache.tree(&self.store, tree).await?)),
+            None => Ok(None),
         }
     }
 

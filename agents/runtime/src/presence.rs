@@ -111,11 +111,7 @@ impl Drop for Entry {
 }
 
 pub(crate) fn timestamp_now() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp {
-        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-        nanos: i32::try_from(since.subsec_nanos()).unwrap_or(0),
-    }
+    wire::timestamp(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 /// Resident memory of this process, from `/proc/self/statm`; 0 where there is none.

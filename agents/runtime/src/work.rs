@@ -78,7 +78,7 @@ impl Shared {
             }
             RunState::Paused { .. } | RunState::Open => {}
         }
-        let job = self.job(role, record, delivery);
+        let job = self.job(role, record);
         tracing::info!(subject = %record.fact.subject, delivered = delivery.delivered, "job begins");
         let outcome = match failure::poison(delivery) {
             Some(poison) => Err(poison),
@@ -117,7 +117,7 @@ impl Shared {
         }
     }
 
-    fn job(&self, role: &dyn Role, record: &Record, delivery: &Delivery) -> Job {
+    fn job(&self, role: &dyn Role, record: &Record) -> Job {
         let (cycle, name) = describe(&record.fact);
         let active = v1::ActiveJob {
             role: role_name(role.kind()).into(),
@@ -129,7 +129,6 @@ impl Shared {
         Job {
             run: record.fact.subject.run.clone(),
             record: record.clone(),
-            delivered: delivery.delivered,
             agent: self.config.id.to_string(),
             bus: self.bus.clone(),
             store: self.store.clone(),

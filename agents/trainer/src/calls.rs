@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use wire::v1;
 
+/// Checkpoints saved and not yet published; the worker waits when there are more.
+pub(crate) const UNPUBLISHED_MAX: usize = 2;
+
 /// Train, and save into numbered directories below `out`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Train {

@@ -13,13 +13,10 @@ use store::{About, TreePlace};
 use tokio::sync::{Semaphore, mpsc};
 use wire::{Body, Place, WorkKind, v1};
 
-use crate::calls::{Step, Train, Trained};
+use crate::calls::{Step, Train, Trained, UNPUBLISHED_MAX};
 
 /// A worker that finishes no step for so long is hung.
 const SILENCE: Duration = Duration::from_secs(1800);
-
-/// Checkpoints saved and not yet published; the worker waits when there are more.
-const UNPUBLISHED_MAX: usize = 2;
 
 /// The trainer role of an agent.
 pub struct TrainerRole {
@@ -79,10 +76,7 @@ impl TrainerRole {
         let tree = base.tree.as_ref().ok_or_else(|| missing("base"))?;
         let dataset = order.dataset.as_ref().ok_or_else(|| missing("dataset"))?;
         let model = job.cache.tree(&job.store, tree).await?;
-        let adapter = match &order.adapter {
-            Some(tree) => Some(job.cache.tree(&job.store, tree).await?),
-            None => None,
-        };
+        let adapter = job.tree_if(order.adapter.as_ref()).await?;
         let dataset = job.cache.blob(&job.store, dataset).await?;
         let value = Train {
             base: model.path().to_owned(),

@@ -9,7 +9,7 @@ use engine::{
 use runtime::{Inbox, Responder};
 use wire::v1;
 
-use crate::calls::{Step, Train, Trained};
+use crate::calls::{Step, Train, Trained, UNPUBLISHED_MAX};
 
 /// Adam's epsilon, as PyTorch has it.
 const EPSILON: f64 = 1e-8;
@@ -17,8 +17,7 @@ const EPSILON: f64 = 1e-8;
 /// Tokens of one pass when the order leaves it to the engine.
 const MICRO_BATCH_TOKENS: usize = 4096;
 
-/// Checkpoints saved and not yet published.
-const UNPUBLISHED_MAX: usize = 2;
+/// Between two looks whether the agent has published.
 const PUBLISHING_POLL: Duration = Duration::from_millis(20);
 
 /// Answers one training call and ends.

@@ -8,6 +8,7 @@ mod id;
 mod prompt;
 mod seed;
 mod subject;
+mod time;
 
 /// The messages of `proto/flotilla/v1`, with canonical proto3 JSON as their serde form.
 #[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, reason = "generated code")]
@@ -27,3 +28,4 @@ pub use pbjson_types::Timestamp;
 pub use prompt::{PROMPT_BYTES_MAX, Prompt, PromptsError};
 pub use seed::{derive, sample_seed};
 pub use subject::{Place, STREAM_SUBJECTS, Subject, SubjectError, WorkKind};
+pub use time::timestamp;

@@ -1,5 +1,7 @@
 //! Runs as users see them: folded from their facts, each time anew.
 
+use std::time::Duration;
+
 use bus::{Followed, PublishError, Published, ReadError};
 use cycle::{Audit, Run};
 use futures::{
@@ -215,8 +217,5 @@ fn state(run: &Run) -> v1::run::State {
 
 /// Milliseconds since 1970 as the API's timestamp.
 pub fn timestamp(time_ms: u64) -> Timestamp {
-    Timestamp {
-        seconds: i64::try_from(time_ms / 1000).unwrap_or(i64::MAX),
-        nanos: i32::try_from(time_ms % 1000 * 1_000_000).unwrap_or(0),
-    }
+    wire::timestamp(Duration::from_millis(time_ms))
 }

@@ -267,11 +267,7 @@ impl Control {
 }
 
 fn now() -> wire::Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    wire::Timestamp {
-        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-        nanos: i32::try_from(since.subsec_nanos()).unwrap_or(0),
-    }
+    wire::timestamp(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 fn file_error(field: &str, source: FileError) -> SubmitError {

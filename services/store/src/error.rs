@@ -160,22 +160,6 @@ fn io_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
     None
 }
 
-impl PutError {
-    /// Whether the same call may succeed later without anybody doing something.
-    pub fn may_pass(&self) -> bool {
-        match self {
-            Self::Fault(fault) => fault.may_pass(),
-            Self::Read { .. }
-            | Self::Kind { .. }
-            | Self::Empty { .. }
-            | Self::Path { .. }
-            | Self::Manifest { .. }
-            | Self::Changed { .. }
-            | Self::Occupied { .. } => false,
-        }
-    }
-}
-
 impl GetError {
     /// Whether the same call may succeed later without anybody doing something.
     pub fn may_pass(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use engine::{Adapter, Finish, Model, Prompt, Request, Sampling, Tokenizer};
+use engine::{Finish, Prompt, Request, Sampling};
 use serde_json::json;
 use wire::sample_seed;
 
@@ -14,13 +14,7 @@ const SLOTS: usize = 64;
 
 pub(crate) fn generate(args: &GenerateArgs, json: bool) -> anyhow::Result<ExitCode> {
     check(args)?;
-    let device = engine::parse_device(&args.device)?;
-    let mut model = Model::load(&args.model, &device).context("load the model")?;
-    if let Some(path) = &args.adapter {
-        let adapter = Adapter::load(path, model.config()).context("load the adapter")?;
-        model = model.with_adapter(&adapter).context("merge the adapter")?;
-    }
-    let tokenizer = Tokenizer::load(&args.model).context("load the tokenizer")?;
+    let (model, tokenizer) = engine::load(&args.model, args.adapter.as_deref(), &args.device)?;
     let request = Request {
         tag: (),
         prompt: Prompt::Text(args.prompt.clone()),
