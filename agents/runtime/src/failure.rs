@@ -71,6 +71,7 @@ pub(crate) async fn record(
             message: error.to_string(),
             log_tail: error.log_tail().to_owned(),
             r#final: last,
+            cause: v1::failure::Cause::Work.into(),
         };
         job.write_once(Place::Failure { kind, id, attempt }, Body::Failure(failure)).await?;
     }

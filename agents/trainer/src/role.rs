@@ -149,6 +149,7 @@ impl Publisher<'_> {
             tokens: step.tokens,
             wall_s: began.elapsed().as_secs_f64(),
             agent: job.agent.clone(),
+            resume: None,
         };
         let place = Place::Checkpoint { cycle: order.cycle, step: step.step };
         job.write(place, Body::Checkpoint(checkpoint)).await?;

@@ -30,6 +30,7 @@ pub enum Body {
     Eval(v1::Eval),
     Failure(v1::Failure),
     CycleDone(v1::CycleDone),
+    Archived(v1::Archived),
     Done(v1::Done),
 }
 
@@ -90,6 +91,7 @@ impl Body {
             Place::Eval { .. } => Self::Eval(json(subject, "Eval", payload)?),
             Place::Failure { .. } => Self::Failure(json(subject, "Failure", payload)?),
             Place::CycleDone { .. } => Self::CycleDone(json(subject, "CycleDone", payload)?),
+            Place::Archived { .. } => Self::Archived(json(subject, "Archived", payload)?),
             Place::Done => Self::Done(json(subject, "Done", payload)?),
         })
     }
@@ -108,6 +110,7 @@ impl Body {
             Self::Eval(message) => bytes(message),
             Self::Failure(message) => bytes(message),
             Self::CycleDone(message) => bytes(message),
+            Self::Archived(message) => bytes(message),
             Self::Done(message) => bytes(message),
         }
     }
@@ -127,6 +130,7 @@ impl Body {
             Self::Eval(_) => "Eval",
             Self::Failure(_) => "Failure",
             Self::CycleDone(_) => "CycleDone",
+            Self::Archived(_) => "Archived",
             Self::Done(_) => "Done",
         }
     }

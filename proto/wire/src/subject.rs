@@ -41,6 +41,7 @@ pub enum Place {
     Eval { cycle: u32, step: u32, suite: SuiteName },
     Failure { kind: WorkKind, id: String, attempt: u32 },
     CycleDone { cycle: u32 },
+    Archived { cycle: u32 },
     Done,
 }
 
@@ -119,6 +120,7 @@ impl fmt::Display for Subject {
             Place::Eval { cycle, step, suite } => write!(f, "eval.{cycle}.{step}.{suite}"),
             Place::Failure { kind, id, attempt } => write!(f, "failure.{kind}.{id}.{attempt}"),
             Place::CycleDone { cycle } => write!(f, "cycle.{cycle}.done"),
+            Place::Archived { cycle } => write!(f, "cycle.{cycle}.archived"),
             Place::Done => write!(f, "done"),
         }
     }
@@ -143,6 +145,7 @@ fn parse(text: &str) -> Option<Subject> {
         ["control", number] => Place::Control { number: number.parse().ok()? },
         ["cycle", cycle, "plan"] => Place::Plan { cycle: cycle.parse().ok()? },
         ["cycle", cycle, "done"] => Place::CycleDone { cycle: cycle.parse().ok()? },
+        ["cycle", cycle, "archived"] => Place::Archived { cycle: cycle.parse().ok()? },
         ["order", "generate", pool, cycle, job, attempt] => Place::GenerateOrder {
             pool: pool.parse().ok()?,
             cycle: cycle.parse().ok()?,
@@ -191,6 +194,7 @@ mod tests {
             "flotilla.r1.control.2",
             "flotilla.r1.cycle.0.plan",
             "flotilla.r1.cycle.0.done",
+            "flotilla.r1.cycle.0.archived",
             "flotilla.r1.order.generate.default.1.j3.1",
             "flotilla.r1.order.train.default.1.2",
             "flotilla.r1.samples.1.j3",

@@ -109,6 +109,7 @@ fn train_order(run: &Run, cycle: u32) -> v1::TrainOrder {
         run: run.id.to_string(),
         cycle,
         attempt: run.attempt,
+        round: run.attempt,
         seed: derive(run.spec.seed, &["train", &cycle.to_string()]),
         ..Default::default()
     }
@@ -268,6 +269,7 @@ impl Turn<'_> {
             sampling: self.raft.sampling,
             seed: derive(self.run.spec.seed, &["generate", &seed_path]),
             requests: job.draws.iter().filter_map(request).collect(),
+            round: self.run.attempt,
         };
         let place = Place::GenerateOrder { pool: pool(self.run), cycle, job: id.clone(), attempt };
         command(self.run, place, Body::GenerateOrder(order))

@@ -79,6 +79,10 @@ impl Run {
                 verdicts.flat_map(|v| &mut v.verdicts).for_each(|v| v.detail = String::new());
                 Ok(())
             }
+            (Place::Archived { cycle }, Body::Archived(archived)) => {
+                self.cycle(*cycle)?.archived = Some(archived.clone());
+                Ok(())
+            }
             (Place::Done, Body::Done(done)) => {
                 self.done = Some(done.clone());
                 self.ended_ms = Some(at);

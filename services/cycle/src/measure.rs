@@ -24,6 +24,7 @@ pub(crate) fn summarize(number: u32, cycle: &Cycle) -> v1::CycleDone {
         train_s: times.train,
         eval_s: times.evaluate,
         samples_by_agent: samples_by_agent(cycle),
+        set_aside: 0,
     }
 }
 

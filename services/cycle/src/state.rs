@@ -47,6 +47,7 @@ pub struct Cycle {
     /// Evals nobody will try again.
     pub evals_failed: BTreeSet<(u32, SuiteName)>,
     pub done: Option<v1::CycleDone>,
+    pub archived: Option<v1::Archived>,
     pub times: Times,
 }
 

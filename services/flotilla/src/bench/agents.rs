@@ -109,6 +109,7 @@ fn checkpoint(order: &v1::TrainOrder) -> v1::Checkpoint {
         tokens: 65_536,
         wall_s: 3.0,
         agent: "trainer-1".into(),
+        resume: None,
     }
 }
 
