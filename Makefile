@@ -3,7 +3,7 @@
 CARGO ?= cargo
 NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
 
-.PHONY: demo build test lint tools bench
+.PHONY: demo build test lint tools bench sim
 
 demo: tools
 	$(CARGO) build --release
@@ -28,6 +28,11 @@ lint:
 # A current nats-server, in .tools unless there is one.
 tools:
 	@deploy/fetch-nats-server.sh
+
+# A world in trouble, told step by step: make sim SEED=7. Without a seed: ten thousand.
+sim:
+	$(CARGO) build --release -p sim
+	./target/release/sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),10000))
 
 bench: tools
 	$(CARGO) build --release

@@ -17,9 +17,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use wire::{AgentId, Pool, v1};
 
 use crate::{
-    Role, Runs,
+    Role,
     presence::{Presence, memory_bytes, timestamp_now},
-    work::{Shared, role_name},
+    runs::Runs,
+    work::{Post, Shared, role_name},
 };
 
 /// One long poll for work.
@@ -91,7 +92,7 @@ impl Agent {
         let loops = roles
             .into_iter()
             .zip(queues)
-            .map(|(role, queue)| work_through(&shared, role, queue, &drain));
+            .map(|(role, queue)| work_through(Post::new(shared.clone(), role), queue, &drain));
         let outcome = tokio::select! {
             () = finish(futures::future::join_all(loops), &stop, &shared.leave) => Ok(()),
             Ok(lost) = &mut following => Err(lost.into()),
@@ -166,13 +167,7 @@ async fn finish(
 ///
 /// Held jobs are polled here, and before more is asked for: a job takes its room at its
 /// first poll.
-async fn work_through(
-    shared: &Shared,
-    role: Arc<dyn Role>,
-    mut queue: WorkQueue,
-    drain: &CancellationToken,
-) {
-    let role = role.as_ref();
+async fn work_through(post: Post, mut queue: WorkQueue, drain: &CancellationToken) {
     let mut held = FuturesUnordered::new();
     let mut resting = Instant::now();
     while !drain.is_cancelled() {
@@ -180,28 +175,28 @@ async fn work_through(
             biased;
             Some(rest) = held.next() => resting = resting.max(Instant::now() + rest),
             () = drain.cancelled() => {}
-            delivery = next(role, &mut queue, resting) => match delivery {
+            delivery = next(&post, &mut queue, resting) => match delivery {
                 Ok(None) => {}
-                Ok(Some(delivery)) => held.push(shared.handle(role, delivery)),
+                Ok(Some(delivery)) => held.push(post.handle(delivery)),
                 Err(error) => {
                     let error = format!("{:#}", anyhow::Error::from(error));
-                    tracing::warn!(kind = %role.kind(), error, "pulling work");
+                    tracing::warn!(kind = %post.role.kind(), error, "pulling work");
                     resting = Instant::now() + PAUSE_ON_ERROR;
                 }
             },
         }
     }
-    shared.presence.update(|status| status.state = v1::agent_status::State::Draining.into());
+    post.shared.presence.update(|status| status.state = v1::agent_status::State::Draining.into());
     while held.next().await.is_some() {}
 }
 
 /// Cancel-safe, as its parts are.
 async fn next(
-    role: &dyn Role,
+    post: &Post,
     queue: &mut WorkQueue,
     resting: Instant,
 ) -> Result<Option<Delivery>, WorkError> {
     tokio::time::sleep_until(resting).await;
-    role.room().await;
+    post.room().await;
     queue.next(POLL).await
 }

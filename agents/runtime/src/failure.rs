@@ -1,80 +1,79 @@
-//! What is written when a job is not done, and when it is given up.
+//! Writing what went wrong with a job.
 
-use bus::Delivery;
-use wire::{Body, Place, SuiteName, WorkKind, v1};
+use bus::Published;
+use conduct::{Blow, Then};
+use wire::{Body, Place, WorkKind, v1};
 
 use crate::{Job, JobError};
 
-/// So many failures of one job, wherever, and it is given up.
-const FAILURES_MAX: u32 = 5;
+/// Others who write a failure of the same job at the same moment.
+const WRITE_TRIES: usize = 8;
 
-/// A job handed out so often without a word of failure takes its agents down with it.
-const DELIVERIES_MAX: u64 = 20;
-
-/// The facts a job owes, as failures name them: `failure.<kind>.<id>.<attempt>`.
-async fn owed(job: &Job) -> Result<Vec<String>, JobError> {
-    Ok(match &job.record.fact.subject.place {
-        Place::GenerateOrder { cycle, job, attempt, .. } => {
-            vec![format!("{cycle}-{job}-{attempt}")]
-        }
-        Place::Samples { cycle, job } => vec![format!("{cycle}-{job}")],
-        Place::TrainOrder { cycle, attempt, .. } => vec![format!("{cycle}-{attempt}")],
-        Place::Checkpoint { cycle, step } => {
-            let mut owed = Vec::new();
-            for suite in job.spec().await?.suites {
-                let Ok(name) = SuiteName::new(suite.name) else { continue };
-                let id = format!("{cycle}-{step}-{name}");
-                if !job.is_written(Place::Eval { cycle: *cycle, step: *step, suite: name }).await? {
-                    owed.push(id);
-                }
-            }
-            owed
-        }
-        _ => Vec::new(),
-    })
-}
-
-/// Whether a job was handed out too often to be tried once more.
-pub(crate) fn poison(delivery: &Delivery) -> Option<JobError> {
-    (delivery.delivered > DELIVERIES_MAX).then(|| JobError::Final {
-        message: format!(
-            "handed out {} times and never done; it seems to end the agents that try",
-            delivery.delivered
-        ),
-        log_tail: String::new(),
-    })
-}
-
-/// Writes a failure for each fact the job owes. The answer is how often it has failed, or
-/// `None` when nobody should try again.
-pub(crate) async fn record(
-    kind: WorkKind,
-    job: &Job,
-    error: &JobError,
-) -> Result<Option<u32>, JobError> {
-    let mut attempts = 1;
+/// Writes a failure for each fact the job owes. The answer is what becomes of the job.
+pub(crate) async fn record(kind: WorkKind, job: &Job, error: &JobError) -> Result<Then, JobError> {
+    let JobError::Failed { fault, message, log_tail } = error else {
+        return Err(JobError::Stopped);
+    };
+    let blow = Blow { run: &job.run, kind, agent: &job.agent, fault: *fault, message, log_tail };
+    let mut failures = Vec::new();
     for id in owed(job).await? {
-        let before = format!("flotilla.{}.failure.{kind}.{id}.*", job.run);
-        let before = job.bus.get(&before).await.map_err(JobError::retry)?;
-        let attempt = match before.map(|record| record.fact.body) {
-            Some(Body::Failure(failure)) => failure.attempt + 1,
-            _ => 1,
-        };
-        attempts = attempts.max(attempt);
-        let last = matches!(error, JobError::Final { .. }) || attempt >= FAILURES_MAX;
-        let failure = v1::Failure {
-            run: job.run.to_string(),
-            kind: kind.to_string(),
-            id: id.clone(),
-            attempt,
-            agent: job.agent.clone(),
-            message: error.to_string(),
-            log_tail: error.log_tail().to_owned(),
-            r#final: last,
-            cause: v1::failure::Cause::Work.into(),
-        };
-        job.write_once(Place::Failure { kind, id, attempt }, Body::Failure(failure)).await?;
+        failures.extend(write_next(job, &blow, &id).await?);
     }
-    let last = matches!(error, JobError::Final { .. }) || attempts >= FAILURES_MAX;
-    Ok((!last).then_some(attempts))
+    Ok(conduct::then(&failures))
+}
+
+/// The last failure of what the job owes, if it failed before.
+pub(crate) async fn last_of(kind: WorkKind, job: &Job) -> Result<Option<v1::Failure>, JobError> {
+    match owed(job).await?.first() {
+        Some(id) => last(job, kind, id).await,
+        None => Ok(None),
+    }
+}
+
+/// The ids of the facts the job still owes.
+async fn owed(job: &Job) -> Result<Vec<String>, JobError> {
+    let place = &job.record.fact.subject.place;
+    let suites = match place {
+        Place::Checkpoint { .. } => job.spec().await?.suites,
+        _ => Vec::new(),
+    };
+    let mut ids = Vec::new();
+    for (id, result) in conduct::owed(place, &suites) {
+        let written = match result {
+            Some(result) => job.is_written(result).await?,
+            None => false,
+        };
+        ids.extend((!written).then_some(id));
+    }
+    Ok(ids)
+}
+
+async fn last(job: &Job, kind: WorkKind, id: &str) -> Result<Option<v1::Failure>, JobError> {
+    let subject = format!("flotilla.{}.failure.{kind}.{id}.*", job.run);
+    let record = job.bus.get(&subject).await.map_err(JobError::away)?;
+    Ok(record.and_then(|record| match record.fact.body {
+        Body::Failure(failure) => Some(failure),
+        _ => None,
+    }))
+}
+
+/// Writes the next failure of an id, behind those others may be writing. The answer is the
+/// last word on it, if there is one.
+async fn write_next(job: &Job, blow: &Blow<'_>, id: &str) -> Result<Option<v1::Failure>, JobError> {
+    let kind = blow.kind;
+    for _ in 0..WRITE_TRIES {
+        let last = last(job, kind, id).await?;
+        if last.as_ref().is_some_and(|last| last.r#final) {
+            return Ok(last);
+        }
+        let Some(failure) = conduct::failure(blow, id, last.as_ref()) else { return Ok(last) };
+        let place = Place::Failure { kind, id: id.to_owned(), attempt: failure.attempt };
+        match job.write_now(place, Body::Failure(failure.clone())).await? {
+            Published::AlreadyThere { same: false, .. } => {}
+            Published::New { .. } | Published::AlreadyThere { same: true, .. } => {
+                return Ok(Some(failure));
+            }
+        }
+    }
+    Err(JobError::retry(anyhow::anyhow!("too many others write failures of {kind} {id}")))
 }

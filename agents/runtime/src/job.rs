@@ -1,22 +1,22 @@
 //! One piece of work held under a lease, and what a role needs to do it.
 
-use std::path::PathBuf;
+use std::{io::ErrorKind, path::PathBuf, time::Duration};
 
 use bus::{Bus, PublishError, Published};
-use store::{Cache, CachedTree, GetError, PutError, Store};
+use conduct::Fault;
+use store::{Cache, CacheError, CachedTree, GetError, PutError, Store};
 use wire::{Body, Fact, Place, Record, RunId, Subject, v1};
 
 use crate::{WorkerError, presence::Progress};
 
+/// Between tries to write what the bus does not take.
+const WRITE_AGAIN: Duration = Duration::from_secs(1);
+
 /// Why a job was not done.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
-    /// Another try, perhaps by another agent, may succeed.
     #[error("{message}")]
-    Retry { message: String, log_tail: String },
-    /// No try will succeed: the order, the data or the model is at fault.
-    #[error("{message}")]
-    Final { message: String, log_tail: String },
+    Failed { fault: Fault, message: String, log_tail: String },
     /// The run was cancelled or the agent is leaving.
     #[error("stopped")]
     Stopped,
@@ -37,52 +37,74 @@ pub struct Job {
 }
 
 impl JobError {
+    /// Another try, perhaps by another agent, may succeed.
     pub fn retry(error: impl Into<anyhow::Error>) -> Self {
-        Self::Retry { message: chain(error), log_tail: String::new() }
+        Self::of(Fault::Work, error)
     }
 
+    /// No try will succeed: the order, the data or the model is at fault.
     pub fn fatal(error: impl Into<anyhow::Error>) -> Self {
-        Self::Final { message: chain(error), log_tail: String::new() }
+        Self::of(Fault::Content, error)
+    }
+
+    /// What all agents share does not answer.
+    pub fn away(error: impl Into<anyhow::Error>) -> Self {
+        Self::of(Fault::Away, error)
+    }
+
+    fn of(fault: Fault, error: impl Into<anyhow::Error>) -> Self {
+        let error = error.into();
+        let fault = if fault == Fault::Work && is_disk_full(&error) { Fault::Disk } else { fault };
+        Self::Failed { fault, message: format!("{error:#}"), log_tail: String::new() }
     }
 
     /// What a worker said when it refused or died. Another box may fare better: its device,
     /// its memory and its disk are its own.
     pub async fn of_worker(error: WorkerError, worker: &crate::Worker) -> Self {
-        let log_tail = worker.log_tail().await;
-        Self::Retry { message: chain(error), log_tail }
-    }
-
-    pub(crate) fn log_tail(&self) -> &str {
-        match self {
-            Self::Retry { log_tail, .. } | Self::Final { log_tail, .. } => log_tail,
-            Self::Stopped => "",
+        let mut failed = Self::retry(error);
+        if let Self::Failed { log_tail, .. } = &mut failed {
+            *log_tail = worker.log_tail().await;
         }
+        failed
     }
 }
 
-/// The whole chain of causes in one line.
-fn chain(error: impl Into<anyhow::Error>) -> String {
-    format!("{:#}", error.into())
+/// Whether this box lacks space. A worker can only say so in words.
+fn is_disk_full(error: &anyhow::Error) -> bool {
+    let full = |io: &std::io::Error| {
+        matches!(io.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+    };
+    let said = ["No space left on device", "Disk quota exceeded"];
+    error.chain().any(|cause| cause.downcast_ref().is_some_and(full))
+        || said.iter().any(|words| format!("{error:#}").contains(words))
 }
 
 impl From<GetError> for JobError {
-    /// Final when the content itself is at fault; a refusal or a full disk may be this box's.
+    /// Damage may have happened on the way: only content that is whole and wrong is final.
     fn from(error: GetError) -> Self {
-        match error {
+        match &error {
             GetError::Digest(_)
             | GetError::Path(_)
-            | GetError::Corrupt { .. }
             | GetError::TooLarge { .. }
             | GetError::Manifest { .. }
             | GetError::NoSuchFile { .. } => Self::fatal(error),
-            GetError::Fault(_) | GetError::Cache(_) => Self::retry(error),
+            GetError::Fault(fault) if fault.may_pass() => Self::away(error),
+            GetError::Cache(CacheError::DiskFull { .. } | CacheError::Full { .. }) => {
+                Self::of(Fault::Disk, error)
+            }
+            GetError::Corrupt { .. } | GetError::Fault(_) | GetError::Cache(_) => {
+                Self::retry(error)
+            }
         }
     }
 }
 
 impl From<PutError> for JobError {
     fn from(error: PutError) -> Self {
-        Self::retry(error)
+        match &error {
+            PutError::Fault(fault) if fault.may_pass() => Self::away(error),
+            _ => Self::retry(error),
+        }
     }
 }
 
@@ -99,8 +121,7 @@ impl Job {
     /// When the log cannot be read.
     pub async fn spec(&self) -> Result<v1::Spec, JobError> {
         let subject = Subject::new(&self.run, Place::Spec).to_string();
-        match self.bus.get(&subject).await.map_err(JobError::retry)?.map(|record| record.fact.body)
-        {
+        match self.bus.get(&subject).await.map_err(JobError::away)?.map(|record| record.fact.body) {
             Some(Body::Spec(spec)) => Ok(spec),
             _ => Err(JobError::fatal(anyhow::anyhow!("the log holds no {subject}"))),
         }
@@ -123,11 +144,11 @@ impl Job {
     /// When the log cannot be read.
     pub async fn is_written(&self, place: Place) -> Result<bool, JobError> {
         let subject = Subject::new(&self.run, place).to_string();
-        Ok(self.bus.get(&subject).await.map_err(JobError::retry)?.is_some())
+        Ok(self.bus.get(&subject).await.map_err(JobError::away)?.is_some())
     }
 
-    /// Writes a result, for as long as the bus is away: the work is done. That somebody else
-    /// was first is as good.
+    /// Writes a result, for as long as the bus is away or full: the work is done, and the
+    /// lease is kept. That somebody else was first is as good.
     ///
     /// # Errors
     /// When the log refuses it.
@@ -135,9 +156,11 @@ impl Job {
         let fact = Fact { subject: Subject::new(&self.run, place), body };
         let published = loop {
             match self.bus.publish(&fact).await {
-                Err(error @ PublishError::Unacknowledged { .. }) => {
+                Err(error @ (PublishError::Unacknowledged { .. } | PublishError::Full { .. })) => {
                     let error = format!("{:#}", anyhow::Error::from(error));
-                    tracing::warn!(error, "the bus is away; trying on");
+                    tracing::warn!(error, "the bus takes nothing; trying on");
+                    self.progress.note(&error);
+                    tokio::time::sleep(WRITE_AGAIN).await;
                 }
                 other => break other.map_err(JobError::retry)?,
             }
@@ -149,9 +172,8 @@ impl Job {
     }
 
     /// Writes a fact, giving up when the bus stays away.
-    pub(crate) async fn write_once(&self, place: Place, body: Body) -> Result<(), JobError> {
+    pub(crate) async fn write_now(&self, place: Place, body: Body) -> Result<Published, JobError> {
         let fact = Fact { subject: Subject::new(&self.run, place), body };
-        self.bus.publish(&fact).await.map_err(JobError::retry)?;
-        Ok(())
+        self.bus.publish(&fact).await.map_err(JobError::away)
     }
 }

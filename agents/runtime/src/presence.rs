@@ -21,6 +21,15 @@ const RECORD_EVERY: u32 = 10;
 pub(crate) struct Presence {
     status: Arc<Mutex<v1::AgentStatus>>,
     jobs: Arc<Mutex<BTreeMap<u64, v1::ActiveJob>>>,
+    /// By role; empty when all is well.
+    troubles: Arc<Mutex<BTreeMap<&'static str, Trouble>>>,
+}
+
+/// What keeps a role from working.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Trouble {
+    pub message: String,
+    pub quarantine: bool,
 }
 
 /// How far one job is. Dropping the last clone takes the job off the account.
@@ -37,7 +46,11 @@ struct Entry {
 
 impl Presence {
     pub(crate) fn new(status: v1::AgentStatus) -> Self {
-        Self { status: Arc::new(Mutex::new(status)), jobs: Arc::default() }
+        Self {
+            status: Arc::new(Mutex::new(status)),
+            jobs: Arc::default(),
+            troubles: Arc::default(),
+        }
     }
 
     /// Puts a job on the account.
@@ -54,8 +67,27 @@ impl Presence {
         }
     }
 
+    /// What keeps a role from working, until it is said to be over.
+    pub(crate) fn trouble(&self, role: &'static str, trouble: Option<Trouble>) {
+        if let Ok(mut troubles) = self.troubles.lock() {
+            match trouble {
+                Some(trouble) => drop(troubles.insert(role, trouble)),
+                None => drop(troubles.remove(role)),
+            }
+        }
+    }
+
     fn now(&self) -> v1::AgentStatus {
         let mut status = self.status.lock().map(|status| status.clone()).unwrap_or_default();
+        if let Ok(troubles) = self.troubles.lock() {
+            let said =
+                troubles.iter().map(|(role, trouble)| format!("{role}: {}", trouble.message));
+            status.trouble = said.collect::<Vec<_>>().join("; ");
+            let ready = status.state() == v1::agent_status::State::Ready;
+            if ready && troubles.values().any(|trouble| trouble.quarantine) {
+                status.state = v1::agent_status::State::Quarantined.into();
+            }
+        }
         status.seen_at = Some(timestamp_now());
         status.rss_bytes = resident_bytes();
         status.jobs =
@@ -98,6 +130,17 @@ impl Progress {
             && let Some(job) = jobs.get_mut(&self.entry.key)
         {
             (job.done, job.total, job.note) = (done, total, note.into());
+        }
+    }
+}
+
+impl Progress {
+    /// What a person may want to know of it.
+    pub fn note(&self, note: impl Into<String>) {
+        if let Ok(mut jobs) = self.entry.jobs.lock()
+            && let Some(job) = jobs.get_mut(&self.entry.key)
+        {
+            job.note = note.into();
         }
     }
 }

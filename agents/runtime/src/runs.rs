@@ -1,45 +1,40 @@
 //! Which runs are paused or over, as the log says: an agent starts nothing for them.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, RwLock},
-};
+use std::sync::{Arc, RwLock};
 
 use bus::{Bus, Followed, ReadError};
+use conduct::{Course, Courses};
 use futures::StreamExt;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-use wire::{Body, Record, RunId, v1};
-
-/// Whether an agent may work on a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RunState {
-    Open,
-    /// Since the fact at this position of the log; orders behind it are newer than the pause.
-    Paused {
-        at: u64,
-    },
-    Over,
-}
+use wire::{Record, RunId};
 
 /// What is known of all runs. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Runs {
-    states: Arc<RwLock<BTreeMap<RunId, RunState>>>,
+pub(crate) struct Runs {
+    courses: Arc<RwLock<Courses>>,
     changed: Arc<Notify>,
 }
 
 impl Runs {
-    pub fn state(&self, run: &RunId) -> RunState {
-        let states = self.states.read().ok();
-        states.and_then(|states| states.get(run).copied()).unwrap_or(RunState::Open)
+    pub(crate) fn course(&self, run: &RunId) -> Course {
+        self.courses.read().map(|courses| courses.of(run)).unwrap_or_default()
     }
 
     /// Resolves when a run is over.
-    pub async fn over(&self, run: &RunId) {
+    pub(crate) async fn over(&self, run: &RunId) {
+        self.until(run, |course| course.over).await;
+    }
+
+    /// Resolves when a run goes on, or is over.
+    pub(crate) async fn goes_on(&self, run: &RunId) {
+        self.until(run, |course| course.over || !course.paused).await;
+    }
+
+    async fn until(&self, run: &RunId, holds: impl Fn(Course) -> bool) {
         loop {
             let changed = self.changed.notified();
-            if self.state(run) == RunState::Over {
+            if holds(self.course(run)) {
                 return;
             }
             changed.await;
@@ -69,21 +64,8 @@ impl Runs {
     }
 
     fn note(&self, record: &Record) {
-        use v1::control::Action;
-        let state = match &record.fact.body {
-            Body::Done(_) => RunState::Over,
-            Body::Control(control) => match control.action() {
-                Action::Pause => RunState::Paused { at: record.sequence },
-                Action::Cancel => RunState::Over,
-                Action::Resume | Action::Unspecified => RunState::Open,
-            },
-            _ => return,
-        };
-        if let Ok(mut states) = self.states.write() {
-            let known = states.entry(record.fact.subject.run.clone()).or_insert(state);
-            if *known != RunState::Over {
-                *known = state;
-            }
+        if let Ok(mut courses) = self.courses.write() {
+            courses.note(record);
         }
         self.changed.notify_waiters();
     }

@@ -1,28 +1,40 @@
 //! One job under its lease: from the delivery to its acknowledgement.
+//!
+//! What is to be done is decided in `conduct`; here it is done.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use bus::{AckError, Bus, Delivery};
+use conduct::{Fault, Reception, Temper, Then};
 use futures::FutureExt;
 use store::{Cache, Store};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use wire::{Fact, Place, Record, Subject, WorkKind, v1};
 
 use crate::{
-    Job, JobError, Role, RunState, Runs, agent::Config, failure, lease, presence::Presence,
+    Job, JobError, Role,
+    agent::Config,
+    failure, keep,
+    presence::{Presence, Trouble},
+    runs::Runs,
 };
-
-/// Before a failed job is tried again, times the failures so far.
-const RETRY_DELAY: Duration = Duration::from_secs(1);
-
-/// An agent that failed takes nothing for this much longer than its job is held back, so
-/// that another gets it.
-const REST: Duration = Duration::from_millis(500);
 
 /// What handing a job back may take when the agent leaves; after that its lease runs out.
 const HAND_BACK_LIMIT: Duration = Duration::from_secs(2);
 
+/// A role takes no more jobs while it keeps so many that wait: for their run to go on, …
+const PARKED_MAX: u32 = 64;
+
+/// … or, each counting for as many, for the store.
+const HELD_UP: u32 = PARKED_MAX;
+
 /// What the roles of an agent share.
+#[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) bus: Bus,
@@ -32,6 +44,17 @@ pub(crate) struct Shared {
     pub(crate) runs: Runs,
     /// Set when held jobs must end now.
     pub(crate) leave: CancellationToken,
+}
+
+/// One role at work.
+pub(crate) struct Post {
+    pub(crate) shared: Shared,
+    pub(crate) role: Arc<dyn Role>,
+    temper: Mutex<Temper>,
+    /// Jobs worked on, by the place of their result.
+    at_hand: Mutex<BTreeSet<String>>,
+    /// Weight of the jobs that wait.
+    waiting: watch::Sender<u32>,
 }
 
 /// What users call the role that does a kind of work.
@@ -44,11 +67,29 @@ pub(crate) fn role_name(kind: WorkKind) -> &'static str {
     }
 }
 
-impl Shared {
+impl Post {
+    pub(crate) fn new(shared: Shared, role: Arc<dyn Role>) -> Self {
+        Self {
+            shared,
+            role,
+            temper: Mutex::default(),
+            at_hand: Mutex::default(),
+            waiting: watch::Sender::new(0),
+        }
+    }
+
+    /// Resolves when there is room for one more job. Cancel-safe.
+    pub(crate) async fn room(&self) {
+        let mut waiting = self.waiting.subscribe();
+        // The sender lives as long as the post.
+        let _ = waiting.wait_for(|jobs| *jobs < PARKED_MAX).await;
+        self.role.room().await;
+    }
+
     /// Sees a delivery through. The answer is how long the role should take nothing new.
-    pub(crate) async fn handle(&self, role: &dyn Role, delivery: Delivery) -> Duration {
+    pub(crate) async fn handle(&self, delivery: Delivery) -> Duration {
         let settled = match &delivery.record {
-            Ok(record) => self.work(role, record, &delivery).await,
+            Ok(record) => self.work(record, &delivery).await,
             Err(error) => {
                 // The coordinator reads it too, and ends the run.
                 tracing::error!(%error, "an entry of the log that calls for work cannot be read");
@@ -62,65 +103,171 @@ impl Shared {
         })
     }
 
-    async fn work(
-        &self,
-        role: &dyn Role,
-        record: &Record,
-        delivery: &Delivery,
-    ) -> Result<Duration, AckError> {
-        let run = record.fact.subject.run.clone();
-        let ordered = matches!(role.kind(), WorkKind::Generate | WorkKind::Train);
-        match self.runs.state(&run) {
-            RunState::Over => return delivery.ack().await.map(|()| Duration::ZERO),
-            // The coordinator orders again when the run goes on.
-            RunState::Paused { at } if ordered && record.sequence < at => {
-                return delivery.ack().await.map(|()| Duration::ZERO);
-            }
-            RunState::Paused { .. } | RunState::Open => {}
-        }
-        let job = self.job(role, record);
-        tracing::info!(subject = %record.fact.subject, delivered = delivery.delivered, "job begins");
-        let outcome = match failure::poison(delivery) {
-            Some(poison) => Err(poison),
-            None => self.attempt(role, &job, delivery).await,
+    async fn work(&self, record: &Record, delivery: &Delivery) -> Result<Duration, AckError> {
+        let run = &record.fact.subject.run;
+        let receive = || {
+            let course = self.shared.runs.course(run);
+            let at_hand = AtHand::is_taken(&self.at_hand, &record.fact);
+            conduct::receive(&record.fact.body, delivery.delivered, course, at_hand)
         };
-        self.presence.update(|status| status.jobs_done += u64::from(outcome.is_ok()));
+        while receive() == Reception::Wait {
+            let parked = Waiting::begin(&self.waiting, 1);
+            let stopped = self.keeping(delivery, self.shared.runs.goes_on(run)).await.is_none();
+            drop(parked);
+            if stopped {
+                return self.hand_back(delivery).await;
+            }
+        }
+        let reception = receive();
+        match reception {
+            Reception::Drop => return delivery.ack().await.map(|()| Duration::ZERO),
+            Reception::PassOn => {
+                let delay = Duration::from_millis(conduct::PASS_ON_MS);
+                return delivery.nak(delay).await.map(|()| Duration::ZERO);
+            }
+            Reception::Wait | Reception::Work | Reception::Poison => {}
+        }
+        let _at_hand = AtHand::take(&self.at_hand, &record.fact);
+        let job = self.job(record);
+        tracing::info!(subject = %record.fact.subject, delivered = delivery.delivered, "job begins");
+        let outcome = if reception == Reception::Poison {
+            Err(self.poison(&job, delivery).await)
+        } else {
+            self.see_through(&job, delivery).await
+        };
         match outcome {
-            Ok(()) => delivery.ack().await.map(|()| Duration::ZERO),
-            Err(JobError::Stopped) if self.runs.state(&run) == RunState::Over => {
+            Ok(()) => {
+                self.shared.presence.update(|status| status.jobs_done += 1);
+                self.fares_well();
                 delivery.ack().await.map(|()| Duration::ZERO)
             }
-            Err(JobError::Stopped) => {
-                let _ = tokio::time::timeout(HAND_BACK_LIMIT, delivery.nak(Duration::ZERO)).await;
-                Ok(Duration::ZERO)
+            Err(JobError::Stopped) if self.shared.runs.course(run).over => {
+                delivery.ack().await.map(|()| Duration::ZERO)
             }
-            Err(error) => fail(role, &job, delivery, &error).await,
+            Err(JobError::Stopped) => self.hand_back(delivery).await,
+            Err(error) => self.fail(&job, delivery, &error).await,
         }
+    }
+
+    /// Tries until the job is done, fails, or what it needs has been away for long.
+    async fn see_through(&self, job: &Job, delivery: &Delivery) -> Result<(), JobError> {
+        let kind = self.role.kind();
+        for look in 0.. {
+            let error = match self.attempt(job, delivery).await {
+                Err(error @ JobError::Failed { fault: Fault::Away, .. }) => error,
+                settled => return settled,
+            };
+            let message = error.to_string();
+            tracing::warn!(subject = %job.record.fact.subject, message, "waiting for what is away");
+            let Some(pause) = Temper::away(look) else {
+                return Err(JobError::retry(anyhow::anyhow!("for too long: {message}")));
+            };
+            let _waiting = Waiting::begin(&self.waiting, HELD_UP);
+            job.progress.note(&message);
+            self.trouble(Some(Trouble { message, quarantine: false }));
+            let told = async {
+                // When the bus is away as well, there is nobody to tell.
+                let _ = failure::record(kind, job, &error).await;
+                tokio::time::sleep(pause).await;
+            };
+            if self.keeping(delivery, told).await.is_none() {
+                return Err(JobError::Stopped);
+            }
+        }
+        unreachable!("the looks are counted")
     }
 
     /// Does the job for as long as the run goes on and the agent stays. A panic is a failure.
-    async fn attempt(
-        &self,
-        role: &dyn Role,
-        job: &Job,
-        delivery: &Delivery,
-    ) -> Result<(), JobError> {
-        let work = std::panic::AssertUnwindSafe(role.run(job)).catch_unwind();
+    async fn attempt(&self, job: &Job, delivery: &Delivery) -> Result<(), JobError> {
+        let work = std::panic::AssertUnwindSafe(self.role.run(job)).catch_unwind();
+        let work = async {
+            work.await.unwrap_or_else(|_| {
+                Err(JobError::retry(anyhow::anyhow!("the agent panicked; its log says where")))
+            })
+        };
         tokio::select! {
             biased;
-            outcome = work => outcome.unwrap_or_else(|_| {
-                Err(JobError::retry(anyhow::anyhow!("the agent panicked; its log says where")))
-            }),
-            () = self.runs.over(&job.run) => Err(JobError::Stopped),
-            () = self.leave.cancelled() => Err(JobError::Stopped),
-            never = lease::keep(delivery) => match never {},
+            outcome = self.keeping(delivery, work) => outcome.unwrap_or(Err(JobError::Stopped)),
+            () = self.shared.runs.over(&job.run) => Err(JobError::Stopped),
         }
     }
 
-    fn job(&self, role: &dyn Role, record: &Record) -> Job {
+    /// Keeps the lease while `doing`. `None` when the agent must leave.
+    async fn keeping<T>(&self, delivery: &Delivery, doing: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            done = doing => Some(done),
+            () = self.shared.leave.cancelled() => None,
+            never = keep::lease(delivery) => match never {},
+        }
+    }
+
+    async fn poison(&self, job: &Job, delivery: &Delivery) -> JobError {
+        let last = failure::last_of(self.role.kind(), job).await.ok().flatten();
+        JobError::fatal(anyhow::anyhow!(conduct::poison(delivery.delivered, last.as_ref())))
+    }
+
+    /// Writes what went wrong, then hands the job back, or gives it up.
+    async fn fail(
+        &self,
+        job: &Job,
+        delivery: &Delivery,
+        error: &JobError,
+    ) -> Result<Duration, AckError> {
+        let subject = job.record.fact.subject.to_string();
+        tracing::warn!(subject, %error, "job failed");
+        let then = failure::record(self.role.kind(), job, error).await;
+        let delay = match &then {
+            Ok(Then::HandBack { delay_ms }) => Duration::from_millis(*delay_ms),
+            Ok(Then::GiveUp) | Err(_) => Duration::ZERO,
+        };
+        let pause = self.fares_badly(&subject, error, delay);
+        match then {
+            Ok(Then::HandBack { .. }) => delivery.nak(delay).await,
+            Ok(Then::GiveUp) => delivery.ack().await,
+            Err(error) => {
+                // Nobody knows: the lease runs out, and somebody tries again.
+                tracing::warn!(%error, "writing a failure");
+                Ok(())
+            }
+        }?;
+        Ok(pause)
+    }
+
+    fn fares_badly(&self, subject: &str, error: &JobError, delay: Duration) -> Duration {
+        let JobError::Failed { fault, message, .. } = error else { return Duration::ZERO };
+        let lease = self.shared.config.lease;
+        let Ok(mut temper) = self.temper.lock() else { return delay };
+        let rest = temper.failed(subject, *fault, message, delay, lease);
+        if !rest.trouble.is_empty() {
+            tracing::warn!(pause = ?rest.pause, quarantine = rest.quarantine, "{}", rest.trouble);
+            let message = rest.trouble;
+            self.trouble(Some(Trouble { message, quarantine: rest.quarantine }));
+        }
+        rest.pause
+    }
+
+    fn fares_well(&self) {
+        if let Ok(mut temper) = self.temper.lock() {
+            temper.done();
+        }
+        self.trouble(None);
+    }
+
+    fn trouble(&self, trouble: Option<Trouble>) {
+        self.shared.presence.trouble(role_name(self.role.kind()), trouble);
+    }
+
+    async fn hand_back(&self, delivery: &Delivery) -> Result<Duration, AckError> {
+        let _ = tokio::time::timeout(HAND_BACK_LIMIT, delivery.nak(Duration::ZERO)).await;
+        Ok(Duration::ZERO)
+    }
+
+    fn job(&self, record: &Record) -> Job {
+        let shared = &self.shared;
         let (cycle, name) = describe(&record.fact);
         let active = v1::ActiveJob {
-            role: role_name(role.kind()).into(),
+            role: role_name(self.role.kind()).into(),
             run: record.fact.subject.run.to_string(),
             cycle,
             job: name,
@@ -129,33 +276,12 @@ impl Shared {
         Job {
             run: record.fact.subject.run.clone(),
             record: record.clone(),
-            agent: self.config.id.to_string(),
-            bus: self.bus.clone(),
-            store: self.store.clone(),
-            cache: self.cache.clone(),
-            directory: self.config.directory.clone(),
-            progress: self.presence.begin(record.sequence, active),
-        }
-    }
-}
-
-/// Writes what went wrong, then hands the job back, or gives it up.
-async fn fail(
-    role: &dyn Role,
-    job: &Job,
-    delivery: &Delivery,
-    error: &JobError,
-) -> Result<Duration, AckError> {
-    tracing::warn!(subject = %job.record.fact.subject, %error, "job failed");
-    match failure::record(role.kind(), job, error).await {
-        Ok(Some(failures)) => {
-            let delay = RETRY_DELAY * failures;
-            delivery.nak(delay).await.map(|()| delay + REST)
-        }
-        Ok(None) => delivery.ack().await.map(|()| Duration::ZERO),
-        Err(error) => {
-            tracing::warn!(%error, "writing a failure");
-            Ok(REST)
+            agent: shared.config.id.to_string(),
+            bus: shared.bus.clone(),
+            store: shared.store.clone(),
+            cache: shared.cache.clone(),
+            directory: shared.config.directory.clone(),
+            progress: shared.presence.begin(record.sequence, active),
         }
     }
 }
@@ -169,5 +295,55 @@ fn describe(fact: &Fact) -> (u32, String) {
         Place::TrainOrder { cycle, .. } => (*cycle, "train".into()),
         Place::Checkpoint { cycle, step } => (*cycle, format!("step {step}")),
         _ => (0, Subject::to_string(&fact.subject)),
+    }
+}
+
+/// A job that waits, for as long as this lives.
+struct Waiting<'a>(&'a watch::Sender<u32>, u32);
+
+impl<'a> Waiting<'a> {
+    fn begin(jobs: &'a watch::Sender<u32>, weight: u32) -> Self {
+        jobs.send_modify(|jobs| *jobs += weight);
+        Self(jobs, weight)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|jobs| *jobs -= self.1);
+    }
+}
+
+/// A job at hand, for as long as this lives.
+struct AtHand<'a> {
+    jobs: &'a Mutex<BTreeSet<String>>,
+    key: String,
+}
+
+impl<'a> AtHand<'a> {
+    fn key(fact: &Fact) -> String {
+        let (cycle, name) = describe(fact);
+        format!("{} {cycle} {name}", fact.subject.run)
+    }
+
+    /// Whether the job is at hand already, by another order.
+    fn is_taken(jobs: &Mutex<BTreeSet<String>>, fact: &Fact) -> bool {
+        jobs.lock().is_ok_and(|jobs| jobs.contains(&Self::key(fact)))
+    }
+
+    fn take(jobs: &'a Mutex<BTreeSet<String>>, fact: &Fact) -> Self {
+        let key = Self::key(fact);
+        if let Ok(mut jobs) = jobs.lock() {
+            jobs.insert(key.clone());
+        }
+        Self { jobs, key }
+    }
+}
+
+impl Drop for AtHand<'_> {
+    fn drop(&mut self) {
+        if let Ok(mut jobs) = self.jobs.lock() {
+            jobs.remove(&self.key);
+        }
     }
 }

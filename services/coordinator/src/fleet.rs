@@ -1,11 +1,11 @@
-//! Which generators there are, as they say of themselves.
+//! Which agents there are, as they say of themselves.
 
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
 
-use cycle::{Fleet, Generator};
+use cycle::{Fleet, Held, Member};
 use wire::v1::{self, agent_status::State};
 
 /// An agent that has said nothing for so long does not count.
@@ -23,18 +23,39 @@ impl Present {
         self.agents.insert(status.agent.clone(), (Instant::now(), status));
     }
 
-    /// The generators of a pool.
+    /// Those of a pool that take work. Verifiers serve every pool.
     pub(crate) fn fleet(&self, pool: &str) -> Fleet {
-        let generates = |status: &v1::AgentStatus| {
-            status.pool == pool
-                && status.state() == State::Ready
-                && status.roles.iter().any(|role| role == "generator")
+        let there = || {
+            self.agents
+                .values()
+                .filter(|(heard, _)| heard.elapsed() < SILENT)
+                .map(|(_, status)| status)
         };
-        let generators = self
-            .agents
-            .values()
-            .filter(|(heard, status)| heard.elapsed() < SILENT && generates(status))
-            .map(|(_, status)| Generator { tokens_per_s: status.tokens_per_s });
-        Fleet { generators: generators.collect() }
+        let takes_work =
+            |status: &&v1::AgentStatus| matches!(status.state(), State::Ready | State::Quarantined);
+        let with = |role: &'static str, any_pool: bool| {
+            there()
+                .filter(takes_work)
+                .filter(move |status| any_pool || status.pool == pool)
+                .filter(move |status| status.roles.iter().any(|has| has == role))
+                .map(move |status| member(status, role))
+                .collect()
+        };
+        Fleet {
+            generators: with("generator", false),
+            verifiers: with("verifier", true),
+            trainers: with("trainer", false),
+        }
+    }
+}
+
+fn member(status: &v1::AgentStatus, role: &str) -> Member {
+    let held = |job: &v1::ActiveJob| {
+        Some(Held { run: job.run.parse().ok()?, cycle: job.cycle, job: job.job.clone() })
+    };
+    Member {
+        agent: status.agent.clone(),
+        tokens_per_s: status.tokens_per_s,
+        holds: status.jobs.iter().filter(|job| job.role == role).filter_map(held).collect(),
     }
 }

@@ -1,20 +1,19 @@
 //! The coordinator's loop: facts in, decisions out.
 //!
-//! It decides only on a state that holds all it wrote itself; until its own facts have
-//! come back through the log it waits. A write that fails is forgotten and decided anew.
+//! What it knows and decides is the desk's; here are the clock, the bus and the store.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
+    collections::BTreeMap,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context;
 use bus::{Bus, Followed, PublishError, ReadError};
-use cycle::{Command, Inputs, Run, Sizing, decide};
+use cycle::{Command, Desk, Inputs, Sizing, Waiting, give_up};
 use futures::StreamExt;
 use store::Store;
 use tokio_util::sync::CancellationToken;
-use wire::{Body, Fact, Place, Record, RunId, Subject, v1};
+use wire::{Record, RunId};
 
 use crate::{fleet::Present, prompts::Prompts};
 
@@ -32,29 +31,37 @@ pub struct Config {
     /// How long a leader that fell silent is waited for.
     pub lease: Duration,
     pub sizing: Sizing,
+    pub waiting: Waiting,
 }
 
 struct Shell {
     bus: Bus,
     store: Store,
     sizing: Sizing,
+    waiting: Waiting,
     present: Present,
-    open: BTreeMap<RunId, Open>,
-    ended: BTreeSet<RunId>,
-    /// Sequence of the last fact folded, and of the last one written here.
-    folded: u64,
-    written: u64,
-    caught_up: bool,
+    desk: Desk,
+    /// What open runs sample from, once fetched.
+    prompts: BTreeMap<RunId, Prompts>,
+    clock: LogClock,
 }
 
-/// A run that has not ended.
-struct Open {
-    run: Run,
-    prompts: Option<Prompts>,
-    /// Something happened since the last decision.
-    stirred: bool,
-    /// Why it cannot go on: what others would react to is not there.
-    broken: Option<String>,
+/// The log's time: that of its last entry, and what has passed here since. Nobody's clock is
+/// compared with another's.
+struct LogClock {
+    last_ms: u64,
+    heard: Instant,
+}
+
+impl LogClock {
+    fn note(&mut self, record: &Record) {
+        *self = Self { last_ms: record.time_ms.max(self.last_ms), heard: Instant::now() };
+    }
+
+    fn now_ms(&self) -> u64 {
+        let since = u64::try_from(self.heard.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_ms.saturating_add(since)
+    }
 }
 
 /// Coordinates until stopped. Several may run at once.
@@ -75,12 +82,11 @@ pub async fn run(
         bus: bus.clone(),
         store,
         sizing: config.sizing,
+        waiting: config.waiting,
         present: Present::default(),
-        open: BTreeMap::new(),
-        ended: BTreeSet::new(),
-        folded: 0,
-        written: 0,
-        caught_up: false,
+        desk: Desk::default(),
+        prompts: BTreeMap::new(),
+        clock: LogClock { last_ms: 0, heard: Instant::now() },
     };
     loop {
         tokio::select! {
@@ -93,11 +99,11 @@ pub async fn run(
             Some(status) = statuses.next() => shell.present.note(status),
             won = leadership.changed() => {
                 tracing::info!(leads = won, "leadership");
-                shell.stir();
+                shell.desk.stir();
             }
-            _ = retry.tick() => shell.stir(),
+            _ = retry.tick() => shell.desk.stir(),
         }
-        if leadership.is_leader() && shell.caught_up && shell.folded >= shell.written {
+        if leadership.is_leader() {
             // Whatever was being written is decided anew by the next coordinator.
             stop.run_until_cancelled(shell.decide()).await;
         }
@@ -107,28 +113,22 @@ pub async fn run(
 }
 
 impl Shell {
-    fn stir(&mut self) {
-        self.open.values_mut().for_each(|open| open.stirred = true);
-    }
-
     /// Fails only when the log is no longer the one that was followed.
     fn take(&mut self, followed: Result<Followed, ReadError>) -> Result<(), ReadError> {
         match followed {
-            Ok(Followed::Record(record)) => self.fold(&record),
+            Ok(Followed::Record(record)) => {
+                self.clock.note(&record);
+                self.desk.fold(&record);
+            }
             Ok(Followed::CaughtUp) => {
-                self.caught_up = true;
-                tracing::info!(facts = self.folded, runs = self.open.len(), "replayed the log");
+                self.desk.caught_up();
+                let runs = self.desk.open().count();
+                tracing::info!(facts = self.desk.folded(), runs, "replayed the log");
             }
             Ok(Followed::Unreadable { sequence, subject, error }) => {
-                self.folded = sequence;
                 let error = format!("{:#}", anyhow::Error::from(error));
                 tracing::error!(subject, error, "an entry that is no fact");
-                let run = subject.parse().ok().map(|subject: Subject| subject.run);
-                if let Some(open) = run.and_then(|run| self.open.get_mut(&run)) {
-                    let message = format!("entry {sequence} of the log cannot be read: {error}");
-                    open.broken.get_or_insert(message);
-                    open.stirred = true;
-                }
+                self.desk.unreadable(sequence, &subject, &error);
             }
             Err(error @ ReadError::WentBack { .. }) => return Err(error),
             Err(error) => {
@@ -139,68 +139,44 @@ impl Shell {
         Ok(())
     }
 
-    fn fold(&mut self, record: &Record) {
-        self.folded = record.sequence;
-        let id = &record.fact.subject.run;
-        if self.ended.contains(id) {
-            return;
-        }
-        match self.open.get_mut(id) {
-            Some(open) => {
-                open.run.fold(record);
-                open.stirred = true;
-            }
-            None => {
-                let open = |run| Open { run, prompts: None, stirred: true, broken: None };
-                self.open.extend(Run::start(record).map(|run| (id.clone(), open(run))));
-            }
-        }
-        if matches!(record.fact.body, Body::Done(_)) {
-            self.open.remove(id);
-            self.ended.insert(id.clone());
-        }
-    }
-
     async fn decide(&mut self) {
-        let stirred: Vec<RunId> =
-            self.open.iter().filter(|(_, open)| open.stirred).map(|(id, _)| id.clone()).collect();
-        for id in stirred {
+        for id in self.desk.due() {
             if let Err(error) = self.advance(&id).await {
                 // Stirred again by the retry tick.
                 tracing::warn!(run = %id, error = format!("{error:#}"), "advancing a run");
             }
         }
+        let desk = &self.desk;
+        self.prompts.retain(|id, _| desk.run(id).is_some());
     }
 
     /// Decides for one run and writes what was decided.
     async fn advance(&mut self, id: &RunId) -> anyhow::Result<()> {
-        let Some(open) = self.open.get_mut(id) else { return Ok(()) };
-        open.stirred = false;
-        if let Some(message) = open.broken.clone() {
-            return self.end_failed(id, message).await;
-        }
-        if open.prompts.is_none() {
-            match Prompts::load(&self.store, &open.run.spec).await {
-                Ok(prompts) => open.prompts = Some(prompts),
+        let Some(run) = self.desk.run(id) else { return Ok(()) };
+        if !self.prompts.contains_key(id) {
+            match Prompts::load(&self.store, &run.spec).await {
+                Ok(prompts) => drop(self.prompts.insert(id.clone(), prompts)),
                 Err(error) if error.may_pass() => return Err(error.into()),
                 Err(error) => {
                     let message = format!("{:#}", anyhow::Error::from(error));
-                    return self.end_failed(id, message).await;
+                    return self.carry_out(give_up(id, message)).await;
                 }
             }
         }
-        let prompts = open.prompts.as_ref().expect("loaded just above");
+        let prompts = &self.prompts[id];
         let inputs = Inputs {
             prompts: &prompts.train,
             heldout: &prompts.heldout,
-            fleet: &self.present.fleet(&open.run.spec.pool),
+            fleet: &self.present.fleet(&run.spec.pool),
             sizing: &self.sizing,
+            waiting: &self.waiting,
+            now_ms: self.clock.now_ms(),
         };
-        for command in decide(&open.run, inputs) {
+        for command in self.desk.decide(id, inputs) {
             let Err(error) = self.carry_out(command).await else { continue };
             let hopeless = matches!(error.downcast_ref(), Some(PublishError::TooLarge { .. }));
             return if hopeless {
-                self.end_failed(id, format!("{error:#}")).await
+                self.carry_out(give_up(id, format!("{error:#}"))).await
             } else {
                 Err(error)
             };
@@ -214,14 +190,8 @@ impl Shell {
             self.store.put_blob(bytes.into()).await.context("store a dataset")?;
         }
         let published = self.bus.publish(&fact).await?;
-        self.written = self.written.max(published.sequence());
+        self.desk.wrote(published.sequence());
         tracing::info!(subject = %fact.subject, sequence = published.sequence(), "wrote");
         Ok(())
-    }
-
-    async fn end_failed(&mut self, id: &RunId, message: String) -> anyhow::Result<()> {
-        let done = v1::Done { status: v1::done::Status::Failed.into(), message };
-        let fact = Fact { subject: Subject::new(id, Place::Done), body: Body::Done(done) };
-        self.carry_out(Command { fact, blob: None }).await
     }
 }

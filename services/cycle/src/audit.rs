@@ -16,6 +16,8 @@ pub struct Audit {
     pub accepted_samples: u64,
     pub judged_samples: u64,
     pub kept_samples: u64,
+    /// Planned, and given up with a failure that says why.
+    pub set_aside_samples: u64,
     pub checkpoints: u64,
     pub evals: u64,
     /// Each names the fact at fault. Empty for a clean log.
@@ -58,6 +60,10 @@ fn tally(run: &Run, facts: u64) -> Audit {
             .filter_map(|job| job.verdicts.as_ref())
             .map(|verdicts| verdicts.verdicts.len() as u64)
             .sum(),
+        set_aside_samples: jobs()
+            .filter(|job| job.set_aside.is_some())
+            .map(|job| u64::from(job.planned()))
+            .sum(),
         kept_samples: run
             .cycles
             .values()
@@ -77,6 +83,7 @@ fn unfinished(run: &Run) -> Vec<String> {
         let trained = cycle.final_checkpoint().is_some();
         for (id, job) in &cycle.jobs {
             let expected = trained || job.purpose == v1::Purpose::Train;
+            let expected = expected && job.set_aside.is_none();
             if expected && job.samples.is_none() {
                 findings.push(format!("cycle {number}, job {id}: planned but never sampled"));
             }

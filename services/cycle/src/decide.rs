@@ -4,8 +4,12 @@
 use wire::{Body, Digest, Fact, JobId, Place, Pool, Prompt, Subject, WorkKind, derive, v1};
 
 use crate::{
+    Fleet,
+    again::{self, Waiting},
+    ending,
+    fleet::Held,
     measure,
-    plan::{self, Fleet, Sizing},
+    plan::{self, Sizing},
     select,
     state::{Cycle, Job, Policy, Run},
 };
@@ -17,6 +21,9 @@ pub struct Inputs<'a> {
     pub heldout: &'a [Prompt],
     pub fleet: &'a Fleet,
     pub sizing: &'a Sizing,
+    pub waiting: &'a Waiting,
+    /// The log's clock: when it would accept a fact now.
+    pub now_ms: u64,
 }
 
 /// A fact to write. The blob it speaks of, if any, must be in the store first.
@@ -36,7 +43,7 @@ pub fn decide(run: &Run, inputs: Inputs<'_>) -> Vec<Command> {
     if run.done.is_some() {
         return Vec::new();
     }
-    if let Some(done) = ending(run) {
+    if let Some(done) = ending::of(run, inputs.fleet) {
         return vec![command(run, Place::Done, Body::Done(done))];
     }
     if run.paused {
@@ -46,32 +53,10 @@ pub fn decide(run: &Run, inputs: Inputs<'_>) -> Vec<Command> {
     let untouched = Cycle::default();
     let cycle = run.cycles.get(&number).unwrap_or(&untouched);
     match &run.spec.kind {
-        Some(v1::spec::Kind::Sft(sft)) => supervised(run, sft, cycle),
+        Some(v1::spec::Kind::Sft(sft)) => supervised(run, sft, cycle, inputs),
         Some(v1::spec::Kind::Raft(raft)) => Turn { run, raft, number, cycle, inputs }.next(),
         None => vec![fail(run, "the spec asks for no kind of run".into())],
     }
-}
-
-/// How the run ends, if it does now.
-fn ending(run: &Run) -> Option<v1::Done> {
-    use v1::done::Status;
-    let done = |status: Status, message: String| Some(v1::Done { status: status.into(), message });
-    if run.cancelled {
-        return done(Status::Cancelled, "cancelled by a user".into());
-    }
-    let fatal = |failure: &&v1::Failure| failure.r#final && failure.kind != WorkKind::Eval.as_str();
-    if let Some(failure) = run.failures.iter().find(fatal) {
-        let message = format!("{} {}: {}", failure.kind, failure.id, failure.message);
-        return done(Status::Failed, message);
-    }
-    let finished = (0..=run.last_cycle())
-        .all(|number| run.cycles.get(&number).is_some_and(|cycle| cycle.done.is_some()));
-    let unmeasured: usize = run.cycles.values().map(Cycle::evals_missing).sum();
-    let message = match unmeasured {
-        0 => String::new(),
-        some => format!("{some} evals failed"),
-    };
-    finished.then(|| v1::Done { status: Status::Succeeded.into(), message })
 }
 
 fn command(run: &Run, place: Place, body: Body) -> Command {
@@ -90,7 +75,7 @@ fn pool(run: &Run) -> Pool {
 }
 
 /// An SFT run is one cycle that only trains and measures.
-fn supervised(run: &Run, sft: &v1::spec::Sft, cycle: &Cycle) -> Vec<Command> {
+fn supervised(run: &Run, sft: &v1::spec::Sft, cycle: &Cycle, inputs: Inputs<'_>) -> Vec<Command> {
     if cycle.final_checkpoint().is_some() {
         return finish_cycle(run, 0, cycle);
     }
@@ -101,31 +86,44 @@ fn supervised(run: &Run, sft: &v1::spec::Sft, cycle: &Cycle) -> Vec<Command> {
         training: sft.training.clone(),
         ..train_order(run, 0)
     };
-    order_training(run, cycle, order)
+    order_training(run, cycle, order, inputs)
 }
 
 fn train_order(run: &Run, cycle: u32) -> v1::TrainOrder {
     v1::TrainOrder {
         run: run.id.to_string(),
         cycle,
-        attempt: run.attempt,
-        round: run.attempt,
+        round: run.round,
         seed: derive(run.spec.seed, &["train", &cycle.to_string()]),
         ..Default::default()
     }
 }
 
-fn order_training(run: &Run, cycle: &Cycle, order: v1::TrainOrder) -> Vec<Command> {
-    if cycle.train_attempt >= run.attempt {
-        return Vec::new();
+/// Once a round, and again when nobody holds it though a trainer stands idle.
+fn order_training(
+    run: &Run,
+    cycle: &Cycle,
+    mut order: v1::TrainOrder,
+    inputs: Inputs<'_>,
+) -> Vec<Command> {
+    let ordered = &cycle.train_ordered;
+    if ordered.round == run.round {
+        let held = Held { run: run.id.clone(), cycle: order.cycle, job: "train".into() };
+        let waited = inputs.now_ms.saturating_sub(ordered.at_ms);
+        let lost = inputs.fleet.idle(WorkKind::Train) > 0
+            && !inputs.fleet.holds(WorkKind::Train, &held)
+            && again::is_lost(ordered, waited, inputs.waiting);
+        if !lost {
+            return Vec::new();
+        }
     }
+    order.attempt = ordered.attempt + 1;
     let place = Place::TrainOrder { pool: pool(run), cycle: order.cycle, attempt: order.attempt };
     vec![command(run, place, Body::TrainOrder(order))]
 }
 
 fn finish_cycle(run: &Run, number: u32, cycle: &Cycle) -> Vec<Command> {
-    let measured =
-        cycle.has_all_evals(&run.spec.suites) && cycle.has_all_verdicts(v1::Purpose::Heldout);
+    let measured = cycle.has_all_evals(&run.spec.suites) && cycle.is_settled(v1::Purpose::Heldout);
     if !measured {
         return Vec::new();
     }
@@ -167,9 +165,8 @@ impl Turn<'_> {
         if !orders.is_empty() {
             return orders;
         }
-        let judged = self.cycle.has_all_samples(Train) && self.cycle.has_all_verdicts(Train);
         match &self.cycle.selected {
-            None if judged => vec![self.select()],
+            None if self.cycle.is_settled(Train) => vec![self.select()],
             None => Vec::new(),
             Some(selected) if selected.kept == 0 && all_errors(selected) => {
                 vec![fail(self.run, self.verifier_trouble())]
@@ -219,23 +216,23 @@ impl Turn<'_> {
         command(self.run, Place::Plan { cycle: self.number }, Body::Plan(plan))
     }
 
-    /// Orders for jobs that have none in this attempt, as far as the window allows.
+    /// Orders for jobs that have none in this round, as far as the window allows; else for
+    /// those that should be ordered again.
     fn order_samples(&self, purpose: v1::Purpose) -> Vec<Command> {
         let Some(policy) = self.run.policy(self.number, purpose) else {
             return vec![fail(self.run, format!("cycle {} has no policy", self.number))];
         };
-        let open = |job: &Job| job.samples.is_none();
-        let ordered = |job: &Job| job.attempt >= self.run.attempt;
-        let waiting =
-            self.cycle.jobs_for(purpose).filter(|(_, job)| open(job) && ordered(job)).count();
+        let ordered = |job: &Job| job.ordered.round >= self.run.round;
+        let open = || self.cycle.jobs_for(purpose).filter(|(_, job)| job.needs_samples());
+        let out = open().filter(|(_, job)| ordered(job)).count();
         let window =
             ORDERS_AHEAD_MIN.max(ORDERS_AHEAD_PER_GENERATOR * self.inputs.fleet.generators.len());
-        self.cycle
-            .jobs_for(purpose)
-            .filter(|(_, job)| open(job) && !ordered(job))
-            .take(window.saturating_sub(waiting))
-            .map(|(id, job)| self.order(id, job, purpose, &policy))
-            .collect()
+        let mut jobs: Vec<(&JobId, &Job)> =
+            open().filter(|(_, job)| !ordered(job)).take(window.saturating_sub(out)).collect();
+        if jobs.is_empty() {
+            jobs = again::jobs(self.run, self.number, self.cycle, purpose, self.inputs);
+        }
+        jobs.into_iter().map(|(id, job)| self.order(id, job, purpose, &policy)).collect()
     }
 
     fn order(&self, id: &JobId, job: &Job, purpose: v1::Purpose, policy: &Policy) -> Command {
@@ -252,7 +249,7 @@ impl Turn<'_> {
                 count: draw.count,
             })
         };
-        let (cycle, attempt) = (self.number, self.run.attempt);
+        let (cycle, attempt) = (self.number, job.ordered.attempt + 1);
         // Held-out samples are drawn alike in every cycle, so that cycles compare.
         let seed_path = match purpose {
             v1::Purpose::Heldout => "heldout".to_owned(),
@@ -269,7 +266,7 @@ impl Turn<'_> {
             sampling: self.raft.sampling,
             seed: derive(self.run.spec.seed, &["generate", &seed_path]),
             requests: job.draws.iter().filter_map(request).collect(),
-            round: self.run.attempt,
+            round: self.run.round,
         };
         let place = Place::GenerateOrder { pool: pool(self.run), cycle, job: id.clone(), attempt };
         command(self.run, place, Body::GenerateOrder(order))
@@ -300,7 +297,7 @@ impl Turn<'_> {
             training: self.raft.training.clone(),
             ..train_order(self.run, self.number)
         };
-        order_training(self.run, self.cycle, order)
+        order_training(self.run, self.cycle, order, self.inputs)
     }
 
     fn verifier_trouble(&self) -> String {

@@ -9,7 +9,7 @@ use wire::{Body, Fact, JobId, Place, Record, SuiteName, WorkKind, v1};
 
 use crate::{
     select,
-    state::{Anomaly, Cycle, Job, Policy, Run, Samples},
+    state::{Anomaly, Cycle, Job, Ordered, Policy, Run, Samples},
 };
 
 impl Run {
@@ -36,15 +36,21 @@ impl Run {
     fn apply(&mut self, record: &Record) -> Result<(), String> {
         let Fact { subject, body } = &record.fact;
         let at = record.time_ms;
+        // A coordinator that slept wrote it: agents know better, and so do we.
         if self.done.is_some() && starts_work(body) {
-            return Err("the run had ended".into());
+            return Ok(());
         }
         match (&subject.place, body) {
             (Place::Spec, _) => Err("a second spec".into()),
             (Place::Control { number }, Body::Control(control)) => self.control(*number, control),
             (Place::Plan { cycle }, Body::Plan(plan)) => self.plan(*cycle, plan, at),
             (Place::GenerateOrder { cycle, job, attempt, .. }, Body::GenerateOrder(order)) => {
-                self.generate_order(*cycle, job, *attempt, order)
+                let job = self.job(*cycle, job)?;
+                job.ordered.note(*attempt, order.round, at);
+                if job.needs_samples() && job.requests.is_empty() {
+                    job.requests.clone_from(&order.requests);
+                }
+                Ok(())
             }
             (Place::Samples { cycle, job }, Body::Samples(samples)) => {
                 self.samples(*cycle, job, samples, record)
@@ -55,9 +61,9 @@ impl Run {
             (Place::Selection { cycle }, Body::Selected(selected)) => {
                 self.selected(*cycle, selected)
             }
-            (Place::TrainOrder { cycle, attempt, .. }, Body::TrainOrder(_)) => {
+            (Place::TrainOrder { cycle, attempt, .. }, Body::TrainOrder(order)) => {
                 let cycle = self.cycles.entry(*cycle).or_default();
-                cycle.train_attempt = cycle.train_attempt.max(*attempt);
+                cycle.train_ordered.note(*attempt, order.round, at);
                 cycle.times.train_ordered.get_or_insert(at);
                 Ok(())
             }
@@ -107,7 +113,7 @@ impl Run {
         match control.action() {
             Action::Pause => self.paused = true,
             Action::Resume => {
-                self.attempt += u32::from(self.paused);
+                self.round += u32::from(self.paused);
                 self.paused = false;
             }
             Action::Cancel => self.cancelled = true,
@@ -124,27 +130,15 @@ impl Run {
             let job = Job {
                 purpose: planned.purpose(),
                 draws: planned.draws.clone(),
-                attempt: 0,
+                ordered: Ordered::default(),
                 requests: Vec::new(),
                 samples: None,
                 verdicts: None,
+                set_aside: None,
             };
             cycle.jobs.insert(id, job);
         }
         cycle.plan = Some(plan.clone());
-        Ok(())
-    }
-
-    fn generate_order(
-        &mut self,
-        cycle: u32,
-        job: &JobId,
-        attempt: u32,
-        order: &v1::GenerateOrder,
-    ) -> Result<(), String> {
-        let job = self.job(cycle, job)?;
-        job.attempt = job.attempt.max(attempt);
-        job.requests.clone_from(&order.requests);
         Ok(())
     }
 
@@ -157,12 +151,19 @@ impl Run {
     ) -> Result<(), String> {
         let purpose = self.job(number, id)?.purpose;
         let policy = self.policy(number, purpose);
+        if self.cycle(number)?.is_past(purpose) {
+            return Ok(());
+        }
         let job = self.job(number, id)?;
+        if job.set_aside.is_some() {
+            return Ok(());
+        }
         let void = why_void(job, policy.as_ref(), samples);
         job.samples = Some(Samples {
             sequence: record.sequence,
             agent: samples.agent.clone(),
             count: u32::try_from(samples.samples.len()).unwrap_or(u32::MAX),
+            wall_s: samples.wall_s,
             void: void.clone(),
             samples: samples.samples.clone(),
         });
@@ -192,14 +193,18 @@ impl Run {
         verdicts: &v1::Verdicts,
         at: u64,
     ) -> Result<(), String> {
+        let purpose = self.job(number, id)?.purpose;
+        let past = self.cycle(number)?.is_past(purpose);
         let job = self.job(number, id)?;
+        if past || job.set_aside.is_some() {
+            return Ok(());
+        }
         let samples = job.samples.as_ref().ok_or("verdicts before any samples")?;
         let judged: BTreeSet<_> =
             verdicts.verdicts.iter().map(|v| (&v.prompt_id, v.index)).collect();
         let made: BTreeSet<_> = samples.samples.iter().map(|s| (&s.prompt_id, s.index)).collect();
         let whole = judged == made && judged.len() == verdicts.verdicts.len();
         let same = samples.sequence == verdicts.samples_sequence;
-        let purpose = job.purpose;
         job.verdicts = Some(verdicts.clone());
         if purpose == v1::Purpose::Heldout {
             job.forget_texts();
@@ -270,11 +275,47 @@ impl Run {
 
     fn failure(&mut self, kind: WorkKind, failure: &v1::Failure) {
         self.failures.push(failure.clone());
-        if let (WorkKind::Eval, true) = (kind, failure.r#final)
-            && let Some((cycle, step, suite)) = eval_of(&failure.id)
-            && let Some(cycle) = self.cycles.get_mut(&cycle)
-        {
-            cycle.evals_failed.insert((step, suite));
+        if !failure.r#final {
+            return;
+        }
+        match kind {
+            WorkKind::Eval => {
+                if let Some((cycle, step, suite)) = eval_of(&failure.id)
+                    && let Some(cycle) = self.cycles.get_mut(&cycle)
+                {
+                    cycle.evals_failed.insert((step, suite));
+                }
+            }
+            WorkKind::Generate | WorkKind::Verify => self.set_aside(kind, failure),
+            // The run ends by it.
+            WorkKind::Train => {}
+        }
+    }
+
+    /// The first of a result and a last failure counts, in the order of the log; so no
+    /// selection ever waits for what may or may not come.
+    fn set_aside(&mut self, kind: WorkKind, failure: &v1::Failure) {
+        let Some((number, id)) = job_of(&failure.id) else { return };
+        let Ok(job) = self.job(number, &id) else { return };
+        let missing = match kind {
+            WorkKind::Generate => job.samples.is_none(),
+            WorkKind::Verify => job.samples.is_some() && job.verdicts.is_none(),
+            WorkKind::Train | WorkKind::Eval => false,
+        };
+        if missing && job.set_aside.is_none() {
+            job.set_aside = Some(format!("{kind} {}: {}", failure.id, failure.message));
+        }
+    }
+}
+
+impl Cycle {
+    /// Whether nothing that is sampled for this purpose can count any more.
+    fn is_past(&self, purpose: v1::Purpose) -> bool {
+        match purpose {
+            v1::Purpose::Heldout => self.done.is_some(),
+            v1::Purpose::Train | v1::Purpose::Unspecified => {
+                self.selected.is_some() || self.done.is_some()
+            }
         }
     }
 }
@@ -290,6 +331,12 @@ impl Job {
 
 fn starts_work(body: &Body) -> bool {
     matches!(body, Body::Plan(_) | Body::GenerateOrder(_) | Body::TrainOrder(_))
+}
+
+/// The id of a failed generation or verification: `<cycle>-<job>`.
+pub(crate) fn job_of(id: &str) -> Option<(u32, JobId)> {
+    let (cycle, job) = id.split_once('-')?;
+    Some((cycle.parse().ok()?, job.parse().ok()?))
 }
 
 /// The id of an eval failure: `<cycle>-<step>-<suite>`.

@@ -6,18 +6,25 @@
 //!
 //! Knows nothing of NATS, tokio, clocks, disks or models.
 
+mod again;
 mod audit;
 mod decide;
+mod desk;
+mod ending;
+mod fleet;
 mod fold;
 mod measure;
 mod plan;
 mod select;
 mod state;
 
+pub use again::Waiting;
 pub use audit::{Audit, audit};
 pub use decide::{Command, Inputs, decide};
-pub use plan::{Fleet, Generator, Sizing};
-pub use state::{Anomaly, Cycle, Job, Phase, Policy, Run};
+pub use desk::{Desk, give_up};
+pub use fleet::{Fleet, Held, Member};
+pub use plan::Sizing;
+pub use state::{Anomaly, Cycle, Job, Ordered, Phase, Policy, Run};
 
 #[cfg(test)]
 mod tests;

@@ -7,18 +7,7 @@
 
 use wire::{derive, v1};
 
-/// The agents a plan may count on.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Fleet {
-    pub generators: Vec<Generator>,
-}
-
-/// One agent that generates.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Generator {
-    /// Tokens a second; 0 when not yet known.
-    pub tokens_per_s: f64,
-}
+use crate::Fleet;
 
 /// Bounds on the size of jobs.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -46,17 +35,15 @@ const SHARE: f64 = 0.5;
 const TOKEN_BYTES: u64 = 8;
 const SAMPLE_BYTES: u64 = 128;
 
-impl Fleet {
-    /// How many of the slowest box would be as fast as the whole fleet.
-    fn slowest_equivalents(&self) -> f64 {
-        let rates = || self.generators.iter().map(|generator| generator.tokens_per_s);
-        let slowest = rates().fold(f64::INFINITY, f64::min);
-        let boxes = u32::try_from(self.generators.len().max(1)).unwrap_or(u32::MAX);
-        if slowest.is_finite() && slowest > 0.0 {
-            rates().sum::<f64>() / slowest
-        } else {
-            f64::from(boxes) * SPREAD_UNKNOWN
-        }
+/// How many of the slowest box would be as fast as the whole fleet.
+fn slowest_equivalents(fleet: &Fleet) -> f64 {
+    let rates = || fleet.generators.iter().map(|generator| generator.tokens_per_s);
+    let slowest = rates().fold(f64::INFINITY, f64::min);
+    let boxes = u32::try_from(fleet.generators.len().max(1)).unwrap_or(u32::MAX);
+    if slowest.is_finite() && slowest > 0.0 {
+        rates().sum::<f64>() / slowest
+    } else {
+        f64::from(boxes) * SPREAD_UNKNOWN
     }
 }
 
@@ -99,7 +86,7 @@ pub(crate) fn cut(
     sizing: &Sizing,
 ) -> Vec<v1::plan::Job> {
     let sample_bytes = SAMPLE_BYTES + TOKEN_BYTES * u64::from(max_new_tokens);
-    let equivalents = fleet.slowest_equivalents();
+    let equivalents = slowest_equivalents(fleet);
     let mut left = u64::from(count) * prompts.len() as u64;
     let mut jobs = Vec::new();
     let next = |left| Open::new(sizing.size(left, equivalents).next_multiple_of(count.max(1)));

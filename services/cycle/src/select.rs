@@ -49,10 +49,14 @@ pub(crate) fn select(seed: u64, raft: &v1::spec::Raft, number: u32, cycle: &Cycl
     let mut considered = 0;
     let mut groups: BTreeMap<u32, Vec<Candidate<'_>>> = BTreeMap::new();
     for (_, job) in cycle.jobs_for(v1::Purpose::Train) {
+        considered += job.planned();
+        if job.set_aside.is_some() {
+            drop("set aside", job.planned());
+            continue;
+        }
         let Some(samples) = &job.samples else { continue };
-        considered += samples.count;
         if samples.void.is_some() {
-            drop("void", samples.count);
+            drop("void", job.planned());
             continue;
         }
         gather(seed, &policy, job, &mut groups, &mut drop);

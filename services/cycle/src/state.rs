@@ -17,8 +17,8 @@ pub struct Run {
     pub controls: u64,
     pub paused: bool,
     pub cancelled: bool,
-    /// Raised by each resume: orders of earlier attempts may have been put back by paused agents.
-    pub attempt: u32,
+    /// 1 + the resumes so far: agents drop orders of earlier rounds.
+    pub round: u32,
     pub cycles: BTreeMap<u32, Cycle>,
     pub failures: Vec<v1::Failure>,
     pub done: Option<v1::Done>,
@@ -40,8 +40,7 @@ pub struct Cycle {
     pub plan: Option<v1::Plan>,
     pub jobs: BTreeMap<JobId, Job>,
     pub selected: Option<v1::Selected>,
-    /// Highest attempt of the train order; 0 when there is none yet.
-    pub train_attempt: u32,
+    pub train_ordered: Ordered,
     pub checkpoints: BTreeMap<u32, v1::Checkpoint>,
     pub evals: BTreeMap<(u32, SuiteName), v1::Eval>,
     /// Evals nobody will try again.
@@ -68,12 +67,24 @@ pub struct Job {
     pub purpose: v1::Purpose,
     /// What its samples must be: a prompt's line, first index, count.
     pub draws: Vec<v1::plan::Draw>,
-    /// Highest attempt ordered; 0 when there is none yet.
-    pub attempt: u32,
+    pub ordered: Ordered,
     /// The prompts as ordered. Dropped when the cycle has selected.
     pub requests: Vec<v1::generate_order::Request>,
     pub samples: Option<Samples>,
     pub verdicts: Option<v1::Verdicts>,
+    /// Why nobody will try it again. What comes in afterwards is too late.
+    pub set_aside: Option<String>,
+}
+
+/// How often something was ordered, and when last.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Ordered {
+    /// Highest attempt; 0 when there is none yet.
+    pub attempt: u32,
+    /// The round of the last order, and how many orders that round has seen.
+    pub round: u32,
+    pub in_round: u32,
+    pub at_ms: u64,
 }
 
 /// The samples accepted for a job. Texts are dropped when the cycle has selected.
@@ -82,6 +93,7 @@ pub struct Samples {
     pub sequence: u64,
     pub agent: String,
     pub count: u32,
+    pub wall_s: f64,
     /// Why none of them may be used, if so.
     pub void: Option<String>,
     pub samples: Vec<v1::samples::Sample>,
@@ -131,7 +143,7 @@ impl Run {
             controls: 0,
             paused: false,
             cancelled: false,
-            attempt: 1,
+            round: 1,
             cycles: BTreeMap::new(),
             failures: Vec::new(),
             done: None,
@@ -190,6 +202,34 @@ impl Policy {
     }
 }
 
+impl Ordered {
+    /// Notes an order.
+    pub(crate) fn note(&mut self, attempt: u32, round: u32, at_ms: u64) {
+        self.attempt = self.attempt.max(attempt);
+        if round > self.round {
+            (self.round, self.in_round) = (round, 0);
+        }
+        self.in_round += 1;
+        self.at_ms = at_ms;
+    }
+}
+
+impl Job {
+    /// Neither made nor set aside.
+    pub fn needs_samples(&self) -> bool {
+        self.samples.is_none() && self.set_aside.is_none()
+    }
+
+    /// Judged, or set aside.
+    pub fn is_settled(&self) -> bool {
+        self.verdicts.is_some() || self.set_aside.is_some()
+    }
+
+    pub fn planned(&self) -> u32 {
+        self.draws.iter().fold(0, |sum, draw| sum.saturating_add(draw.count))
+    }
+}
+
 impl Cycle {
     pub fn final_checkpoint(&self) -> Option<&v1::Checkpoint> {
         self.checkpoints.values().rev().find(|checkpoint| checkpoint.r#final)
@@ -204,8 +244,15 @@ impl Cycle {
         self.jobs_for(purpose).all(|(_, job)| job.samples.is_some())
     }
 
-    pub fn has_all_verdicts(&self, purpose: v1::Purpose) -> bool {
-        self.jobs_for(purpose).all(|(_, job)| job.verdicts.is_some())
+    /// Whether every job of this purpose is judged or set aside.
+    pub fn is_settled(&self, purpose: v1::Purpose) -> bool {
+        self.jobs_for(purpose).all(|(_, job)| job.is_settled())
+    }
+
+    /// Samples of this purpose that nobody will make or judge.
+    pub(crate) fn set_aside(&self, purpose: v1::Purpose) -> u32 {
+        let jobs = self.jobs_for(purpose).filter(|(_, job)| job.set_aside.is_some());
+        jobs.map(|(_, job)| job.planned()).sum()
     }
 
     /// Whether every checkpoint has every suite's figures, or will never have them.
@@ -232,13 +279,13 @@ impl Cycle {
             Phase::Done
         } else if self.final_checkpoint().is_some() {
             Phase::Evaluate
-        } else if self.train_attempt > 0 {
+        } else if self.train_ordered.attempt > 0 {
             Phase::Train
         } else if !trains {
             Phase::Plan
-        } else if !self.has_all_samples(Train) {
+        } else if self.jobs_for(Train).any(|(_, job)| job.needs_samples()) {
             Phase::Generate
-        } else if !self.has_all_verdicts(Train) {
+        } else if !self.is_settled(Train) {
             Phase::Verify
         } else {
             Phase::Select

@@ -1,6 +1,7 @@
 //! Whole runs against an in-memory log that, like the real one, accepts each subject once.
 
 mod log;
+mod trouble;
 
 use wire::{Place, v1};
 

@@ -111,7 +111,8 @@ impl Fault {
         matches!(self, Self::Missing { .. })
     }
 
-    fn may_pass(&self) -> bool {
+    /// Whether the same request may succeed later without anybody doing something here.
+    pub fn may_pass(&self) -> bool {
         matches!(self, Self::Failed { .. } | Self::Full { .. })
     }
 

@@ -1,7 +1,8 @@
 use super::*;
 
 fn fleet(rates: &[f64]) -> Fleet {
-    Fleet { generators: rates.iter().map(|&tokens_per_s| Generator { tokens_per_s }).collect() }
+    let member = |&tokens_per_s: &f64| crate::Member { tokens_per_s, ..Default::default() };
+    Fleet { generators: rates.iter().map(member).collect(), ..Fleet::default() }
 }
 
 fn cut_up(prompts: usize, count: u32, fleet: &Fleet, sizing: &Sizing) -> Vec<v1::plan::Job> {

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use wire::{Body, Fact, Place, Prompt, Record, RunId, Subject, v1};
 
-use crate::{Fleet, Generator, Inputs, Phase, Run, Sizing, decide};
+use crate::{Fleet, Held, Inputs, Member, Phase, Run, Sizing, Waiting, decide};
+
+pub(super) const WAITING: Waiting = Waiting { unheld_ms: 90_000, overdue_ms: 60_000 };
 
 pub(super) struct Log {
     id: RunId,
@@ -12,6 +14,9 @@ pub(super) struct Log {
     subjects: BTreeSet<String>,
     controls: u64,
     barren: BTreeSet<u32>,
+    /// What the agents say they hold, and how late it is.
+    pub(super) fleet: Fleet,
+    pub(super) now_ms: u64,
 }
 
 fn blob(name: &str) -> Option<v1::Blob> {
@@ -68,7 +73,12 @@ impl Log {
             subjects: BTreeSet::new(),
             controls: 0,
             barren: BTreeSet::new(),
+            fleet: Fleet::default(),
+            now_ms: 0,
         };
+        for agent in ["g1", "g2"] {
+            log.fleet.generators.push(Member { agent: agent.into(), ..Member::default() });
+        }
         log.write(Place::Spec, Body::Spec(spec));
         log
     }
@@ -92,18 +102,24 @@ impl Log {
         if self.subjects.insert(subject.to_string()) {
             let sequence = self.records.len() as u64 + 1;
             let fact = Fact { subject, body };
-            self.records.push(Record { sequence, time_ms: sequence * 100, fact });
+            let time_ms = self.now_ms.max(sequence * 100);
+            self.records.push(Record { sequence, time_ms, fact });
         }
     }
 
     /// One coordinator, deciding until it has nothing to say.
     pub(super) fn coordinate(&mut self) {
         let (train, heldout) = (prompts("p", 20), prompts("h", 10));
-        let fleet = Fleet { generators: vec![Generator { tokens_per_s: 0.0 }; 2] };
         loop {
             let sizing = Sizing::default();
-            let inputs =
-                Inputs { prompts: &train, heldout: &heldout, fleet: &fleet, sizing: &sizing };
+            let inputs = Inputs {
+                prompts: &train,
+                heldout: &heldout,
+                fleet: &self.fleet,
+                sizing: &sizing,
+                waiting: &WAITING,
+                now_ms: self.now_ms.max(100 * self.records.len() as u64),
+            };
             let commands = decide(&self.run(), inputs);
             let before = self.records.len();
             for command in commands {
@@ -144,6 +160,7 @@ impl Log {
             base: base.into(),
             adapter: order.adapter.clone().map_or(String::new(), |tree| tree.manifest),
             agent: "g1".into(),
+            wall_s: 10.0,
             samples: samples.collect(),
             ..Default::default()
         };
@@ -223,15 +240,42 @@ impl Log {
     }
 
     pub(super) fn fail(&mut self, kind: &str, id: &str, message: &str) {
-        let failure = v1::Failure {
+        let r#final = true;
+        self.failure(v1::Failure {
             kind: kind.into(),
             id: id.into(),
             message: message.into(),
-            r#final: true,
+            r#final,
             ..Default::default()
-        };
-        let place = Place::Failure { kind: kind.parse().unwrap(), id: id.to_owned(), attempt: 1 };
+        });
+    }
+
+    pub(super) fn failure(&mut self, failure: v1::Failure) {
+        let kind = failure.kind.parse().unwrap();
+        let attempt = failure.attempt.max(1);
+        let place = Place::Failure { kind, id: failure.id.clone(), attempt };
         self.write(place, Body::Failure(failure));
+    }
+
+    /// Samples of all orders but those of these jobs.
+    pub(super) fn generate_all_but(&mut self, jobs: &[&str]) {
+        for order in self.generate_orders().cloned().collect::<Vec<_>>() {
+            if !jobs.contains(&order.job.as_str()) {
+                self.sample(&order, &order.base.clone().unwrap().manifest);
+            }
+        }
+    }
+
+    /// Jobs of a cycle in plan order.
+    pub(super) fn jobs(&self, cycle: u32, purpose: v1::Purpose) -> Vec<String> {
+        let run = self.run();
+        run.cycles[&cycle].jobs_for(purpose).map(|(id, _)| id.to_string()).collect()
+    }
+
+    /// One agent says it works on a job of a cycle; the other is idle.
+    pub(super) fn hold(&mut self, cycle: u32, job: &str) {
+        let run = self.id.clone();
+        self.fleet.generators[0].holds = [Held { run, cycle, job: job.to_owned() }].into();
     }
 
     fn agents(&mut self) {

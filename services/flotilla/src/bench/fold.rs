@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use cycle::{Fleet, Generator, Run};
+use cycle::{Fleet, Member, Run};
 use wire::{Body, Fact, Record};
 
 use super::{
@@ -76,7 +76,8 @@ pub(super) fn measure() -> anyhow::Result<[Figure; 2]> {
 
 /// A whole run, from its spec to its end.
 fn write_run(name: &str, sequence: u64) -> anyhow::Result<Vec<Record>> {
-    let fleet = Fleet { generators: vec![Generator { tokens_per_s: 500.0 }; 4] };
+    let member = Member { tokens_per_s: 500.0, ..Member::default() };
+    let fleet = Fleet { generators: vec![member; 4], ..Fleet::default() };
     let mut log = Log::submit(name, sequence, WORKLOAD, fleet)?;
     let mut records = Vec::new();
     while !log.is_done() {

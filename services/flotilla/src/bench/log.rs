@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::Context;
-use cycle::{Fleet, Inputs, Run, Sizing, decide};
+use cycle::{Fleet, Inputs, Run, Sizing, Waiting, decide};
 use wire::{Body, Digest, Fact, Place, Prompt, Record, RunId, Subject, v1};
 
 /// A reward-ranked run to drive.
@@ -79,6 +79,8 @@ impl Log {
                 heldout: &self.heldout,
                 fleet: &self.fleet,
                 sizing: &Sizing::default(),
+                waiting: &Waiting::default(),
+                now_ms: self.time_ms,
             };
             let commands = decide(&self.run, inputs);
             if commands.is_empty() {

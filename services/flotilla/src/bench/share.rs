@@ -8,7 +8,7 @@ mod machine;
 mod machines;
 
 use anyhow::Context;
-use cycle::{Fleet, Generator};
+use cycle::{Fleet, Member};
 
 use super::{Figure, log::Workload};
 use crate::output;
@@ -81,8 +81,12 @@ impl Case {
     }
 
     fn simulate(&self, seed: u64) -> anyhow::Result<Outcome> {
-        let rate = |speed: &f64| Generator { tokens_per_s: if self.known { *speed } else { 0.0 } };
-        let fleet = Fleet { generators: self.speeds.iter().map(rate).collect() };
+        let member = |speed: &f64| Member {
+            tokens_per_s: if self.known { *speed } else { 0.0 },
+            ..Member::default()
+        };
+        let generators = self.speeds.iter().map(member).collect();
+        let fleet = Fleet { generators, ..Fleet::default() };
         let workload = Workload {
             seed,
             cycles: 1,

@@ -54,10 +54,21 @@ fn list(agents: &[v1::AgentStatus]) {
             output::bytes(agent.rss_bytes),
             agent.version.clone(),
             jobs.join("; "),
+            agent.trouble.clone(),
         ]
     });
-    let headings =
-        ["agent", "host", "roles", "pool", "state", ">tokens/s", ">memory", "version", "jobs"];
+    let headings = [
+        "agent",
+        "host",
+        "roles",
+        "pool",
+        "state",
+        ">tokens/s",
+        ">memory",
+        "version",
+        "jobs",
+        "trouble",
+    ];
     output::print(&output::table(headings, rows));
 }
 

@@ -41,6 +41,7 @@ pub(crate) async fn coordinator(
         holder: format!("coordinator-{}", std::process::id()),
         lease: if prepared.replicas > 1 { LEADER_LEASE_CLUSTER } else { LEADER_LEASE },
         sizing: cycle::Sizing::default(),
+        waiting: waiting(args.lease),
     };
     let control = Control::with_store(bus.clone(), store.clone());
     let (coordinated, served) = tokio::join!(
@@ -58,6 +59,13 @@ pub(crate) async fn coordinator(
     coordinated.context("coordinate")?;
     served.context("serve the gRPC API")?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What an agent that died held comes back within a lease and what it takes to notice.
+fn waiting(lease_s: f64) -> cycle::Waiting {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clap bounds it")]
+    let lease_ms = (1000.0 * lease_s) as u64;
+    cycle::Waiting { unheld_ms: 2 * lease_ms + 10_000, ..cycle::Waiting::default() }
 }
 
 async fn open_store(bus: &Bus, args: &CoordinatorArgs) -> anyhow::Result<Store> {

@@ -3,7 +3,7 @@
 use bus::Delivery;
 
 /// Keeps a delivery ours for as long as it is polled. Never returns.
-pub(crate) async fn keep(delivery: &Delivery) -> std::convert::Infallible {
+pub(crate) async fn lease(delivery: &Delivery) -> std::convert::Infallible {
     // Two beats may be lost before the lease is.
     let mut beat = tokio::time::interval(delivery.lease() / 3);
     beat.tick().await;

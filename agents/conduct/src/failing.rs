@@ -1,0 +1,162 @@
+//! What is written when a job is not done, and when it is given up.
+
+use std::collections::BTreeSet;
+
+use wire::{Place, RunId, SuiteName, WorkKind, v1};
+
+/// A job that has failed on so many agents is not the agents' fault.
+const AGENTS_MAX: usize = 3;
+
+/// So many failures of one job, wherever, and it is given up: a fleet may have one box.
+const FAILURES_MAX: usize = 5;
+
+/// Before a failed job is tried again, times the failures so far.
+const RETRY_DELAY_MS: u64 = 1000;
+
+/// What is at fault when a job is not done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The order, the data or the model: no try will succeed.
+    Content,
+    /// The work or the box; another try, perhaps elsewhere, may succeed.
+    Work,
+    /// What all share is away: the store, the bus.
+    Away,
+    /// This box's disk is full.
+    Disk,
+}
+
+/// One failed try.
+#[derive(Debug, Clone, Copy)]
+pub struct Blow<'a> {
+    pub run: &'a RunId,
+    pub kind: WorkKind,
+    pub agent: &'a str,
+    pub fault: Fault,
+    pub message: &'a str,
+    pub log_tail: &'a str,
+}
+
+/// What becomes of the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// Nobody tries again.
+    GiveUp,
+    /// It may be handed out again after so many milliseconds.
+    HandBack { delay_ms: u64 },
+}
+
+/// What a job owes, as failures name it (`failure.<kind>.<id>.<attempt>`): the id is the same
+/// for every order of one job. Of a checkpoint, an eval a suite.
+pub fn owed(place: &Place, suites: &[v1::Suite]) -> Vec<(String, Option<Place>)> {
+    match place {
+        Place::GenerateOrder { cycle, job, .. } | Place::Samples { cycle, job } => {
+            vec![(format!("{cycle}-{job}"), None)]
+        }
+        Place::TrainOrder { cycle, .. } => vec![(cycle.to_string(), None)],
+        Place::Checkpoint { cycle, step } => suites
+            .iter()
+            .filter_map(|suite| SuiteName::new(suite.name.as_str()).ok())
+            .map(|suite| {
+                let id = format!("{cycle}-{step}-{suite}");
+                (id, Some(Place::Eval { cycle: *cycle, step: *step, suite }))
+            })
+            .collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// The failure to write, given the last one of the same id. `None` when it says nothing new:
+/// what surrounds the work is still as it was.
+pub fn failure(blow: &Blow<'_>, id: &str, last: Option<&v1::Failure>) -> Option<v1::Failure> {
+    use v1::failure::Cause;
+    let cause = match blow.fault {
+        Fault::Content | Fault::Work => Cause::Work,
+        Fault::Away | Fault::Disk => Cause::Surroundings,
+    };
+    if cause == Cause::Surroundings && last.is_some_and(|last| last.cause() == cause) {
+        return None;
+    }
+    let mut agents = last.map_or_else(Vec::new, |last| last.agents.clone());
+    if cause == Cause::Work {
+        agents.push(blow.agent.to_owned());
+    }
+    let boxes: BTreeSet<&String> = agents.iter().collect();
+    let worn_out = boxes.len() >= AGENTS_MAX || agents.len() >= FAILURES_MAX;
+    Some(v1::Failure {
+        run: blow.run.to_string(),
+        kind: blow.kind.to_string(),
+        id: id.to_owned(),
+        attempt: last.map_or(0, |last| last.attempt) + 1,
+        agent: blow.agent.to_owned(),
+        message: blow.message.to_owned(),
+        log_tail: blow.log_tail.to_owned(),
+        r#final: blow.fault == Fault::Content || (cause == Cause::Work && worn_out),
+        cause: cause.into(),
+        agents,
+    })
+}
+
+/// What to do with the delivery once these failures are written, one for each fact owed.
+pub fn then(failures: &[v1::Failure]) -> Then {
+    if !failures.is_empty() && failures.iter().all(|failure| failure.r#final) {
+        return Then::GiveUp;
+    }
+    let most = failures.iter().map(|failure| failure.agents.len()).max().unwrap_or(0);
+    Then::HandBack { delay_ms: RETRY_DELAY_MS * (most.max(1) as u64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fail(fault: Fault, agents: &[&str]) -> Option<v1::Failure> {
+        let run = RunId::new("r1").unwrap();
+        let mut last = None;
+        let mut written = None;
+        for agent in agents {
+            let blow = Blow {
+                run: &run,
+                kind: WorkKind::Generate,
+                agent,
+                fault,
+                message: "no",
+                log_tail: "",
+            };
+            written = failure(&blow, "1-t1", last.as_ref());
+            last = written.clone().or(last);
+        }
+        written
+    }
+
+    #[test]
+    fn a_job_is_given_up_after_three_agents_or_five_failures() {
+        assert!(!fail(Fault::Work, &["a", "b"]).unwrap().r#final);
+        let third = fail(Fault::Work, &["a", "b", "c"]).unwrap();
+        assert!(third.r#final);
+        assert_eq!((third.attempt, third.agents), (3, ["a", "b", "c"].map(String::from).into()));
+        assert!(!fail(Fault::Work, &["a"; 4]).unwrap().r#final);
+        assert!(fail(Fault::Work, &["a"; 5]).unwrap().r#final);
+        assert!(fail(Fault::Content, &["a"]).unwrap().r#final);
+    }
+
+    #[test]
+    fn surroundings_are_told_once_and_never_counted() {
+        let first = fail(Fault::Away, &["a"]).unwrap();
+        assert!(!first.r#final && first.agents.is_empty());
+        assert_eq!(fail(Fault::Disk, &["a"; 9]), None);
+    }
+
+    #[test]
+    fn a_job_is_handed_back_until_all_it_owes_is_given_up() {
+        let failure = |r#final, tries| v1::Failure {
+            r#final,
+            agents: vec!["a".into(); tries],
+            ..Default::default()
+        };
+        assert_eq!(then(&[failure(true, 5), failure(true, 1)]), Then::GiveUp);
+        let again = then(&[failure(true, 5), failure(false, 2)]);
+        assert_eq!(again, Then::HandBack { delay_ms: 5000 });
+        assert_eq!(then(&[]), Then::HandBack { delay_ms: 1000 });
+    }
+}

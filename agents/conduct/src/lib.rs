@@ -1,0 +1,15 @@
+//! An agent's pure core: what it does with a job it is handed, what it writes when the
+//! job fails, and what it does with itself when jobs keep failing.
+//!
+//! Knows nothing of NATS, tokio, clocks, processes or models. `runtime` is its shell; the
+//! simulator drives it as well.
+
+mod course;
+mod failing;
+mod reception;
+mod temper;
+
+pub use course::{Course, Courses};
+pub use failing::{Blow, Fault, Then, failure, owed, then};
+pub use reception::{PASS_ON_MS, Reception, poison, receive};
+pub use temper::{Rest, Temper};

@@ -1,0 +1,123 @@
+//! How a run ends: done, cancelled, or in a way that no further trying would mend.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use wire::{WorkKind, v1};
+
+use crate::{
+    Fleet,
+    fold::job_of,
+    state::{Cycle, Run},
+};
+
+/// So many jobs set aside in a cycle while none was done, and the run is hopeless.
+const SET_ASIDE_MAX: usize = 3;
+
+/// An agent that failed at so many jobs of a cycle has tried.
+const TRIED: usize = 3;
+
+/// So many cycles in a row may keep nothing.
+const BARREN_MAX: usize = 3;
+
+/// How the run ends, if it does now.
+pub(crate) fn of(run: &Run, fleet: &Fleet) -> Option<v1::Done> {
+    use v1::done::Status;
+    let done = |status: Status, message: String| Some(v1::Done { status: status.into(), message });
+    if run.cancelled {
+        return done(Status::Cancelled, "cancelled by a user".into());
+    }
+    if let Some(why) = untrainable(run).or_else(|| hopeless(run, fleet)).or_else(|| barren(run)) {
+        return done(Status::Failed, why);
+    }
+    let finished = (0..=run.last_cycle())
+        .all(|number| run.cycles.get(&number).is_some_and(|cycle| cycle.done.is_some()));
+    if !finished {
+        return None;
+    }
+    done(Status::Succeeded, shortcomings(run))
+}
+
+fn shortcomings(run: &Run) -> String {
+    let unmeasured: usize = run.cycles.values().map(Cycle::evals_missing).sum();
+    let aside: u32 = run.cycles.values().filter_map(|c| c.done.as_ref()).map(|d| d.set_aside).sum();
+    let parts = [(unmeasured as u64, "evals failed"), (u64::from(aside), "samples were set aside")];
+    let said = parts.iter().filter(|(count, _)| *count > 0);
+    said.map(|(count, what)| format!("{count} {what}")).collect::<Vec<_>>().join(", ")
+}
+
+fn untrainable(run: &Run) -> Option<String> {
+    let last = |failure: &&v1::Failure| failure.r#final && failure.kind == WorkKind::Train.as_str();
+    let failure = run.failures.iter().find(last)?;
+    Some(format!("train {}: {}", failure.id, failure.message))
+}
+
+/// Whether the cycle at work fails at every job it has.
+fn hopeless(run: &Run, fleet: &Fleet) -> Option<String> {
+    let number = run.current_cycle();
+    let cycle = run.cycles.get(&number)?;
+    [v1::Purpose::Train, v1::Purpose::Heldout]
+        .into_iter()
+        .find_map(|purpose| {
+            let jobs = || cycle.jobs_for(purpose).map(|(_, job)| job);
+            let aside: Vec<&String> = jobs().filter_map(|job| job.set_aside.as_ref()).collect();
+            let (count, last) = (aside.len(), aside.last()?);
+            let all = jobs().all(|job| job.set_aside.is_some());
+            let none_done = jobs().all(|job| job.verdicts.is_none());
+            let given_up = all || (none_done && count >= SET_ASIDE_MAX);
+            given_up.then(|| {
+                format!("{count} jobs of cycle {number} were set aside and none done: {last}")
+            })
+        })
+        .or_else(|| {
+            [WorkKind::Generate, WorkKind::Verify]
+                .into_iter()
+                .find_map(|kind| nobody_can(run, number, cycle, fleet, kind))
+        })
+}
+
+/// Whether everybody there has failed at several jobs of a kind and nobody did one.
+fn nobody_can(
+    run: &Run,
+    number: u32,
+    cycle: &Cycle,
+    fleet: &Fleet,
+    kind: WorkKind,
+) -> Option<String> {
+    let done = cycle.jobs.values().any(|job| match kind {
+        WorkKind::Generate => job.samples.is_some(),
+        _ => job.verdicts.is_some(),
+    });
+    let members = fleet.members(kind);
+    if done || members.is_empty() {
+        return None;
+    }
+    let mut failed: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    let mut last = None;
+    for failure in run.failures.iter().filter(|failure| failure.kind == kind.as_str()) {
+        let here = job_of(&failure.id).is_some_and(|(cycle, _)| cycle == number);
+        if here && failure.cause() == v1::failure::Cause::Work {
+            failed.entry(&failure.agent).or_default().insert(&failure.id);
+            last = Some(failure);
+        }
+    }
+    let tried = |agent: &str| failed.get(agent).is_some_and(|jobs| jobs.len() >= TRIED);
+    let last = last.filter(|_| members.iter().all(|member| tried(&member.agent)))?;
+    let message = &last.message;
+    Some(format!("nobody there can {kind} in cycle {number}; {kind} {}: {message}", last.id))
+}
+
+/// Whether the last cycles kept nothing, each.
+fn barren(run: &Run) -> Option<String> {
+    let kept = |cycle: &&Cycle| cycle.selected.as_ref().is_some_and(|s| s.kept == 0);
+    let done = run.cycles.values().rev().filter(|cycle| cycle.done.is_some());
+    let barren: Vec<&Cycle> = done.take_while(kept).collect();
+    let dropped = &barren.first()?.selected.as_ref()?.dropped;
+    let why: Vec<String> = dropped.iter().map(|(why, count)| format!("{count} {why}")).collect();
+    (barren.len() >= BARREN_MAX).then(|| {
+        format!(
+            "the last {BARREN_MAX} cycles kept no sample (of the last one: {}); easier prompts, \
+             more samples a prompt or a lower selection.min_reward may help",
+            why.join(", ")
+        )
+    })
+}

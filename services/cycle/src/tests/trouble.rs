@@ -1,0 +1,161 @@
+//! What a run makes of jobs that fail, orders that get lost and boxes that are slow.
+
+use wire::v1::{self, Purpose::Train};
+
+use super::log::{Log, raft};
+use crate::{Phase, audit};
+
+fn attempts(log: &Log, job: &str) -> usize {
+    log.generate_orders().filter(|order| order.cycle == 1 && order.job == job).count()
+}
+
+fn at_generate() -> Log {
+    let mut log = Log::new(raft(1));
+    log.until(Phase::Generate);
+    log
+}
+
+fn failed(log: &Log) -> String {
+    let done = log.run().done.expect("the run has ended");
+    assert_eq!(done.status(), v1::done::Status::Failed);
+    done.message
+}
+
+#[test]
+fn a_job_that_is_given_up_is_set_aside_and_the_cycle_goes_on_without_it() {
+    let mut log = at_generate();
+    let jobs = log.jobs(1, Train);
+    let lost = jobs[1].as_str();
+    log.fail("generate", &format!("1-{lost}"), "no memory");
+    log.generate_all_but(&[lost]);
+    log.until(Phase::Train);
+    // Too late: what was selected stays.
+    log.generate();
+    log.run_to_the_end();
+    let run = log.run();
+    let planned = run.cycles[&1].jobs[&lost.parse().unwrap()].planned();
+    let selected = run.cycles[&1].selected.as_ref().unwrap();
+    assert_eq!(selected.dropped["set aside"], planned);
+    let dropped: u32 = selected.dropped.values().sum();
+    assert_eq!(selected.considered, selected.kept + dropped);
+    let done = run.done.as_ref().unwrap();
+    assert_eq!(done.status(), v1::done::Status::Succeeded);
+    assert!(done.message.contains(&format!("{planned} samples were set aside")), "{done:?}");
+    assert_eq!(audit(log.records()).unwrap().findings, [""; 0]);
+}
+
+#[test]
+fn the_first_of_a_result_and_a_last_failure_counts() {
+    let mut log = at_generate();
+    let jobs = log.jobs(1, Train);
+    log.generate();
+    log.fail("generate", &format!("1-{}", jobs[0]), "late");
+    log.run_to_the_end();
+    let run = log.run();
+    assert!(run.cycles[&1].jobs.values().all(|job| job.set_aside.is_none()));
+    assert!(!run.cycles[&1].selected.as_ref().unwrap().dropped.contains_key("set aside"));
+}
+
+#[test]
+fn a_run_whose_every_job_fails_ends_with_the_reason() {
+    for count in [3, usize::MAX] {
+        let mut log = at_generate();
+        for job in log.jobs(1, Train).into_iter().take(count) {
+            log.fail("generate", &format!("1-{job}"), "the model does not load");
+        }
+        log.coordinate();
+        assert!(failed(&log).contains("the model does not load"));
+    }
+}
+
+#[test]
+fn a_run_ends_when_every_box_there_has_failed_at_several_jobs() {
+    let mut log = at_generate();
+    let jobs = log.jobs(1, Train);
+    let fail = |log: &mut Log, agent: &str, job: &str, attempt| {
+        log.failure(v1::Failure {
+            kind: "generate".into(),
+            id: format!("1-{job}"),
+            agent: agent.into(),
+            attempt,
+            cause: v1::failure::Cause::Work.into(),
+            message: format!("{agent} has no GPU"),
+            ..Default::default()
+        });
+    };
+    for job in &jobs[..3] {
+        fail(&mut log, "g1", job, 1);
+    }
+    log.coordinate();
+    assert!(log.run().done.is_none(), "the other has not tried");
+    for job in &jobs[..3] {
+        fail(&mut log, "g2", job, 2);
+    }
+    log.coordinate();
+    assert!(failed(&log).contains("g2 has no GPU"), "{}", failed(&log));
+}
+
+#[test]
+fn cycles_that_keep_nothing_end_the_run_instead_of_repeating_themselves() {
+    let mut log = Log::new(raft(9));
+    (1..=9).for_each(|cycle| log.nothing_passes_in_cycle(cycle));
+    log.run_to_the_end();
+    let why = failed(&log);
+    assert!(why.contains("kept no sample") && why.contains("160 failed"), "{why}");
+    assert_eq!(log.run().current_cycle(), 4);
+}
+
+#[test]
+fn an_order_nobody_holds_is_written_again_ever_less_often() {
+    let mut log = at_generate();
+    let job = log.jobs(1, Train)[0].clone();
+    let mut times = Vec::new();
+    for second in 0..2000 {
+        log.now_ms = 1_000_000 + 1000 * second;
+        let before = attempts(&log, &job);
+        log.coordinate();
+        if attempts(&log, &job) > before {
+            times.push(second);
+        }
+        assert!(attempts(&log, &job) < 9);
+    }
+    assert!(times.len() >= 3, "{times:?}");
+    assert!(times.windows(3).all(|t| t[2] - t[1] > t[1] - t[0]), "{times:?}");
+    log.run_to_the_end();
+    assert_eq!(audit(log.records()).unwrap().findings, [""; 0]);
+}
+
+#[test]
+fn the_last_jobs_are_given_to_idle_boxes_as_well() {
+    let mut log = at_generate();
+    let jobs = log.jobs(1, Train);
+    let last = jobs.last().unwrap().clone();
+    log.generate_all_but(&[&last]);
+    log.hold(1, &last);
+    log.coordinate();
+    assert_eq!(attempts(&log, &last), 1, "it has only begun");
+    log.now_ms = 100 * log.records().len() as u64 + 30_000;
+    log.coordinate();
+    assert_eq!(attempts(&log, &last), 2);
+    log.now_ms += 30_000;
+    log.coordinate();
+    assert_eq!(attempts(&log, &last), 2, "one hedge is enough");
+    log.now_ms += 1_000_000;
+    log.coordinate();
+    assert_eq!(attempts(&log, &last), 3, "until it is overdue");
+}
+
+#[test]
+fn no_order_is_written_again_while_nobody_is_idle_or_the_run_is_paused() {
+    let mut log = at_generate();
+    let job = log.jobs(1, Train)[0].clone();
+    log.now_ms = 10_000_000;
+    log.fleet.generators.clear();
+    log.coordinate();
+    assert_eq!(attempts(&log, &job), 1);
+    log = at_generate();
+    log.control(v1::control::Action::Pause);
+    log.now_ms = 10_000_000;
+    log.coordinate();
+    assert_eq!(attempts(&log, &job), 1);
+}
