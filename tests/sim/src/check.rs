@@ -1,0 +1,250 @@
+//! What must hold after every step, and at the end.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
+
+use cycle::{Run, audit};
+use wire::{Body, Place, Record, WorkKind, v1};
+
+use crate::{faults::Faults, server::Server};
+
+/// More than the window of orders, hedges of it included.
+const QUEUED_MAX: usize = 120;
+const ORDERS_A_ROUND_MAX: usize = 8;
+
+/// What a run comes to: of each cycle the dataset selected, and the last adapter.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Results {
+    datasets: BTreeMap<u32, String>,
+    adapters: BTreeMap<u32, String>,
+}
+
+/// Folds the log as it grows, and remembers the first thing that was wrong.
+pub(crate) struct Check {
+    faults: Faults,
+    run: Option<Run>,
+    records: Vec<Rc<Record>>,
+    subjects: BTreeSet<String>,
+    orders: BTreeMap<(u32, String, u32), usize>,
+    broken: Option<String>,
+}
+
+impl Check {
+    pub(crate) fn new(faults: &Faults) -> Self {
+        Self {
+            faults: faults.clone(),
+            run: None,
+            records: Vec::new(),
+            subjects: BTreeSet::new(),
+            orders: BTreeMap::new(),
+            broken: None,
+        }
+    }
+
+    fn insist(&mut self, holds: bool, what: impl FnOnce() -> String) {
+        if !holds && self.broken.is_none() {
+            self.broken = Some(what());
+        }
+    }
+
+    pub(crate) fn verdict(&self) -> Result<(), String> {
+        self.broken.clone().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| run.done.is_some())
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        self.run.as_ref().map_or("there is none".into(), |run| {
+            let cycle = run.current_cycle();
+            let open = run
+                .cycles
+                .get(&cycle)
+                .map_or(0, |cycle| cycle.jobs.values().filter(|job| !job.is_settled()).count());
+            format!(
+                "cycle {cycle}, phase {}, {open} jobs open, paused {}, round {}",
+                run.phase().as_str(),
+                run.paused,
+                run.round
+            )
+        })
+    }
+
+    /// The log has grown.
+    pub(crate) fn append(&mut self, record: &Rc<Record>) {
+        let subject = record.fact.subject.to_string();
+        let new = self.subjects.insert(subject.clone());
+        self.insist(new, || format!("{subject} was accepted twice"));
+        let done = self.run.as_ref().and_then(|run| run.done.clone());
+        match &mut self.run {
+            None => self.run = Run::start(record),
+            Some(run) => run.fold(record),
+        }
+        self.records.push(record.clone());
+        let Some(run) = &self.run else { return };
+        let still = done.is_none() || run.done == done;
+        let contradiction = run.anomalies.iter().find(|anomaly| !self.may_be(&anomaly.what));
+        let contradiction = contradiction.map(|anomaly| format!("{anomaly:?}"));
+        self.insist(still, || "a finished run ended otherwise".into());
+        self.insist(contradiction.is_none(), || contradiction.unwrap_or_default());
+        self.selection_is_of_its_policy(record);
+        self.orders_are_few(record);
+    }
+
+    fn may_be(&self, what: &str) -> bool {
+        self.faults.liar && what.contains("void")
+    }
+
+    /// Recomputed from the log alone: what was kept comes from samples of the cycle's policy,
+    /// and every planned sample is kept or has a reason.
+    fn selection_is_of_its_policy(&mut self, record: &Record) {
+        let Body::Selected(selected) = &record.fact.body else { return };
+        let mut planned = 0;
+        let mut sound = 0;
+        let mut adapter = String::new();
+        for record in &self.records {
+            match &record.fact.body {
+                Body::Plan(plan) if plan.cycle == selected.cycle => {
+                    let train = plan.jobs.iter().filter(|job| job.purpose() == v1::Purpose::Train);
+                    planned = train.flat_map(|job| &job.draws).map(|draw| draw.count).sum();
+                }
+                Body::Checkpoint(checkpoint) if checkpoint.cycle < selected.cycle => {
+                    if checkpoint.r#final
+                        && checkpoint.content() == v1::checkpoint::Content::Adapter
+                    {
+                        adapter = checkpoint.tree.as_ref().map_or("", |tree| &tree.manifest).into();
+                    }
+                }
+                Body::Samples(samples)
+                    if samples.cycle == selected.cycle
+                        && samples.purpose() == v1::Purpose::Train
+                        && samples.adapter == adapter =>
+                {
+                    sound += u32::try_from(samples.samples.len()).unwrap_or(u32::MAX);
+                }
+                _ => {}
+            }
+        }
+        let accounted = selected.kept + selected.dropped.values().sum::<u32>();
+        self.insist(accounted == planned && selected.considered == planned, || {
+            format!("of {planned} planned samples {accounted} are accounted for: {selected:?}")
+        });
+        self.insist(selected.kept <= sound, || {
+            format!("{} kept of {sound} that were made by the policy", selected.kept)
+        });
+    }
+
+    fn orders_are_few(&mut self, record: &Record) {
+        let (Place::GenerateOrder { cycle, job, .. }, Body::GenerateOrder(order)) =
+            (&record.fact.subject.place, &record.fact.body)
+        else {
+            return;
+        };
+        let count = self.orders.entry((*cycle, job.to_string(), order.round)).or_insert(0);
+        *count += 1;
+        let few = *count <= ORDERS_A_ROUND_MAX;
+        self.insist(few, || format!("job {job} of cycle {cycle} was ordered again and again"));
+    }
+
+    pub(crate) fn queues(&mut self, server: &Server) {
+        for kind in WorkKind::ALL {
+            let queued = server.queued(kind);
+            self.insist(queued <= QUEUED_MAX, || format!("{queued} facts wait for {kind}"));
+        }
+    }
+
+    /// An agent begins a job: what it knows of the log must allow that.
+    pub(crate) fn begins(&mut self, log: &[Rc<Record>], job: &Record, known: u64) {
+        let (mut paused, mut over, mut round) = (false, false, 1);
+        for record in log.iter().filter(|record| record.sequence <= known) {
+            match &record.fact.body {
+                Body::Done(_) => over = true,
+                Body::Control(control) => match control.action() {
+                    v1::control::Action::Pause => paused = true,
+                    v1::control::Action::Resume => {
+                        round += u32::from(paused);
+                        paused = false;
+                    }
+                    v1::control::Action::Cancel => over = true,
+                    v1::control::Action::Unspecified => {}
+                },
+                _ => {}
+            }
+        }
+        let ordered = match &job.fact.body {
+            Body::GenerateOrder(order) => Some(order.round),
+            Body::TrainOrder(order) => Some(order.round),
+            _ => None,
+        };
+        let newer = ordered.is_some_and(|ordered| ordered > round);
+        let stale = ordered.is_some_and(|ordered| ordered < round);
+        self.insist(!over && !stale && (!paused || newer), || {
+            format!("{} was begun, paused {paused}, over {over}", job.fact.subject)
+        });
+    }
+
+    /// Whether the run must come to the same as an undisturbed one.
+    pub(crate) fn comparable(&self) -> bool {
+        let Some(run) = &self.run else { return false };
+        let succeeded =
+            run.done.as_ref().is_some_and(|done| done.status() == v1::done::Status::Succeeded);
+        let jobs = || run.cycles.values().flat_map(|cycle| cycle.jobs.values());
+        succeeded
+            && jobs().all(|job| {
+                job.set_aside.is_none() && job.samples.as_ref().is_none_or(|s| s.void.is_none())
+            })
+    }
+
+    /// The whole log once more, as an auditor reads it.
+    pub(crate) fn end(&self) -> Result<Results, String> {
+        let run = self.run.as_ref().ok_or("there is no run")?;
+        let status = run.done.as_ref().map(v1::Done::status);
+        let may_fail = self.faults.poison || self.faults.flaky || self.faults.liar;
+        let expected = match status {
+            Some(v1::done::Status::Succeeded) => true,
+            Some(v1::done::Status::Cancelled) => self.faults.cancel,
+            Some(v1::done::Status::Failed) => may_fail,
+            Some(v1::done::Status::Unspecified) | None => false,
+        };
+        if !expected {
+            return Err(format!("the run ended so: {:?}", run.done));
+        }
+        let report =
+            audit(self.records.iter().map(|record| &**record)).ok_or("nothing to audit")?;
+        if let Some(finding) = report.findings.iter().find(|finding| !self.may_be(finding)) {
+            return Err(format!("the audit found: {finding}"));
+        }
+        if status == Some(v1::done::Status::Succeeded) {
+            Self::all_accounted_for(run)?;
+        }
+        Ok(results(run))
+    }
+
+    fn all_accounted_for(run: &Run) -> Result<(), String> {
+        for (number, cycle) in &run.cycles {
+            let trained = cycle.final_checkpoint().is_some();
+            for (id, job) in &cycle.jobs {
+                let expected = trained || job.purpose == v1::Purpose::Train;
+                let judged = job.samples.is_some() && job.verdicts.is_some();
+                if expected && judged == job.set_aside.is_some() {
+                    return Err(format!("job {id} of cycle {number} is not accounted for once"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn results(run: &Run) -> Results {
+    let mut results = Results::default();
+    for (number, cycle) in &run.cycles {
+        let dataset = cycle.selected.as_ref().and_then(|selected| selected.dataset.clone());
+        results.datasets.extend(dataset.map(|blob| (*number, blob.digest)));
+        let tree = cycle.final_checkpoint().and_then(|checkpoint| checkpoint.tree.clone());
+        results.adapters.extend(tree.map(|tree| (*number, tree.manifest)));
+    }
+    results
+}

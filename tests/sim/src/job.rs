@@ -1,0 +1,349 @@
+//! One job in an agent's hands, step by step; between any two the agent may die.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use conduct::{Blow, Course, Fault, PASS_ON_MS, Reception, Temper, Then};
+use wire::{Body, Fact, Place, Subject, WorkKind, v1};
+
+use crate::{
+    agent::Nature,
+    faults::Bug,
+    server::{Delivery, Settle},
+    task,
+    world::{Reply, Request},
+};
+
+pub(crate) struct Job {
+    pub(crate) delivery: Delivery,
+    stage: Stage,
+    look: u32,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Received,
+    /// Waits for its run to go on.
+    Parked,
+    /// Looks whether the result is there already.
+    Checking,
+    Fetching,
+    /// The store is away.
+    HeldUp,
+    Working,
+    /// Results to write, files of each first.
+    Storing(VecDeque<Fact>),
+    Writing(VecDeque<Fact>),
+    /// Looks for earlier failures, then writes the next.
+    Looking(Fault),
+    Failing(Fault, Box<v1::Failure>),
+    Settling {
+        how: Settle,
+        well: bool,
+    },
+}
+
+/// What the agent does for the job.
+pub(crate) enum Step {
+    Ask(Request),
+    /// The same, and the job's work begins with it.
+    Begin(Request),
+    Work(u64),
+    Wait,
+    Failed {
+        fault: Fault,
+        delay_ms: u64,
+    },
+    Over {
+        well: bool,
+    },
+    Die,
+}
+
+impl Job {
+    pub(crate) fn new(delivery: Delivery) -> Self {
+        Self { delivery, stage: Stage::Received, look: 0 }
+    }
+
+    pub(crate) fn is_parked(&self) -> bool {
+        matches!(self.stage, Stage::Parked)
+    }
+
+    pub(crate) fn is_held_up(&self) -> bool {
+        matches!(self.stage, Stage::HeldUp)
+    }
+
+    /// Waits for a timer and nothing else.
+    pub(crate) fn is_working(&self) -> bool {
+        matches!(self.stage, Stage::Working | Stage::HeldUp)
+    }
+
+    /// Takes no room.
+    pub(crate) fn waits(&self) -> bool {
+        matches!(self.stage, Stage::Received | Stage::Parked)
+    }
+
+    /// What it is, as the agent says and as another order of the same would be.
+    pub(crate) fn name(&self) -> (WorkKind, u32, String) {
+        let (cycle, name) = match &self.delivery.record.fact.subject.place {
+            Place::GenerateOrder { cycle, job, .. } | Place::Samples { cycle, job } => {
+                (*cycle, job.to_string())
+            }
+            Place::TrainOrder { cycle, .. } => (*cycle, "train".into()),
+            Place::Checkpoint { cycle, step } => (*cycle, format!("step {step}")),
+            place => (0, format!("{place:?}")),
+        };
+        (self.delivery.kind, cycle, name)
+    }
+
+    /// The request that settles the delivery as was decided.
+    pub(crate) fn settle(&mut self) -> Request {
+        let how = match self.stage {
+            Stage::Settling { how, .. } => how,
+            _ => Settle::Ack,
+        };
+        Request::Settle(self.delivery.kind, self.delivery.record.sequence, how)
+    }
+
+    fn settling(&mut self, how: Settle, well: bool) -> Step {
+        self.stage = Stage::Settling { how, well };
+        Step::Ask(self.settle())
+    }
+
+    /// Goes on after an answer, a timer, or news of its run.
+    pub(crate) fn step(
+        &mut self,
+        nature: &Nature,
+        random: &mut fastrand::Rng,
+        course: Course,
+        at_hand: &BTreeSet<(WorkKind, u32, String)>,
+        reply: Option<Reply>,
+    ) -> Step {
+        if course.over && self.is_working() {
+            return self.settling(Settle::Ack, false);
+        }
+        match (std::mem::replace(&mut self.stage, Stage::Received), reply) {
+            (Stage::Received | Stage::Parked, _) => {
+                let twice = at_hand.contains(&self.name());
+                let course = match nature.bug {
+                    Some(Bug::WorksOnStaleOrders) => Course::default(),
+                    _ => course,
+                };
+                self.receive(course, twice)
+            }
+            (Stage::Checking, Some(Reply::Record(found))) => self.checked(nature, found.as_deref()),
+            (Stage::HeldUp, _) => self.fetch(),
+            (Stage::Fetching, Some(Reply::Stored(true))) => {
+                self.stage = Stage::Working;
+                Step::Work(self.milliseconds(nature, random))
+            }
+            (Stage::Fetching, Some(Reply::Stored(false))) => self.held_up(),
+            (Stage::Working, _) if random.u32(0..1000) < nature.fails => {
+                self.look_for_failures(Fault::Work)
+            }
+            (Stage::Working, _) if nature.bug == Some(Bug::AcksFirst) => {
+                let results = self.results(nature, random);
+                self.stage = Stage::Storing(results);
+                Step::Ask(Request::Settle(
+                    self.delivery.kind,
+                    self.delivery.record.sequence,
+                    Settle::Ack,
+                ))
+            }
+            (Stage::Working, _) => {
+                let results = self.results(nature, random);
+                self.write(results)
+            }
+            (Stage::Storing(results), Some(Reply::Stored(true))) => {
+                let next = results.front().cloned();
+                self.stage = Stage::Writing(results);
+                next.map_or(Step::Wait, |fact| Step::Ask(Request::Publish(Box::new(fact))))
+            }
+            // The training is done: its files wait for the store.
+            (Stage::Storing(results), _) => self.write(results),
+            (Stage::Writing(mut results), Some(Reply::Published(_))) => {
+                // That somebody else was first is as good.
+                results.pop_front();
+                self.write(results)
+            }
+            (Stage::Looking(fault), Some(Reply::Record(last))) => {
+                let last = last.and_then(|record| match &record.fact.body {
+                    Body::Failure(failure) => Some(failure.clone()),
+                    _ => None,
+                });
+                self.failed_before(nature, fault, last)
+            }
+            (Stage::Failing(fault, failure), Some(Reply::Published(published))) => {
+                if published.ours {
+                    self.told(fault, &[*failure])
+                } else {
+                    self.look_for_failures(fault)
+                }
+            }
+            (Stage::Settling { well, .. }, _) => Step::Over { well },
+            (stage, _) => {
+                // An answer to something asked before.
+                self.stage = stage;
+                Step::Wait
+            }
+        }
+    }
+
+    fn receive(&mut self, course: Course, twice: bool) -> Step {
+        let body = &self.delivery.record.fact.body;
+        match conduct::receive(body, self.delivery.delivered, course, twice) {
+            Reception::Drop => self.settling(Settle::Ack, false),
+            Reception::PassOn => self.settling(Settle::Nak { delay_ms: PASS_ON_MS }, false),
+            Reception::Poison => self.look_for_failures(Fault::Content),
+            Reception::Wait => {
+                self.stage = Stage::Parked;
+                Step::Wait
+            }
+            Reception::Work => {
+                self.stage = Stage::Checking;
+                Step::Begin(self.look_for_result())
+            }
+        }
+    }
+
+    fn look_for_result(&self) -> Request {
+        let subject = &self.delivery.record.fact.subject;
+        let at = |place| Request::Get(Subject::new(&subject.run, place).to_string());
+        match &subject.place {
+            Place::GenerateOrder { cycle, job, .. } => {
+                at(Place::Samples { cycle: *cycle, job: job.clone() })
+            }
+            Place::Samples { cycle, job } => {
+                at(Place::Verdicts { cycle: *cycle, job: job.clone() })
+            }
+            Place::TrainOrder { cycle, .. } => {
+                Request::LastBelow(format!("flotilla.{}.checkpoint.{cycle}.", subject.run))
+            }
+            Place::Checkpoint { cycle, step } => {
+                let suite = task::SUITE.parse().expect("a legal name");
+                at(Place::Eval { cycle: *cycle, step: *step, suite })
+            }
+            place => Request::Get(format!("{place:?}")),
+        }
+    }
+
+    fn checked(&mut self, nature: &Nature, found: Option<&wire::Record>) -> Step {
+        let done = found.is_some_and(|record| match &record.fact.body {
+            Body::Checkpoint(checkpoint) => checkpoint.r#final,
+            _ => true,
+        });
+        if done {
+            return self.settling(Settle::Ack, true);
+        }
+        let (kind, cycle, name) = self.name();
+        if nature.poison && (kind, cycle, &*name) == (WorkKind::Generate, 1, "t00001") {
+            return Step::Die;
+        }
+        self.fetch()
+    }
+
+    fn fetch(&mut self) -> Step {
+        self.stage = Stage::Fetching;
+        Step::Ask(Request::Store)
+    }
+
+    fn held_up(&mut self) -> Step {
+        let pause = Temper::away(self.look);
+        self.look += 1;
+        let Some(pause) = pause else { return self.look_for_failures(Fault::Work) };
+        self.stage = Stage::HeldUp;
+        Step::Work(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    fn milliseconds(&self, nature: &Nature, random: &mut fastrand::Rng) -> u64 {
+        let samples = match &self.delivery.record.fact.body {
+            Body::GenerateOrder(order) => order.requests.iter().map(|r| f64::from(r.count)).sum(),
+            _ => 4.0,
+        };
+        let seconds = samples / nature.samples_per_s * (0.5 + random.f64());
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "minutes")]
+        let milliseconds = (1000.0 * seconds) as u64;
+        50 + milliseconds
+    }
+
+    fn results(&self, nature: &Nature, random: &mut fastrand::Rng) -> VecDeque<Fact> {
+        let record = &self.delivery.record;
+        let subject = &record.fact.subject;
+        let agent = nature.name.as_str();
+        let fact = |place, body| task::fact(subject, place, body);
+        match (&subject.place, &record.fact.body) {
+            (Place::GenerateOrder { cycle, job, .. }, Body::GenerateOrder(order)) => {
+                let lies = nature.lies && random.bool();
+                let wall_s = 0.25 * f64::from(task::PROMPTS);
+                let place = Place::Samples { cycle: *cycle, job: job.clone() };
+                let samples = task::samples(order, agent, wall_s, lies);
+                let samples = match nature.bug {
+                    Some(Bug::WrongPolicy) if random.bool() => task::made_otherwise(samples),
+                    _ => samples,
+                };
+                [fact(place, samples)].into()
+            }
+            (Place::Samples { cycle, job }, Body::Samples(samples)) => {
+                let place = Place::Verdicts { cycle: *cycle, job: job.clone() };
+                [fact(place, task::verdicts(samples, record.sequence, agent))].into()
+            }
+            (Place::TrainOrder { cycle, .. }, Body::TrainOrder(order)) => (1..=task::STEPS)
+                .filter(|step| step % task::SAVE_EVERY == 0)
+                .map(|step| {
+                    let place = Place::Checkpoint { cycle: *cycle, step };
+                    fact(place, task::checkpoint(order, step, agent))
+                })
+                .collect(),
+            (Place::Checkpoint { cycle, step }, Body::Checkpoint(checkpoint)) => {
+                let suite = task::SUITE.parse().expect("a legal name");
+                let place = Place::Eval { cycle: *cycle, step: *step, suite };
+                [fact(place, task::eval(checkpoint, agent))].into()
+            }
+            _ => VecDeque::new(),
+        }
+    }
+
+    /// Files first, then the fact that names them.
+    fn write(&mut self, results: VecDeque<Fact>) -> Step {
+        if results.is_empty() {
+            return self.settling(Settle::Ack, true);
+        }
+        self.stage = Stage::Storing(results);
+        Step::Ask(Request::Store)
+    }
+
+    fn look_for_failures(&mut self, fault: Fault) -> Step {
+        let subject = &self.delivery.record.fact.subject;
+        let kind = self.delivery.kind;
+        let suites = [v1::Suite { name: task::SUITE.into(), ..Default::default() }];
+        let owed = conduct::owed(&subject.place, &suites);
+        let Some((id, _)) = owed.first() else { return self.settling(Settle::Ack, false) };
+        self.stage = Stage::Looking(fault);
+        Step::Ask(Request::LastBelow(format!("flotilla.{}.failure.{kind}.{id}.", subject.run)))
+    }
+
+    fn failed_before(&mut self, nature: &Nature, fault: Fault, last: Option<v1::Failure>) -> Step {
+        let subject = &self.delivery.record.fact.subject;
+        let kind = self.delivery.kind;
+        let suites = [v1::Suite { name: task::SUITE.into(), ..Default::default() }];
+        let owed = conduct::owed(&subject.place, &suites);
+        let (run, agent) = (&subject.run, nature.name.as_str());
+        let blow = Blow { run, kind, agent, fault, message: "failed", log_tail: "" };
+        let given_up = last.as_ref().is_some_and(|last| last.r#final);
+        let next = owed.first().filter(|_| !given_up);
+        let next = next.and_then(|(id, _)| conduct::failure(&blow, id, last.as_ref()));
+        let Some(failure) = next else { return self.told(fault, last.as_slice()) };
+        let place = Place::Failure { kind, id: failure.id.clone(), attempt: failure.attempt };
+        let fact = task::fact(subject, place, Body::Failure(failure.clone()));
+        self.stage = Stage::Failing(fault, Box::new(failure));
+        Step::Ask(Request::Publish(Box::new(fact)))
+    }
+
+    fn told(&mut self, fault: Fault, failures: &[v1::Failure]) -> Step {
+        let (how, delay_ms) = match conduct::then(failures) {
+            Then::GiveUp => (Settle::Ack, 0),
+            Then::HandBack { delay_ms } => (Settle::Nak { delay_ms }, delay_ms),
+        };
+        self.stage = Stage::Settling { how, well: false };
+        Step::Failed { fault, delay_ms }
+    }
+}

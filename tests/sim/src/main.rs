@@ -1,0 +1,82 @@
+//! `sim`: one seed with its trace, or many.
+
+use std::{
+    process::ExitCode,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Instant,
+};
+
+use clap::Parser;
+use sim::{Faults, simulate, try_seed};
+
+/// Simulates fleets in trouble.
+#[derive(Parser)]
+struct Args {
+    /// One seed, told step by step.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Seeds from 1 to this.
+    #[arg(long, default_value_t = 10_000)]
+    seeds: u64,
+    #[arg(long, default_value_t = 1)]
+    first: u64,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match args.seed {
+        Some(seed) => one(seed),
+        None => many(args.first, args.seeds),
+    }
+}
+
+fn one(seed: u64) -> ExitCode {
+    let faults = Faults::of(seed);
+    println!("seed {seed}: {faults:?}");
+    let told = simulate(seed, &faults, true);
+    match told.and_then(|_| try_seed(seed)) {
+        Ok(outcome) => {
+            println!("seed {seed} holds: {outcome:?}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            println!("seed {seed} FAILS: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn many(first: u64, count: u64) -> ExitCode {
+    let began = Instant::now();
+    let next = AtomicU64::new(first);
+    let [steps, kills, failed] = [0; 3].map(AtomicU64::new);
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= first + count {
+                        return;
+                    }
+                    match try_seed(seed) {
+                        Ok(outcome) => {
+                            steps.fetch_add(outcome.steps, Ordering::Relaxed);
+                            kills.fetch_add(outcome.kills, Ordering::Relaxed);
+                        }
+                        Err(error) => {
+                            failed.fetch_add(1, Ordering::Relaxed);
+                            println!("seed {seed} FAILS: {error}");
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let [steps, kills, failed] = [steps, kills, failed].map(AtomicU64::into_inner);
+    println!(
+        "{count} seeds, {steps} steps, {kills} kills, {failed} failed, {:.1} s",
+        began.elapsed().as_secs_f64()
+    );
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

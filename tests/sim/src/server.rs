@@ -1,0 +1,212 @@
+//! A model of the bus: one log that accepts each subject once, and consumers that hand each
+//! fact to one agent at a time, as NATS JetStream does (`facts` of the real one are tested
+//! in `services/bus`).
+//!
+//! What was acknowledged survives a crash. Which deliveries were acknowledged may not: the
+//! real server writes that down later.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    rc::Rc,
+};
+
+use wire::{Body, Fact, Record, WorkKind};
+
+use crate::faults::Bug;
+
+pub(crate) const LEASE_MS: u64 = 6_000;
+
+/// Acknowledgements younger than this may be forgotten in a crash.
+const FORGETFUL_MS: u64 = 300;
+
+/// What became of a fact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Published {
+    pub(crate) sequence: u64,
+    /// False when the subject was taken by something else.
+    pub(crate) ours: bool,
+}
+
+/// A fact handed to an agent.
+#[derive(Debug, Clone)]
+pub(crate) struct Delivery {
+    pub(crate) kind: WorkKind,
+    pub(crate) record: Rc<Record>,
+    pub(crate) delivered: u64,
+}
+
+/// How an agent settles a delivery, or keeps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Settle {
+    Ack,
+    Nak { delay_ms: u64 },
+    Progress,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Server {
+    pub(crate) log: Vec<Rc<Record>>,
+    subjects: BTreeMap<String, u64>,
+    consumers: BTreeMap<WorkKind, Consumer>,
+    /// Milliseconds its clock is off.
+    pub(crate) skew_ms: u64,
+    bug: Option<Bug>,
+}
+
+#[derive(Debug, Default)]
+struct Consumer {
+    /// To hand out, with when; the first that may goes first.
+    ready: VecDeque<(u64, u64)>,
+    /// Leases: when each runs out.
+    leased: BTreeMap<u64, u64>,
+    delivered: BTreeMap<u64, u64>,
+    /// Pulls that wait, by agent.
+    pulls: VecDeque<usize>,
+    /// Acknowledged lately, and when.
+    acked: VecDeque<(u64, u64)>,
+}
+
+impl Server {
+    pub(crate) fn new(bug: Option<Bug>) -> Self {
+        Self { bug, ..Self::default() }
+    }
+
+    pub(crate) fn publish(&mut self, now_ms: u64, fact: &Fact) -> Published {
+        let subject = fact.subject.to_string();
+        let taken = self.subjects.get(&subject).copied();
+        if let Some(sequence) = taken.filter(|_| self.bug != Some(Bug::TakesTwice)) {
+            let ours = self.at(sequence).fact == *fact;
+            return Published { sequence, ours };
+        }
+        let sequence = self.log.len() as u64 + 1;
+        self.subjects.insert(subject, sequence);
+        let record = Record { sequence, time_ms: now_ms + self.skew_ms, fact: fact.clone() };
+        if let Some(kind) = calls_for(&fact.body) {
+            self.consumers.entry(kind).or_default().ready.push_back((now_ms, sequence));
+        }
+        self.log.push(Rc::new(record));
+        Published { sequence, ours: true }
+    }
+
+    fn at(&self, sequence: u64) -> &Rc<Record> {
+        let index = usize::try_from(sequence - 1).expect("a log that fits into memory");
+        &self.log[index]
+    }
+
+    pub(crate) fn get(&self, subject: &str) -> Option<Rc<Record>> {
+        self.subjects.get(subject).map(|sequence| self.at(*sequence).clone())
+    }
+
+    /// The last record whose subject starts so.
+    pub(crate) fn last_below(&self, prefix: &str) -> Option<Rc<Record>> {
+        let below = self.subjects.range(prefix.to_owned()..);
+        let below = below.take_while(|(subject, _)| subject.starts_with(prefix));
+        below.map(|(_, sequence)| *sequence).max().map(|sequence| self.at(sequence).clone())
+    }
+
+    pub(crate) fn after(&self, sequence: u64, most: usize) -> Vec<Rc<Record>> {
+        let first = usize::try_from(sequence).unwrap_or(usize::MAX);
+        self.log.iter().skip(first).take(most).cloned().collect()
+    }
+
+    pub(crate) fn pull(&mut self, kind: WorkKind, agent: usize) {
+        let pulls = &mut self.consumers.entry(kind).or_default().pulls;
+        if !pulls.contains(&agent) {
+            pulls.push_back(agent);
+        }
+    }
+
+    /// What is handed out now. Call when something may have become ready.
+    pub(crate) fn hand_out(&mut self, now_ms: u64) -> Vec<(usize, Delivery)> {
+        let mut out = Vec::new();
+        for (kind, consumer) in &mut self.consumers {
+            while let Some((agent, sequence)) = consumer.next(now_ms) {
+                let delivered = consumer.delivered.entry(sequence).or_insert(0);
+                *delivered += 1;
+                let index = usize::try_from(sequence - 1).expect("as in `at`");
+                let record = self.log[index].clone();
+                out.push((agent, Delivery { kind: *kind, record, delivered: *delivered }));
+            }
+        }
+        out
+    }
+
+    /// Whoever settles a delivery settles it for all who hold it: the real server does not ask
+    /// whose lease it was.
+    pub(crate) fn settle(&mut self, now_ms: u64, kind: WorkKind, sequence: u64, how: Settle) {
+        let consumer = self.consumers.entry(kind).or_default();
+        let leased = consumer.leased.contains_key(&sequence);
+        match how {
+            Settle::Progress if leased => {
+                consumer.leased.insert(sequence, now_ms + LEASE_MS);
+            }
+            Settle::Ack => {
+                consumer.leased.remove(&sequence);
+                consumer.ready.retain(|(_, waiting)| *waiting != sequence);
+                consumer.acked.retain(|(_, at)| at + FORGETFUL_MS > now_ms);
+                consumer.acked.push_back((sequence, now_ms));
+            }
+            Settle::Nak { delay_ms } if leased => {
+                consumer.leased.remove(&sequence);
+                consumer.ready.push_back((now_ms + delay_ms, sequence));
+            }
+            Settle::Progress | Settle::Nak { .. } => {}
+        }
+    }
+
+    /// Leases that have run out are handed out again.
+    pub(crate) fn expire(&mut self, now_ms: u64) {
+        if self.bug == Some(Bug::KeepsLeases) {
+            return;
+        }
+        for consumer in self.consumers.values_mut() {
+            let over = |(sequence, until): (&u64, &u64)| (*until <= now_ms).then_some(*sequence);
+            let lost: Vec<u64> = consumer.leased.iter().filter_map(over).collect();
+            for sequence in lost {
+                consumer.leased.remove(&sequence);
+                consumer.ready.push_back((now_ms, sequence));
+            }
+        }
+    }
+
+    /// Everybody's pulls are gone, and some acknowledgements may be.
+    pub(crate) fn crash(&mut self, now_ms: u64, mut forgets: impl FnMut() -> bool) {
+        for consumer in self.consumers.values_mut() {
+            consumer.pulls.clear();
+            for (sequence, at) in std::mem::take(&mut consumer.acked) {
+                if at + FORGETFUL_MS > now_ms && forgets() {
+                    consumer.ready.push_back((now_ms, sequence));
+                }
+            }
+        }
+    }
+
+    /// Facts that wait to be worked on or are.
+    pub(crate) fn queued(&self, kind: WorkKind) -> usize {
+        self.consumers.get(&kind).map_or(0, |c| {
+            let ready = c.ready.iter().map(|(_, sequence)| sequence);
+            ready.chain(c.leased.keys()).collect::<BTreeSet<_>>().len()
+        })
+    }
+}
+
+impl Consumer {
+    fn next(&mut self, now_ms: u64) -> Option<(usize, u64)> {
+        let place = self.ready.iter().position(|(from, _)| *from <= now_ms)?;
+        let agent = self.pulls.pop_front()?;
+        let (_, sequence) = self.ready.remove(place)?;
+        self.leased.insert(sequence, now_ms + LEASE_MS);
+        Some((agent, sequence))
+    }
+}
+
+/// The work a fact calls for.
+fn calls_for(body: &Body) -> Option<WorkKind> {
+    match body {
+        Body::GenerateOrder(_) => Some(WorkKind::Generate),
+        Body::Samples(_) => Some(WorkKind::Verify),
+        Body::TrainOrder(_) => Some(WorkKind::Train),
+        Body::Checkpoint(_) => Some(WorkKind::Eval),
+        _ => None,
+    }
+}

@@ -1,0 +1,166 @@
+//! What is asked of the fleet, and what its models and verifiers answer: the same,
+//! whoever is asked, as with real ones on one class of machine.
+
+use wire::{Body, Digest, Fact, Place, Prompt, Subject, derive, v1};
+
+pub(crate) const PROMPTS: u32 = 12;
+const HELDOUT: u32 = 4;
+const SAMPLES: u32 = 4;
+const CYCLES: u32 = 2;
+pub(crate) const SUITE: &str = "text";
+
+/// Steps of a training, and how often it publishes.
+pub(crate) const STEPS: u32 = 4;
+pub(crate) const SAVE_EVERY: u32 = 2;
+
+fn tree(manifest: &Digest) -> v1::Tree {
+    v1::Tree { path: format!("trees/{manifest}"), manifest: manifest.to_string() }
+}
+
+fn blob(content: &[u8]) -> Option<v1::Blob> {
+    let digest = Digest::of(content).to_string();
+    Some(v1::Blob { digest, bytes: content.len() as u64 })
+}
+
+pub(crate) fn spec(run: &str, seed: u64) -> v1::Spec {
+    v1::Spec {
+        run: run.into(),
+        seed,
+        base: Some(v1::Base { tree: Some(tree(&Digest::of(b"base"))), random_init: false }),
+        pool: "default".into(),
+        suites: vec![v1::Suite { name: SUITE.into(), text: blob(b"text"), ..Default::default() }],
+        kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {
+            prompts: blob(b"prompts"),
+            prompt_count: PROMPTS,
+            heldout: blob(b"heldout"),
+            heldout_count: HELDOUT,
+            cycles: CYCLES,
+            samples_per_prompt: SAMPLES,
+            heldout_samples_per_prompt: 2,
+            sampling: Some(v1::Sampling { max_new_tokens: 16, ..Default::default() }),
+            selection: Some(v1::Selection { keep_per_prompt: 1, min_reward: 0.5 }),
+            ..Default::default()
+        })),
+        ..Default::default()
+    }
+}
+
+/// Small jobs, so that there are several.
+pub(crate) fn sizing() -> cycle::Sizing {
+    cycle::Sizing { samples_min: 4, samples_max: 16, ..cycle::Sizing::default() }
+}
+
+pub(crate) fn prompts(prefix: &str) -> Vec<Prompt> {
+    let count = if prefix == "h" { HELDOUT } else { PROMPTS };
+    let line = |n| format!(r#"{{"id":"{prefix}{n}","prompt":"{n}+1="}}"#);
+    let lines: Vec<String> = (0..count).map(line).collect();
+    Prompt::parse_all(lines.join("\n").as_bytes()).expect("prompts written here are prompts")
+}
+
+pub(crate) fn fact(like: &Subject, place: Place, body: Body) -> Fact {
+    Fact { subject: Subject::new(&like.run, place), body }
+}
+
+/// The samples of an order. A liar uses the base where an adapter was ordered, or leaves one
+/// out.
+pub(crate) fn samples(order: &v1::GenerateOrder, agent: &str, wall_s: f64, lies: bool) -> Body {
+    let manifest =
+        |tree: &Option<v1::Tree>| tree.as_ref().map_or(String::new(), |tree| tree.manifest.clone());
+    let adapter = if lies { "b3:stale".to_owned() } else { manifest(&order.adapter) };
+    let policy = format!("{} {adapter}", manifest(&order.base));
+    let mut samples = Vec::new();
+    for request in &order.requests {
+        for index in request.first..request.first + request.count {
+            let drawn =
+                derive(order.seed, &["text", &policy, &request.prompt_id, &index.to_string()]);
+            samples.push(v1::samples::Sample {
+                prompt_id: request.prompt_id.clone(),
+                index,
+                text: format!("{}", drawn % 1000),
+                tokens: 3,
+                finish: v1::samples::Finish::Stop.into(),
+            });
+        }
+    }
+    Body::Samples(v1::Samples {
+        run: order.run.clone(),
+        cycle: order.cycle,
+        job: order.job.clone(),
+        attempt: order.attempt,
+        purpose: order.purpose,
+        agent: agent.into(),
+        base: manifest(&order.base),
+        adapter,
+        samples,
+        wall_s,
+        ..Default::default()
+    })
+}
+
+/// The same samples, as another policy would have made them.
+pub(crate) fn made_otherwise(body: Body) -> Body {
+    let Body::Samples(mut samples) = body else { return body };
+    for sample in &mut samples.samples {
+        sample.text = format!("{}3", sample.text);
+    }
+    Body::Samples(samples)
+}
+
+pub(crate) fn verdicts(samples: &v1::Samples, sequence: u64, agent: &str) -> Body {
+    let judge = |sample: &v1::samples::Sample| {
+        let pass = sample.text.parse::<u64>().is_ok_and(|number| number % 3 == 0);
+        let outcome = if pass { v1::verdicts::Outcome::Pass } else { v1::verdicts::Outcome::Fail };
+        v1::verdicts::Verdict {
+            prompt_id: sample.prompt_id.clone(),
+            index: sample.index,
+            outcome: outcome.into(),
+            reward: f64::from(u8::from(pass)),
+            detail: String::new(),
+        }
+    };
+    Body::Verdicts(v1::Verdicts {
+        run: samples.run.clone(),
+        cycle: samples.cycle,
+        job: samples.job.clone(),
+        purpose: samples.purpose,
+        agent: agent.into(),
+        samples_sequence: sequence,
+        verdicts: samples.samples.iter().map(judge).collect(),
+        ..Default::default()
+    })
+}
+
+/// A checkpoint depends on what it was trained on and from, and on nothing else.
+pub(crate) fn checkpoint(order: &v1::TrainOrder, step: u32, agent: &str) -> Body {
+    let base = order.base.as_ref().and_then(|base| base.tree.clone());
+    let parent = order.adapter.clone().or_else(|| base.clone());
+    let name = |tree: &Option<v1::Tree>| tree.as_ref().map_or("", |tree| &tree.manifest).to_owned();
+    let dataset = order.dataset.as_ref().map_or("", |blob| &blob.digest);
+    let content = format!("{} {} {dataset} {} {step}", name(&base), name(&parent), order.seed);
+    Body::Checkpoint(v1::Checkpoint {
+        run: order.run.clone(),
+        cycle: order.cycle,
+        step,
+        steps: STEPS,
+        r#final: step == STEPS,
+        content: v1::checkpoint::Content::Adapter.into(),
+        tree: Some(tree(&Digest::of(content.as_bytes()))),
+        base,
+        parent,
+        agent: agent.into(),
+        ..Default::default()
+    })
+}
+
+pub(crate) fn eval(checkpoint: &v1::Checkpoint, agent: &str) -> Body {
+    let manifest = checkpoint.tree.as_ref().map_or(String::new(), |tree| tree.manifest.clone());
+    Body::Eval(v1::Eval {
+        run: checkpoint.run.clone(),
+        cycle: checkpoint.cycle,
+        step: checkpoint.step,
+        suite: SUITE.into(),
+        manifest,
+        agent: agent.into(),
+        ..Default::default()
+    })
+}
