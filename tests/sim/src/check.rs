@@ -111,12 +111,12 @@ impl Check {
                     let train = plan.jobs.iter().filter(|job| job.purpose() == v1::Purpose::Train);
                     planned = train.flat_map(|job| &job.draws).map(|draw| draw.count).sum();
                 }
-                Body::Checkpoint(checkpoint) if checkpoint.cycle < selected.cycle => {
-                    if checkpoint.r#final
-                        && checkpoint.content() == v1::checkpoint::Content::Adapter
-                    {
-                        adapter = checkpoint.tree.as_ref().map_or("", |tree| &tree.manifest).into();
-                    }
+                Body::Checkpoint(checkpoint)
+                    if checkpoint.cycle < selected.cycle
+                        && checkpoint.r#final
+                        && checkpoint.content() == v1::checkpoint::Content::Adapter =>
+                {
+                    adapter = checkpoint.tree.as_ref().map_or("", |tree| &tree.manifest).into();
                 }
                 Body::Samples(samples)
                     if samples.cycle == selected.cycle

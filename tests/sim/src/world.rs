@@ -209,7 +209,7 @@ impl World {
 
     fn begin(&mut self) {
         for who in 0..self.processes.len() {
-            self.to_peer(0, who, Input::Start);
+            self.tell(0, who, Input::Start);
         }
         self.schedule(TROUBLE_MS, Event::Healed);
         self.schedule(500, Event::Expire);
@@ -224,7 +224,7 @@ impl World {
         self.events.insert((self.now + after, self.scheduled), event);
     }
 
-    fn to_peer(&mut self, after: u64, to: usize, input: Input) {
+    fn tell(&mut self, after: u64, to: usize, input: Input) {
         let incarnation = self.processes[to].incarnation;
         self.schedule(after, Event::ToPeer { to, incarnation, input });
     }
@@ -238,7 +238,7 @@ impl World {
             Event::Restart { who } => {
                 self.trace.note(self.now, &format!("{} starts", self.processes[who].name));
                 self.processes[who].up = true;
-                self.to_peer(0, who, Input::Start);
+                self.tell(0, who, Input::Start);
             }
             Event::Trouble(kind) => {
                 if !self.healed {
@@ -271,7 +271,7 @@ impl World {
         for command in commands {
             match command {
                 Command::Ask(id, request) => self.ask(to, id, request),
-                Command::Later(after, token) => self.to_peer(after, to, Input::Timer(token)),
+                Command::Later(after, token) => self.tell(after, to, Input::Timer(token)),
                 Command::Say(says) => self.say(to, says),
                 Command::Begin(record, known) => {
                     let subject = record.fact.subject.to_string();
@@ -300,7 +300,7 @@ impl World {
         for to in 0..self.processes.len() {
             if to != from && self.connected(to) {
                 for delay in self.delays(from) {
-                    self.to_peer(delay, to, Input::Heard(says.clone()));
+                    self.tell(delay, to, Input::Heard(says.clone()));
                 }
             }
         }
@@ -367,7 +367,7 @@ impl World {
         self.hand_out();
         for to in 0..self.processes.len() {
             for delay in self.delays(to) {
-                self.to_peer(delay, to, Input::Notify);
+                self.tell(delay, to, Input::Notify);
             }
         }
         published
@@ -380,7 +380,7 @@ impl World {
         self.check.queues(&self.server);
         for (to, delivery) in self.server.hand_out(self.now) {
             for delay in self.delays(to) {
-                self.to_peer(delay, to, Input::Deliver(delivery.clone()));
+                self.tell(delay, to, Input::Deliver(delivery.clone()));
             }
         }
     }
@@ -457,7 +457,7 @@ impl World {
         for who in 0..self.processes.len() {
             self.processes[who].cut_until = self.now;
             self.processes[who].frozen_until = self.now;
-            self.to_peer(1, who, Input::Healed);
+            self.tell(1, who, Input::Healed);
         }
         self.hand_out();
     }
