@@ -4,7 +4,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
 };
 
@@ -30,29 +30,27 @@ fn keep(seed: u64) -> String {
     if kept.lines().any(|line| line == seed.to_string()) {
         return String::new();
     }
-    std::fs::write(&path, format!("{kept}{seed}\n")).unwrap();
+    std::fs::write(&path, format!("{kept}{seed}\n")).expect("the seeds can be kept");
     format!("; kept in {}", path.display())
 }
 
 /// Tries seeds on all cores. What failed, by seed.
 fn try_all(seeds: &[u64]) -> Vec<(u64, String)> {
-    let next = AtomicU64::new(0);
+    let next = AtomicUsize::new(0);
     let failed = Mutex::new(Vec::new());
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while let Some(seed) =
-                    seeds.get(usize::try_from(next.fetch_add(1, Ordering::Relaxed)).unwrap())
-                {
+                while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) {
                     if let Err(error) = try_twice(*seed) {
-                        failed.lock().unwrap().push((*seed, error));
+                        failed.lock().expect("nobody panicked with it").push((*seed, error));
                     }
                 }
             });
         }
     });
-    failed.into_inner().unwrap()
+    failed.into_inner().expect("as above")
 }
 
 fn try_twice(seed: u64) -> Result<(), String> {
