@@ -70,7 +70,7 @@ impl Agent {
             name: name.into(),
             samples_per_s: if faults.slow && number == 1 { 0.2 } else { 4.0 },
             lies: faults.liar && number == 2,
-            fails: if faults.flaky && number == 0 { 500 } else { 0 },
+            fails: if faults.sick || (faults.flaky && number == 0) { 500 } else { 0 },
             dies: faults.dies,
             poison: faults.poison,
             bug: faults.bug,

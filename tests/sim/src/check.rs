@@ -6,7 +6,7 @@ use std::{
 };
 
 use cycle::{Run, audit};
-use wire::{Body, Place, Record, WorkKind, v1};
+use wire::{Body, Fact, Place, Record, WorkKind, v1};
 
 use crate::{faults::Faults, server::Server};
 
@@ -156,24 +156,17 @@ impl Check {
         }
     }
 
+    /// A coordinator decides on an order: what it knows of the log must allow that.
+    pub(crate) fn orders(&mut self, log: &[Rc<Record>], order: &Fact, known: u64) {
+        let (paused, over, _) = course(log, known);
+        self.insist(!paused && !over, || {
+            format!("{} was decided on, paused {paused}, over {over}", order.subject)
+        });
+    }
+
     /// An agent begins a job: what it knows of the log must allow that.
     pub(crate) fn begins(&mut self, log: &[Rc<Record>], job: &Record, known: u64) {
-        let (mut paused, mut over, mut round) = (false, false, 1);
-        for record in log.iter().filter(|record| record.sequence <= known) {
-            match &record.fact.body {
-                Body::Done(_) => over = true,
-                Body::Control(control) => match control.action() {
-                    v1::control::Action::Pause => paused = true,
-                    v1::control::Action::Resume => {
-                        round += u32::from(paused);
-                        paused = false;
-                    }
-                    v1::control::Action::Cancel => over = true,
-                    v1::control::Action::Unspecified => {}
-                },
-                _ => {}
-            }
-        }
+        let (paused, over, round) = course(log, known);
         let ordered = match &job.fact.body {
             Body::GenerateOrder(order) => Some(order.round),
             Body::TrainOrder(order) => Some(order.round),
@@ -202,7 +195,8 @@ impl Check {
     pub(crate) fn end(&self) -> Result<Results, String> {
         let run = self.run.as_ref().ok_or("there is no run")?;
         let status = run.done.as_ref().map(v1::Done::status);
-        let may_fail = self.faults.poison || self.faults.flaky || self.faults.liar;
+        let Faults { poison, flaky, sick, liar, .. } = self.faults;
+        let may_fail = poison || flaky || sick || liar;
         let expected = match status {
             Some(v1::done::Status::Succeeded) => true,
             Some(v1::done::Status::Cancelled) => self.faults.cancel,
@@ -236,6 +230,27 @@ impl Check {
         }
         Ok(())
     }
+}
+
+/// Whether the run is paused, or over, and its round, as the log says up to a sequence.
+fn course(log: &[Rc<Record>], known: u64) -> (bool, bool, u32) {
+    let (mut paused, mut over, mut round) = (false, false, 1);
+    for record in log.iter().filter(|record| record.sequence <= known) {
+        match &record.fact.body {
+            Body::Done(_) => over = true,
+            Body::Control(control) => match control.action() {
+                v1::control::Action::Pause => paused = true,
+                v1::control::Action::Resume => {
+                    round += u32::from(paused);
+                    paused = false;
+                }
+                v1::control::Action::Cancel => over = true,
+                v1::control::Action::Unspecified => {}
+            },
+            _ => {}
+        }
+    }
+    (paused, over, round)
 }
 
 fn results(run: &Run) -> Results {

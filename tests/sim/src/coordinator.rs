@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use cycle::{Desk, Fleet, Held, Inputs, Member, Waiting};
-use wire::{Prompt, WorkKind};
+use wire::{Body, Prompt, WorkKind};
 
 use crate::{
     agent::Says,
@@ -80,15 +80,21 @@ impl Coordinator {
         if self.asked.is_some() {
             return Vec::new();
         }
+        let mut commands = Vec::new();
         if self.queue.is_empty() && self.leads {
             self.decide(now_ms);
+            let facts = self.queue.iter().map(|command| &command.fact);
+            let orders = facts
+                .filter(|fact| matches!(fact.body, Body::GenerateOrder(_) | Body::TrainOrder(_)));
+            commands.extend(orders.map(|o| Command::Order(Box::new(o.clone()), self.known)));
         }
-        let Some(next) = self.queue.front() else { return Vec::new() };
-        if next.blob.is_some() {
-            return self.ask(What::Blob, Request::Store);
-        }
-        let fact = Box::new(next.fact.clone());
-        self.ask(What::Fact, Request::Publish(fact))
+        let Some(next) = self.queue.front() else { return commands };
+        let (what, request) = match next.blob {
+            Some(_) => (What::Blob, Request::Store),
+            None => (What::Fact, Request::Publish(Box::new(next.fact.clone()))),
+        };
+        commands.extend(self.ask(what, request));
+        commands
     }
 
     fn decide(&mut self, now_ms: u64) {

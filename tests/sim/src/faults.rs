@@ -26,6 +26,8 @@ pub struct Faults {
     pub dies: u32,
     /// Of agents: one fails at many jobs, one makes samples of another policy, one is slow.
     pub flaky: bool,
+    /// All of them fail at many jobs, as with a bad driver update.
+    pub sick: bool,
     pub liar: bool,
     pub slow: bool,
     /// One job ends every agent that tries it.
@@ -79,6 +81,7 @@ impl Faults {
             cancel: false,
             dies: 0,
             flaky: false,
+            sick: false,
             liar: false,
             slow: false,
             poison: false,
@@ -109,6 +112,7 @@ impl Faults {
             cancel: sometimes(0.1, 2) > 0,
             dies: permille(sometimes(0.5, 10)),
             flaky: sometimes(0.3, 2) > 0,
+            sick: sometimes(0.15, 2) > 0,
             liar: sometimes(0.2, 2) > 0,
             slow: sometimes(0.4, 2) > 0,
             poison: sometimes(0.1, 2) > 0,

@@ -63,6 +63,8 @@ pub(crate) enum Command {
     Ask(u64, Request),
     Later(u64, u64),
     Say(Says),
+    /// A coordinator decides on an order, knowing the log up to a sequence.
+    Order(Box<Fact>, u64),
     /// An agent begins a job, knowing the log up to a sequence.
     Begin(Rc<Record>, u64),
     Die,
@@ -278,6 +280,9 @@ impl World {
                     let name = &self.processes[to].name;
                     self.trace.note(self.now, &format!("{name} begins {subject}"));
                     self.check.begins(&self.server.log, &record, known);
+                }
+                Command::Order(order, known) => {
+                    self.check.orders(&self.server.log, &order, known);
                 }
                 Command::Die => {
                     self.kill(to);
