@@ -38,6 +38,9 @@ pub struct Command {
 const ORDERS_AHEAD_PER_GENERATOR: usize = 12;
 const ORDERS_AHEAD_MIN: usize = 16;
 
+/// Jobs of a plan, whose fact would exceed 8 MiB with more.
+const JOBS_MAX: u64 = 1 << 17;
+
 /// The facts that should be written now. Empty when the run waits for others or has ended.
 pub fn decide(run: &Run, inputs: Inputs<'_>) -> Vec<Command> {
     if run.done.is_some() {
@@ -203,13 +206,26 @@ impl Turn<'_> {
             let Inputs { fleet, sizing, .. } = self.inputs;
             plan::cut(prefix, purpose, &sized, count, sampling.max_new_tokens, fleet, sizing)
         };
+        // The spec says how many there are, but only those that are there can be sampled.
+        let there = |said: u32, prompts: &[Prompt]| {
+            said.min(u32::try_from(prompts.len()).unwrap_or(u32::MAX))
+        };
+        let prompt_count = there(self.raft.prompt_count, self.inputs.prompts);
+        let heldout_count = there(self.raft.heldout_count, self.inputs.heldout);
+        let most = |count: u32, prompts: u32| u64::from(count) * u64::from(prompts);
+        let samples = most(self.raft.samples_per_prompt, prompt_count)
+            .max(most(self.raft.heldout_samples_per_prompt, heldout_count));
+        if plan::jobs_at_least(samples, sampling.max_new_tokens, self.inputs.sizing) > JOBS_MAX {
+            return fail(self.run, format!("{samples} samples are more than a plan can hold"));
+        }
         let mut jobs = Vec::new();
         if self.number > 0 {
-            let lines = plan::choose_prompts(self.run.spec.seed, self.raft, self.number);
+            let raft = v1::spec::Raft { prompt_count, ..self.raft.clone() };
+            let lines = plan::choose_prompts(self.run.spec.seed, &raft, self.number);
             let count = self.raft.samples_per_prompt;
             jobs = cut("t", v1::Purpose::Train, self.inputs.prompts, &lines, count);
         }
-        let lines: Vec<u32> = (0..self.raft.heldout_count).collect();
+        let lines: Vec<u32> = (0..heldout_count).collect();
         let count = self.raft.heldout_samples_per_prompt;
         jobs.extend(cut("h", v1::Purpose::Heldout, self.inputs.heldout, &lines, count));
         let plan = v1::Plan { cycle: self.number, jobs };

@@ -180,7 +180,7 @@ impl Run {
     /// What generates a cycle's samples: held-out ones measure the cycle's own checkpoint.
     pub(crate) fn policy(&self, cycle: u32, purpose: v1::Purpose) -> Option<Policy> {
         let before = match purpose {
-            v1::Purpose::Heldout => cycle + 1,
+            v1::Purpose::Heldout => cycle.saturating_add(1),
             v1::Purpose::Train | v1::Purpose::Unspecified => cycle,
         };
         self.parent(before).and_then(Policy::of)
@@ -352,13 +352,19 @@ fn why_void(job: &Job, policy: Option<&Policy>, samples: &v1::Samples) -> Option
     if samples.base != policy.base.manifest || samples.adapter != policy.adapter_manifest() {
         return Some("made by another policy".into());
     }
-    let ordered: BTreeSet<(&str, u32)> = job
-        .requests
-        .iter()
-        .flat_map(|r| (0..r.count).map(|n| (r.prompt_id.as_str(), r.first + n)))
-        .collect();
-    let made: BTreeSet<(&str, u32)> =
-        samples.samples.iter().map(|s| (s.prompt_id.as_str(), s.index)).collect();
-    let whole = ordered == made && made.len() == samples.samples.len();
+    // Counted first: an order may ask for more than can be written down.
+    let count: u64 = job.requests.iter().map(|r| u64::from(r.count)).sum();
+    let ordered = || -> BTreeSet<(&str, u64)> {
+        let index = |first: u32, n: u32| u64::from(first) + u64::from(n);
+        job.requests
+            .iter()
+            .flat_map(|r| (0..r.count).map(|n| (r.prompt_id.as_str(), index(r.first, n))))
+            .collect()
+    };
+    let made: BTreeSet<(&str, u64)> =
+        samples.samples.iter().map(|s| (s.prompt_id.as_str(), u64::from(s.index))).collect();
+    let whole = count == samples.samples.len() as u64
+        && made.len() == samples.samples.len()
+        && ordered() == made;
     (!whole).then(|| "not the samples that were ordered".into())
 }

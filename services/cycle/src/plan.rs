@@ -116,6 +116,12 @@ pub(crate) fn cut(
     jobs
 }
 
+/// The fewest jobs so many samples of one purpose can be cut into.
+pub(crate) fn jobs_at_least(samples: u64, max_new_tokens: u32, sizing: &Sizing) -> u64 {
+    let sample_bytes = SAMPLE_BYTES + TOKEN_BYTES * u64::from(max_new_tokens);
+    samples.div_ceil((sizing.bytes_max / sample_bytes).max(1))
+}
+
 impl Sizing {
     fn size(&self, left: u64, equivalents: f64) -> u32 {
         #[expect(

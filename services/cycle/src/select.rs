@@ -109,6 +109,7 @@ fn gather<'a>(
         };
         match verdict.outcome() {
             v1::verdicts::Outcome::Error | v1::verdicts::Outcome::Unspecified => drop("error", 1),
+            _ if !verdict.reward.is_finite() => drop("error", 1),
             // There is nothing in it to train on.
             _ if sample.text.is_empty() => drop("empty", 1),
             _ if verdict.reward < policy.min_reward => drop("failed", 1),
