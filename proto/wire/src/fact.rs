@@ -1,6 +1,9 @@
 //! A fact: a subject and the message that belongs there, and its form on the bus.
 
+use std::io::{self, Write};
+
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::ser::Formatter;
 
 use crate::{
     Subject,
@@ -149,7 +152,20 @@ fn json<M: DeserializeOwned>(
 }
 
 fn bytes<M: Serialize>(message: &M) -> Vec<u8> {
-    serde_json::to_vec(message).expect("a generated message has only string keys")
+    let mut bytes = Vec::new();
+    let mut serializer = serde_json::Serializer::with_formatter(&mut bytes, Proto);
+    message.serialize(&mut serializer).expect("a generated message has only string keys");
+    bytes
+}
+
+/// JSON as proto3 has it. Messages hold no nulls: where `serde_json` writes one, there is a
+/// number that is none, and as null nobody could read the fact.
+struct Proto;
+
+impl Formatter for Proto {
+    fn write_null<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b"\"NaN\"")
+    }
 }
 
 #[cfg(test)]
@@ -190,6 +206,19 @@ mod tests {
             r#"{"run":"r1","cycle":1,"step":24,"suite":"heldout","perplexity":1.5,"tokens":"12"}"#
         );
         assert_eq!(Fact::decode("flotilla.r1.eval.1.24.heldout", &payload).unwrap(), fact);
+    }
+
+    #[test]
+    fn a_number_that_is_none_can_be_read_by_others() {
+        let subject = "flotilla.r1.checkpoint.1.24";
+        for loss in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let body = Body::Checkpoint(v1::Checkpoint { loss, ..Default::default() });
+            let payload = Fact { subject: subject.parse().unwrap(), body }.encode();
+            let Body::Checkpoint(read) = Fact::decode(subject, &payload).unwrap().body else {
+                panic!("a checkpoint's subject")
+            };
+            assert!(read.loss.is_nan(), "{}", read.loss);
+        }
     }
 
     #[test]
