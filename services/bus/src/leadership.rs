@@ -20,6 +20,9 @@ use crate::{
     request::{RequestError, code},
 };
 
+#[doc(hidden)]
+pub use self::election::fuzzing;
+
 const KEY: &str = "leader";
 /// A clean stop waits this long for the server to hear of it.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);

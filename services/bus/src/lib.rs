@@ -27,6 +27,8 @@ pub use connect::{Bus, ConnectError, ConnectOptions, Producer};
 pub use delivery::{AckError, Delivery};
 pub use follow::Followed;
 pub use leadership::Leadership;
+#[doc(hidden)]
+pub use leadership::fuzzing;
 pub use prepare::{Durability, PrepareError, Prepared};
 pub use presence::PresenceError;
 pub use publish::{PublishError, Published};

@@ -13,6 +13,8 @@ const RENEWALS: u32 = 4;
 const RETRIES: u32 = 16;
 /// Added before a claim counts as abandoned, as a share of its lease: pauses and late reads.
 const MARGIN: u32 = 10;
+/// No coordinator leases for longer: a claim that says so must not lock out all others.
+const LONGEST_LEASE: Duration = Duration::from_secs(3600);
 const SHORTEST_REQUEST: Duration = Duration::from_millis(250);
 
 /// What stands under the key.
@@ -33,7 +35,7 @@ impl Claim {
     }
 
     fn abandoned_after(&self) -> Duration {
-        let lease = Duration::from_millis(self.lease_ms);
+        let lease = Duration::from_millis(self.lease_ms).min(LONGEST_LEASE);
         lease + lease / MARGIN
     }
 }
@@ -140,11 +142,11 @@ impl Election {
             self.seen.as_ref().and_then(|seen| seen.claim.as_ref().map(|c| (c, seen.since)));
         let Some((claim, since)) = claim.filter(|(claim, _)| !claim.released) else {
             let previous = claim.map_or(0, |(claim, _)| claim.epoch);
-            return self.claim(now, unix_ms.max(previous + 1), revision, nonce);
+            return self.claim(now, unix_ms.max(previous.saturating_add(1)), revision, nonce);
         };
         let abandoned_at = since + claim.abandoned_after();
         if read_at >= abandoned_at {
-            let epoch = unix_ms.max(claim.epoch + 1);
+            let epoch = unix_ms.max(claim.epoch.saturating_add(1));
             return self.claim(now, epoch, revision, nonce);
         }
         let until = abandoned_at.min(read_at + self.lease / 2);
@@ -205,6 +207,23 @@ impl Election {
     }
 }
 
+/// Follows whatever stands under the key, for tests with hostile input.
+#[doc(hidden)]
+pub mod fuzzing {
+    use super::{Claim, Duration, Election, Instant};
+
+    pub fn claim(value: &[u8]) {
+        let claim: Option<Claim> = serde_json::from_slice(value).ok();
+        let lease = Duration::from_secs(3);
+        let now = Instant::now();
+        let mut me = Election::new("me".to_owned(), lease);
+        me.saw(now, 1, claim.clone());
+        me.step(now, 1, "a".to_owned());
+        me.saw(now + lease * 1000, 1, claim);
+        me.step(now + lease * 1000, u64::MAX, "b".to_owned());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -246,6 +265,17 @@ mod tests {
             let (claim, revision) = write(me.step(now, 500, "n".into()));
             assert_eq!((claim.epoch, revision), (epoch, 7));
         }
+    }
+
+    #[test]
+    fn a_claim_that_makes_no_sense_is_taken_over() {
+        let now = Instant::now();
+        let claim = Claim { epoch: u64::MAX, lease_ms: u64::MAX, ..others_claim(false) };
+        let mut me = candidate("a");
+        me.saw(now, 7, Some(claim.clone()));
+        let later = now + LONGEST_LEASE * 2;
+        me.saw(later, 7, Some(claim));
+        assert_eq!(write(me.step(later, 500, "n".into())).0.epoch, u64::MAX);
     }
 
     #[test]
