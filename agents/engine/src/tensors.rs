@@ -13,6 +13,8 @@ pub enum TensorFileError {
     Format { path: PathBuf, source: safetensors::SafeTensorError },
     #[error("{path}: tensor `{name}` is {found}; f32, bf16 and f16 are supported")]
     Dtype { path: PathBuf, name: String, found: String },
+    #[error("{path}: tensor `{name}` has no elements; download or copy the file again")]
+    Empty { path: PathBuf, name: String },
     #[error("{path}: tensor `{name}` is missing")]
     Missing { path: PathBuf, name: String },
     #[error("{path}: tensor `{name}` has shape {found:?}, expected {expected:?}")]
@@ -32,6 +34,10 @@ pub(crate) fn read(path: &Path) -> Result<BTreeMap<String, Tensor>, TensorFileEr
         if !matches!(view.dtype(), Dtype::F32 | Dtype::BF16 | Dtype::F16) {
             let found = format!("{:?}", view.dtype());
             return Err(TensorFileError::Dtype { path: path.into(), name: name.into(), found });
+        }
+        // Its other dimensions may be beyond what can be multiplied.
+        if view.data().is_empty() {
+            return Err(TensorFileError::Empty { path: path.into(), name: name.into() });
         }
         let tensor = view.load(&Device::Cpu)?.to_dtype(DType::F32)?;
         tensors.insert(name.to_owned(), tensor);

@@ -2,6 +2,7 @@
 //! tokens written in it count as such, and as plain text, where they are only characters.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// Cheap enough to clone once per job, not per request.
@@ -34,7 +35,7 @@ pub enum TokenizerError {
 impl Tokenizer {
     pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
         let path = dir.join("tokenizer.json");
-        let mut prompts = tokenizers::Tokenizer::from_file(&path)
+        let mut prompts = caught(|| tokenizers::Tokenizer::from_file(&path))
             .map_err(|source| TokenizerError::Load { path, source })?;
         prompts.with_padding(None);
         let prompts = without_truncation(prompts)?;
@@ -67,10 +68,15 @@ impl Tokenizer {
 
     /// Without special tokens; bytes that are not UTF-8 become U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
-        self.prompts
-            .decode(tokens, true)
+        caught(|| self.prompts.decode(tokens, true))
             .map_err(|source| TokenizerError::Decode { tokens: tokens.len(), source })
     }
+}
+
+/// The library panics on some files that are damaged or make no sense, when it reads them or
+/// when it first uses them.
+fn caught<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("`tokenizers` panicked".into()))
 }
 
 fn without_truncation(
@@ -87,8 +93,7 @@ fn encode(
     text: &str,
     add_special_tokens: bool,
 ) -> Result<Encoded, TokenizerError> {
-    let encoding = tokenizer
-        .encode(text, add_special_tokens)
+    let encoding = caught(|| tokenizer.encode(text, add_special_tokens))
         .map_err(|source| TokenizerError::Encode { characters: text.chars().count(), source })?;
     let spans = encoding.get_offsets().iter().map(|(start, end)| *start..*end).collect();
     Ok(Encoded { tokens: encoding.get_ids().to_vec(), spans })
