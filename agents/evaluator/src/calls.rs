@@ -42,3 +42,12 @@ pub(crate) struct Measured {
     pub engine: String,
     pub process: v1::eval::Process,
 }
+
+/// Reads a value as each message in turn, for tests with hostile input.
+#[doc(hidden)]
+pub fn fuzz(value: &serde_json::Value) {
+    // Whether it is one is of no interest.
+    let _ = Measure::deserialize(value);
+    let _ = Done::deserialize(value);
+    let _ = Measured::deserialize(value);
+}

@@ -11,3 +11,8 @@ mod worker;
 pub use calls::Format;
 pub use role::EvaluatorRole;
 pub use worker::{Source, measure, work};
+
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::calls::fuzz as calls;
+}

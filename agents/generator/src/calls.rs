@@ -11,6 +11,27 @@ pub(crate) struct Generate {
     pub requests: Vec<v1::generate_order::Request>,
 }
 
+/// A job of a plan has far fewer.
+const SAMPLES_MAX: u32 = 1 << 16;
+
+/// How many samples are asked for.
+///
+/// # Errors
+/// When they are more than any plan asks for at once.
+pub(crate) fn samples_of(requests: &[v1::generate_order::Request]) -> Result<u32, String> {
+    let mut samples = 0_u32;
+    for v1::generate_order::Request { prompt_id, first, count, .. } in requests {
+        samples = samples.saturating_add(*count);
+        if samples > SAMPLES_MAX || first.checked_add(*count).is_none() {
+            return Err(format!(
+                "prompt {prompt_id:?}: {count} samples from {first} on make too many; \
+                 an order may ask for {SAMPLES_MAX}"
+            ));
+        }
+    }
+    Ok(samples)
+}
+
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Done {
     pub samples: u32,
@@ -19,4 +40,13 @@ pub(crate) struct Done {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Generated {
     pub samples: Vec<v1::samples::Sample>,
+}
+
+/// Reads a value as each message in turn, for tests with hostile input.
+#[doc(hidden)]
+pub fn fuzz(value: &serde_json::Value) {
+    // Whether it is one is of no interest.
+    let _ = Generate::deserialize(value).map(|call| samples_of(&call.requests));
+    let _ = Done::deserialize(value);
+    let _ = Generated::deserialize(value);
 }

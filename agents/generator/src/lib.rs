@@ -10,3 +10,8 @@ mod worker;
 
 pub use role::{Config, GeneratorRole};
 pub use worker::{WorkerConfig, work};
+
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::calls::fuzz as calls;
+}

@@ -15,7 +15,7 @@ use tokio::sync::{RwLock, RwLockReadGuard, watch};
 use wire::{Body, Place, WorkKind, v1};
 
 use crate::{
-    calls::{Done, Generate, Generated},
+    calls::{Done, Generate, Generated, samples_of},
     rate::Rate,
 };
 
@@ -66,7 +66,7 @@ impl GeneratorRole {
         };
         let place =
             Place::Samples { cycle: order.cycle, job: order.job.parse().map_err(JobError::fatal)? };
-        let total = order.requests.iter().map(|request| request.count).sum();
+        let total = samples_of(&order.requests).map_err(|why| JobError::fatal(anyhow!(why)))?;
         let mut share = Share::take(&self.outstanding, total);
         if job.is_written(place.clone()).await? {
             return Ok(());

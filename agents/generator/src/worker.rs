@@ -10,7 +10,7 @@ use engine::{Completion, Finish, Generator, Prompt, Request, Sampling};
 use runtime::{Call, Inbox, Responder};
 use wire::{sample_seed, v1};
 
-use crate::calls::{Done, Generate, Generated};
+use crate::calls::{Done, Generate, Generated, samples_of};
 
 /// Between two progress messages of a call.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
@@ -84,6 +84,10 @@ impl Batch {
     }
 
     fn admit(&mut self, Call { request, respond }: Call<Generate>) {
+        let total = match samples_of(&request.requests) {
+            Ok(total) => total as usize,
+            Err(why) => return respond.error(&why),
+        };
         let call = self.next;
         self.next += 1;
         let sampling = Sampling {
@@ -102,7 +106,6 @@ impl Batch {
                 return respond.error(&format!("prompt {:?}: {error}", wanted.prompt_id));
             }
         }
-        let total = request.requests.iter().map(|wanted| wanted.count as usize).sum();
         let open = Open {
             respond,
             requests: request.requests,

@@ -22,6 +22,8 @@ pub use child::{Child, Command};
 pub use conduct::Fault;
 pub use job::{Job, JobError};
 pub use launch::Launch;
+#[doc(hidden)]
+pub use protocol::fuzzing;
 pub use protocol::{Call, Inbox, Responder};
 pub use role::Role;
 pub use worker::{Worker, WorkerError};

@@ -86,6 +86,23 @@ impl<Q: DeserializeOwned + Send + 'static> Inbox<Q> {
     }
 }
 
+/// Reads a line as its other end does, for tests with hostile input.
+#[doc(hidden)]
+pub mod fuzzing {
+    /// What a worker answered.
+    pub fn answer(line: &[u8]) -> Option<serde_json::Value> {
+        match serde_json::from_slice::<super::FromWorker>(line).ok()?.answer {
+            super::Answer::Progress(value) | super::Answer::Reply(value) => Some(value),
+            super::Answer::Error(_) => None,
+        }
+    }
+
+    /// What an agent asked.
+    pub fn request(line: &[u8]) -> Option<serde_json::Value> {
+        serde_json::from_slice::<super::ToWorker>(line).ok().map(|call| call.request)
+    }
+}
+
 fn read_call<Q: DeserializeOwned>(line: &str) -> Option<Call<Q>> {
     let message: ToWorker = match serde_json::from_str(line) {
         Ok(message) => message,

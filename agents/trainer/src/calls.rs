@@ -38,3 +38,12 @@ pub(crate) struct Step {
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Trained {}
+
+/// Reads a value as each message in turn, for tests with hostile input.
+#[doc(hidden)]
+pub fn fuzz(value: &serde_json::Value) {
+    // Whether it is one is of no interest.
+    let _ = Train::deserialize(value);
+    let _ = Step::deserialize(value);
+    let _ = Trained::deserialize(value);
+}

@@ -9,3 +9,8 @@ mod worker;
 
 pub use role::TrainerRole;
 pub use worker::work;
+
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::calls::fuzz as calls;
+}

@@ -33,3 +33,12 @@ pub(crate) struct Verified {
 pub(crate) struct Judged {
     pub items: u32,
 }
+
+/// Reads a value as each message in turn, for tests with hostile input.
+#[doc(hidden)]
+pub fn fuzz(value: &serde_json::Value) {
+    // Whether it is one is of no interest.
+    let _ = Verify::deserialize(value);
+    let _ = Judged::deserialize(value);
+    let _ = Verified::deserialize(value);
+}
