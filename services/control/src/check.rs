@@ -1,9 +1,13 @@
 //! Whether a spec's numbers make sense, before anything is stored or started.
 
+use regex::RegexBuilder;
 use wire::SuiteName;
 
-use crate::spec::{
-    BaseSpec, LoraSpec, RaftSpec, RunSpec, SamplingSpec, SuiteSpec, TrainingSpec, VerifierSpec,
+use crate::{
+    spec::{
+        BaseSpec, LoraSpec, RaftSpec, RunSpec, SamplingSpec, SuiteSpec, TrainingSpec, VerifierSpec,
+    },
+    submit::SubmitError,
 };
 
 /// A field whose value cannot work.
@@ -32,7 +36,30 @@ fn count(field: &str, value: u32, low: u32, high: u32) -> Checked {
     within(field, f64::from(value), f64::from(low), f64::from(high))
 }
 
+/// A spec ends up in one fact, which is smaller.
+const SPEC_BYTES_MAX: usize = 1 << 20;
+
+/// Each is measured for every checkpoint.
+const SUITES_MAX: usize = 64;
+
+/// Longest regular expression as written; a longer one takes memory out of proportion.
+const PATTERN_BYTES_MAX: usize = 4096;
+
 impl RunSpec {
+    /// Reads a run spec and checks that it makes sense, as far as that shows without its files.
+    ///
+    /// # Errors
+    /// When it is no YAML, has a key nobody knows, or a field cannot work.
+    pub fn parse(yaml: &str) -> Result<Self, SubmitError> {
+        let bytes = yaml.len();
+        let remedy =
+            format!("it has {bytes} bytes, the limit is {SPEC_BYTES_MAX}; put texts in files");
+        ensure(bytes <= SPEC_BYTES_MAX, "spec", remedy)?;
+        let spec: Self = serde_saphyr::from_str(yaml).map_err(SubmitError::Yaml)?;
+        spec.check()?;
+        Ok(spec)
+    }
+
     /// # Errors
     /// The first field that cannot work, and what it should be.
     pub fn check(&self) -> Checked {
@@ -105,7 +132,13 @@ impl VerifierSpec {
         let extract = self.exact.as_ref().map(|spec| &spec.extract);
         let extract = extract.or(self.numeric.as_ref().map(|spec| &spec.extract));
         let pattern = extract.or(self.regex.as_ref().map(|spec| &spec.pattern));
-        if let Some(Err(error)) = pattern.map(|pattern| regex::Regex::new(pattern)) {
+        let bytes = pattern.map_or(0, String::len);
+        let remedy = format!("the pattern has {bytes} bytes, the limit is {PATTERN_BYTES_MAX}");
+        ensure(bytes <= PATTERN_BYTES_MAX, field, remedy)?;
+        // What the verifier accepts once the answer is in it.
+        let compiled_max = if self.regex.is_some() { 1 << 20 } else { 10 << 20 };
+        let build = |pattern: &String| RegexBuilder::new(pattern).size_limit(compiled_max).build();
+        if let Some(Err(error)) = pattern.map(build) {
             return ensure(false, field, format!("not a regular expression: {error}"));
         }
         if let Some(numeric) = &self.numeric {
@@ -151,6 +184,9 @@ impl LoraSpec {
 }
 
 fn check_suites(suites: &[SuiteSpec]) -> Checked {
+    let given = suites.len();
+    let remedy = format!("{given} suites are given, the limit is {SUITES_MAX}");
+    ensure(given <= SUITES_MAX, "evals", remedy)?;
     for (index, suite) in suites.iter().enumerate() {
         let field = |name: &str| format!("evals[{index}].{name}");
         let legal = SuiteName::new(suite.name.as_str());

@@ -109,7 +109,7 @@ impl Control {
             if already(&run, action) {
                 return Ok(());
             }
-            let place = Place::Control { number: run.controls + 1 };
+            let place = Place::Control { number: run.controls.saturating_add(1) };
             let body = Body::Control(v1::Control { action: action.into(), reason: reason.into() });
             let fact = Fact { subject: Subject::new(id, place), body };
             if let Published::New { .. } = self.bus.publish(&fact).await? {

@@ -86,8 +86,7 @@ impl Control {
     /// The first thing wrong with the spec or its files, or with the fleet. Nothing has
     /// started then.
     pub async fn submit(&self, yaml: &str, files: &Files) -> Result<RunId, SubmitError> {
-        let spec: RunSpec = serde_saphyr::from_str(yaml).map_err(SubmitError::Yaml)?;
-        spec.check()?;
+        let spec = RunSpec::parse(yaml)?;
         let resolved = self.resolve(&spec, files).await?;
         self.write_spec(&spec.name, resolved).await
     }

@@ -75,7 +75,11 @@ impl Manifest {
         Ok(Self { files, about })
     }
 
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
+    /// Reads a `manifest.json`.
+    ///
+    /// # Errors
+    /// When it is none, or lists a file that could not be published.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
         let read: Read = serde_json::from_slice(bytes).map_err(ManifestError::Syntax)?;
         if read.schema != SCHEMA {
             return Err(ManifestError::Schema(read.schema));
@@ -83,7 +87,11 @@ impl Manifest {
         Self::new(read.files, read.about)
     }
 
-    pub(crate) fn to_json(&self) -> Result<Vec<u8>, ManifestError> {
+    /// The bytes of `manifest.json`.
+    ///
+    /// # Errors
+    /// When it is larger than a store accepts.
+    pub fn to_json(&self) -> Result<Vec<u8>, ManifestError> {
         let written = Written { schema: SCHEMA, files: &self.files, about: &self.about };
         let mut json = serde_json::to_vec_pretty(&written).map_err(ManifestError::Syntax)?;
         json.push(b'\n');
