@@ -14,7 +14,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::sleep,
+    time::{Sleep, sleep},
 };
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
@@ -25,11 +25,23 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 /// Accepting fails when the machine is out of something; trying at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// One client's connection; reads as closed once `cut` is cancelled.
+/// Whoever means to call says so at once; others only take up room.
+const HELLO_LIMIT: Duration = Duration::from_secs(10);
+/// HTTP/2's preface and the head of the frame that follows it.
+const HELLO_BYTES: usize = 24 + 9;
+
+/// One client's connection; reads as closed once `cut` is cancelled, or when no hello comes.
 pub(crate) struct Connection {
     socket: TcpStream,
+    hello: Option<Hello>,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     _one_of_the_most: OwnedSemaphorePermit,
+}
+
+/// A hello that has not come yet, and what is missing of it.
+struct Hello {
+    missing: usize,
+    until: Pin<Box<Sleep>>,
 }
 
 pub(crate) fn incoming(
@@ -44,6 +56,7 @@ pub(crate) fn incoming(
         let connection = match sockets.next().await? {
             Ok(socket) => Ok(Connection {
                 socket,
+                hello: Some(Hello { missing: HELLO_BYTES, until: Box::pin(sleep(HELLO_LIMIT)) }),
                 cut: Box::pin(cut.clone().cancelled_owned()),
                 _one_of_the_most: permit,
             }),
@@ -74,7 +87,19 @@ impl AsyncRead for Connection {
         if self.cut.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Ok(()));
         }
-        Pin::new(&mut self.socket).poll_read(cx, buffer)
+        if let Some(hello) = &mut self.hello
+            && hello.until.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Ok(()));
+        }
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.socket).poll_read(cx, buffer);
+        let read = buffer.filled().len() - before;
+        if let Some(hello) = &mut self.hello {
+            hello.missing = hello.missing.saturating_sub(read);
+        }
+        self.hello.take_if(|hello| hello.missing == 0);
+        polled
     }
 }
 

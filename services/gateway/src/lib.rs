@@ -11,6 +11,7 @@ mod connection;
 mod evals;
 mod fleet;
 mod health;
+mod receive;
 mod runs;
 mod status;
 
@@ -25,8 +26,7 @@ use tonic::transport::{Server, server::Router};
 use crate::{
     call::Calls,
     rpc::{
-        checkpoints_server::CheckpointsServer, evals_server::EvalsServer,
-        fleet_server::FleetServer, runs_server::RunsServer,
+        checkpoints_server::CheckpointsServer, evals_server::EvalsServer, fleet_server::FleetServer,
     },
 };
 
@@ -136,9 +136,7 @@ impl Bound {
 }
 
 fn router(calls: &Calls) -> anyhow::Result<Router> {
-    let runs = RunsServer::new(runs::Runs(calls.clone()))
-        .max_decoding_message_size(SUBMIT_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let runs = receive::BoundedRuns::new(|| runs::Runs(calls.clone()));
     let evals = EvalsServer::new(evals::Evals(calls.clone()))
         .max_decoding_message_size(REQUEST_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
