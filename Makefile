@@ -3,7 +3,7 @@
 CARGO ?= cargo
 NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
 
-.PHONY: demo build test lint tools bench sim
+.PHONY: demo build test lint tools bench sim fuzz
 
 demo: tools
 	$(CARGO) build --release
@@ -37,3 +37,16 @@ sim:
 bench: tools
 	$(CARGO) build --release
 	./target/release/flotilla bench $(ARGS)
+
+# Coverage-guided fuzzing of one target: make fuzz TARGET=facts SECONDS=60. See docs/FUZZING.md.
+TARGET ?= facts
+SECONDS ?= 60
+FUZZ_DIR := target/fuzz/$(TARGET)
+
+fuzz:
+	RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/tests/fuzz/instrument.sh \
+		$(CARGO) build -p fuzz --bin libfuzzer --features libfuzzer
+	mkdir -p $(FUZZ_DIR)/found
+	FUZZ_TARGET=$(TARGET) ./target/debug/libfuzzer $(FUZZ_DIR)/found tests/fuzz/corpus/$(TARGET) \
+		-max_total_time=$(SECONDS) -max_len=65536 -timeout=10 -rss_limit_mb=4096 \
+		-artifact_prefix=$(FUZZ_DIR)/

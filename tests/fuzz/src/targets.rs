@@ -1,0 +1,143 @@
+//! One function a parser.
+
+mod engine;
+mod fold;
+mod workers;
+
+use std::path::Path;
+
+use bus::fuzzing::claim;
+use store::{Manifest, RelativePath, Store, TreePlace};
+use wire::{AgentId, Digest, Example, Fact, Prompt, RunId, Subject, v1};
+
+use crate::lines;
+
+/// Reads an input. Whatever it says, this returns.
+pub type Run = fn(&[u8]);
+
+/// Every reader of what another process wrote, by the name of its corpus.
+pub const TARGETS: &[(&str, Run)] = &[
+    ("facts", facts),
+    ("names", names),
+    ("manifests", manifests),
+    ("prompts", prompts),
+    ("examples", examples),
+    ("specs", specs),
+    ("bucket", bucket),
+    ("stores", stores),
+    ("fold", fold::fold),
+    ("lines", workers::lines),
+    ("verdicts", workers::verdicts),
+    ("judges", workers::judges),
+    ("configs", engine::configs),
+    ("weights", engine::weights),
+    ("shards", engine::shards),
+    ("tokenizers", engine::tokenizers),
+    ("adapters", engine::adapters),
+    ("pairs", engine::pairs),
+];
+
+/// The target of a name.
+pub fn target(name: &str) -> Option<Run> {
+    TARGETS.iter().find(|(known, _)| *known == name).map(|(_, run)| *run)
+}
+
+/// A subject, and below it the payload. What is read must be written as it was read.
+fn facts(input: &[u8]) {
+    let (subject, payload) = lines::head(input);
+    let Ok(subject) = std::str::from_utf8(subject) else { return };
+    let Ok(fact) = Fact::decode(subject, payload) else { return };
+    reads_back(&fact);
+}
+
+/// # Panics
+/// When a fact we hold is not what another process would read of it.
+fn reads_back(fact: &Fact) {
+    let written = fact.encode();
+    let again = Fact::decode(&fact.subject.to_string(), &written)
+        .unwrap_or_else(|error| panic!("{error:?}: {}", String::from_utf8_lossy(&written)));
+    assert_eq!(again.encode(), written, "{}", fact.subject);
+}
+
+/// Subjects, ids, digests and checkpoints' names.
+fn names(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let text = &*text;
+    if let Ok(subject) = text.parse::<Subject>() {
+        assert_eq!(subject.to_string(), text);
+    }
+    if let Ok(digest) = text.parse::<Digest>() {
+        assert_eq!(digest.to_string().parse(), Ok(digest));
+    }
+    if let Ok(run) = RunId::new(text) {
+        let _ = TreePlace::checkpoint(&run, u32::MAX, u32::MAX);
+    }
+    let _ = AgentId::new(text);
+    let _ = control::parse_checkpoint_ref(text);
+}
+
+fn manifests(input: &[u8]) {
+    if let Ok(manifest) = Manifest::parse(input) {
+        let written = manifest.to_json().expect("it was shorter when it was read");
+        assert!(Manifest::parse(&written).is_ok_and(|again| again == manifest));
+        assert!(manifest.files.iter().all(|file| stays_inside(file.path.as_str())));
+        let _ = (manifest.bytes(), manifest.content_digest());
+    }
+    if let Ok(text) = std::str::from_utf8(input) {
+        assert!(RelativePath::new(text).map_or(true, |path| stays_inside(path.as_str())));
+        let _ = TreePlace::model(text);
+    }
+}
+
+fn stays_inside(path: &str) -> bool {
+    Path::new(path).components().all(|part| matches!(part, std::path::Component::Normal(_)))
+}
+
+fn prompts(input: &[u8]) {
+    if let Ok(prompts) = Prompt::parse_all(input) {
+        assert!(prompts.iter().all(|prompt| !prompt.id.is_empty() && !prompt.prompt.is_empty()));
+    }
+}
+
+fn examples(input: &[u8]) {
+    if let Ok(examples) = Example::parse_all(input) {
+        assert!(examples.iter().all(|example| !example.completion.is_empty()));
+    }
+}
+
+fn specs(input: &[u8]) {
+    let _ = control::RunSpec::parse(&String::from_utf8_lossy(input));
+}
+
+/// What stands in the fleet's bucket, and what agents announce.
+fn bucket(input: &[u8]) {
+    claim(input);
+    let written = |json: Result<Vec<u8>, serde_json::Error>| {
+        json.expect("what was read as a message can be written");
+    };
+    if let Ok(config) = serde_json::from_slice::<v1::FleetConfig>(input) {
+        written(serde_json::to_vec(&config));
+    }
+    if let Ok(status) = serde_json::from_slice::<v1::AgentStatus>(input) {
+        written(serde_json::to_vec(&status));
+    }
+    if let Ok(command) = serde_json::from_slice::<v1::AgentCommand>(input) {
+        written(serde_json::to_vec(&command));
+    }
+}
+
+/// The store's address, and below it environment variables `NAME=value`.
+fn stores(input: &[u8]) {
+    let (url, variables) = lines::head(input);
+    let (url, variables) = (String::from_utf8_lossy(url), String::from_utf8_lossy(variables));
+    if url.starts_with("file:///") {
+        // It would be created.
+        return;
+    }
+    let pair = |line: &str| {
+        let (name, value) = line.split_once('=')?;
+        Some((name.to_owned(), value.to_owned()))
+    };
+    let variables: Vec<(String, String)> = variables.lines().filter_map(pair).collect();
+    let _ = futures::executor::block_on(Store::open_with_env(&url, variables));
+}

@@ -1,0 +1,114 @@
+//! Model and adapter directories in which one file is somebody else's.
+
+use std::{
+    path::Path,
+    sync::{Mutex, OnceLock, PoisonError},
+};
+
+use engine::{Adapter, Config, Device, LoraSpec, Model, Module, Shape, Tokenizer, write_scratch};
+use tempfile::TempDir;
+
+/// As small as a model can be: most of an input should be what is tried.
+const SHAPE: Shape = Shape {
+    hidden_size: 2,
+    intermediate_size: 2,
+    layers: 1,
+    heads: 1,
+    kv_heads: 1,
+    max_positions: 16,
+};
+
+const TEXT: &str = "2+2=4, é <|endoftext|>\n";
+
+/// A whole model with an adapter, of which an input replaces one file.
+struct Directory {
+    directory: TempDir,
+    config: Config,
+}
+
+impl Directory {
+    fn create() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let config = write_scratch(directory.path(), &SHAPE).expect("files");
+        let model = Model::init(config.clone(), 1, &Device::Cpu).expect("a model");
+        model.save(directory.path()).expect("files");
+        let modules = [Module::Query, Module::Down].into();
+        let spec = LoraSpec { rank: 1, alpha: 2.0, modules, rslora: false };
+        let adapter = Adapter::new(&spec, &config, 1).expect("an adapter");
+        adapter.save(directory.path(), "base").expect("files");
+        Self { directory, config }
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn with(&self, file: &str, input: &[u8]) -> &Path {
+        let path = self.path().join(file);
+        // Writing over a file would wait for the disk; it may not be there yet.
+        let _ = std::fs::remove_file(&path);
+        std::fs::write(path, input).expect("a file");
+        self.path()
+    }
+}
+
+/// A target's own directory. Made once, and only one input is in it at a time.
+macro_rules! directory {
+    () => {{
+        static DIRECTORY: OnceLock<Mutex<Directory>> = OnceLock::new();
+        let directory = DIRECTORY.get_or_init(|| Mutex::new(Directory::create()));
+        directory.lock().unwrap_or_else(PoisonError::into_inner)
+    }};
+}
+
+/// `config.json`; what is accepted must mean the same when written.
+pub(super) fn configs(input: &[u8]) {
+    let path = Path::new("config.json");
+    let Ok(map) = serde_json::from_slice(input) else { return };
+    let Ok(config) = Config::from_json(&map, path) else { return };
+    let written = config.to_json();
+    let again = Config::from_json(written.as_object().expect("an object"), path);
+    assert_eq!(again.ok(), Some(config));
+}
+
+/// `model.safetensors`.
+pub(super) fn weights(input: &[u8]) {
+    let directory = directory!();
+    let _ = Model::load(directory.with("model.safetensors", input), &Device::Cpu);
+}
+
+/// `model.safetensors.index.json`.
+pub(super) fn shards(input: &[u8]) {
+    let directory = directory!();
+    let _ = Model::load(directory.with("model.safetensors.index.json", input), &Device::Cpu);
+}
+
+/// `tokenizer.json`, and texts through it.
+pub(super) fn tokenizers(input: &[u8]) {
+    let directory = directory!();
+    let Ok(tokenizer) = Tokenizer::load(directory.with("tokenizer.json", input)) else { return };
+    let _ = tokenizer.encode_continuation(TEXT);
+    if let Ok(tokens) = tokenizer.encode(TEXT) {
+        let _ = tokenizer.decode(&tokens);
+    }
+    let _ = tokenizer.decode(&[0, 1, 256, u32::MAX]);
+}
+
+/// `adapter_config.json`.
+pub(super) fn adapters(input: &[u8]) {
+    let directory = directory!();
+    load_adapter(directory.with("adapter_config.json", input), &directory.config);
+}
+
+/// `adapter_model.safetensors`.
+pub(super) fn pairs(input: &[u8]) {
+    let directory = directory!();
+    load_adapter(directory.with("adapter_model.safetensors", input), &directory.config);
+}
+
+fn load_adapter(path: &Path, config: &Config) {
+    if let Ok(adapter) = Adapter::load(path, config) {
+        let model = Model::load(path, &Device::Cpu).expect("its files are our own");
+        let _ = model.with_adapter(&adapter);
+    }
+}

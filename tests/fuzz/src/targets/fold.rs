@@ -1,0 +1,59 @@
+//! A whole log: folded, decided on after each fact, audited.
+
+use std::sync::OnceLock;
+
+use cycle::{Fleet, Generator, Inputs, Run, Sizing, audit, decide};
+use wire::{Fact, Prompt, Record};
+
+use super::reads_back;
+use crate::lines;
+
+/// More would only be slow.
+const FACTS_MAX: usize = 256;
+
+/// One fact a line, `subject payload`. All of them are taken as one run's.
+pub(super) fn fold(input: &[u8]) {
+    let facts = input.split(|byte| *byte == b'\n').filter_map(|line| {
+        let (subject, payload) = lines::fact(line)?;
+        Fact::decode(subject, payload).ok()
+    });
+    let records: Vec<Record> = (1..)
+        .zip(facts.take(FACTS_MAX))
+        .map(|(sequence, fact)| Record { sequence, time_ms: time_ms(sequence), fact })
+        .collect();
+    let mut run: Option<Run> = None;
+    for record in &records {
+        match &mut run {
+            Some(run) => run.fold(record),
+            None => run = Run::start(record),
+        }
+        if let Some(run) = &run {
+            next(run);
+            let _ = control::view(run);
+        }
+    }
+    let _ = audit(&records);
+}
+
+/// The log's clock may be set, even back.
+fn time_ms(sequence: u64) -> u64 {
+    if sequence.is_multiple_of(7) { u64::MAX - sequence } else { sequence * 1000 }
+}
+
+fn next(run: &Run) {
+    static PROMPTS: OnceLock<Vec<Prompt>> = OnceLock::new();
+    let prompts = PROMPTS.get_or_init(prompts);
+    let speeds = [10.0, 0.0, -1.0, f64::NAN, f64::INFINITY];
+    let fleet = Fleet { generators: speeds.map(|tokens_per_s| Generator { tokens_per_s }).into() };
+    let sizing = Sizing::default();
+    let inputs = Inputs { prompts, heldout: &prompts[..4], fleet: &fleet, sizing: &sizing };
+    for command in decide(run, inputs) {
+        reads_back(&command.fact);
+    }
+}
+
+fn prompts() -> Vec<Prompt> {
+    let lines: Vec<String> =
+        (0..8).map(|n| format!(r#"{{"id":"p{n}","prompt":"{n}+1="}}"#)).collect();
+    Prompt::parse_all(lines.join("\n").as_bytes()).expect("these are prompts")
+}
