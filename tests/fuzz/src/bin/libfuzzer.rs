@@ -10,6 +10,9 @@ use libfuzzer_sys::fuzz_target;
 static TARGET: OnceLock<Run> = OnceLock::new();
 
 fn chosen() -> Run {
+    // libFuzzer's hook would end the process at panics of libraries that we catch. Those that
+    // nobody catches still do.
+    drop(std::panic::take_hook());
     let name = std::env::var("FUZZ_TARGET").unwrap_or_default();
     fuzz::target(&name).unwrap_or_else(|| {
         let names: Vec<&str> = fuzz::TARGETS.iter().map(|(name, _)| *name).collect();
