@@ -14,13 +14,17 @@ pub struct IdError {
     pub name: String,
 }
 
+/// Of a name in an error.
+const NAME_CHARS_MAX: usize = 100;
+
 fn check(what: &'static str, name: &str) -> Result<(), IdError> {
     let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_';
     let starts_well = name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
     if starts_well && name.len() <= 64 && name.bytes().all(legal) {
         return Ok(());
     }
-    Err(IdError { what, name: name.to_owned() })
+    // A hostile name must not drown what is said of it.
+    Err(IdError { what, name: name.chars().take(NAME_CHARS_MAX).collect() })
 }
 
 macro_rules! id {
@@ -97,6 +101,8 @@ mod tests {
         for name in ["", "a.b", "a b", "*", ">", "../x", "Upper", "-x", &"x".repeat(65)] {
             assert!(RunId::new(name).is_err(), "{name:?} was accepted");
         }
+        let error = RunId::new("é".repeat(60_000)).unwrap_err().to_string();
+        assert!(error.len() < 400 && error.contains("must be 1 to 64"), "{error}");
         for name in ["a", "raft-1", "0_b", &"x".repeat(64)] {
             assert!(RunId::new(name).is_ok(), "{name:?} was refused");
         }
