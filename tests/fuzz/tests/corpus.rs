@@ -1,5 +1,7 @@
 //! Every target over its corpus and over mutations of it, the same ones each time.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
 use std::{
     collections::BTreeSet,
     fs,
