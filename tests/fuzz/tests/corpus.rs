@@ -95,6 +95,9 @@ fn survive(name: &str) {
     let run = fuzz::target(name).expect("a target of this name");
     let corpus = corpus(name);
     let mut trial = Trial::new(name, run);
+    // Libraries panic where we catch it; a printed backtrace takes more memory than any input.
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
     for input in &corpus {
         trial.run(input);
     }
@@ -104,6 +107,7 @@ fn survive(name: &str) {
         let other = &corpus[random.below(corpus.len())];
         trial.run(&mutated(input, other, &mut random));
     }
+    std::panic::set_hook(hook);
     trial.end();
 }
 
