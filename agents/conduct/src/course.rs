@@ -45,7 +45,7 @@ impl Courses {
         match action {
             Action::Pause => course.paused = true,
             Action::Resume => {
-                course.round += u32::from(course.paused);
+                course.round = course.round.saturating_add(u32::from(course.paused));
                 course.paused = false;
             }
             Action::Cancel => course.over = true,

@@ -87,7 +87,7 @@ pub fn failure(blow: &Blow<'_>, id: &str, last: Option<&v1::Failure>) -> Option<
         run: blow.run.to_string(),
         kind: blow.kind.to_string(),
         id: id.to_owned(),
-        attempt: last.map_or(0, |last| last.attempt) + 1,
+        attempt: last.map_or(1, |last| last.attempt.saturating_add(1)),
         agent: blow.agent.to_owned(),
         message: blow.message.to_owned(),
         log_tail: blow.log_tail.to_owned(),

@@ -11,5 +11,5 @@ mod temper;
 
 pub use course::{Course, Courses};
 pub use failing::{Blow, Fault, Then, failure, owed, then};
-pub use reception::{PASS_ON_MS, Reception, poison, receive};
+pub use reception::{AtHand, PASS_ON_MS, Reception, poison, receive};
 pub use temper::{Rest, Temper};

@@ -3,13 +3,13 @@
 //! What is to be done is decided in `conduct`; here it is done.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use bus::{AckError, Bus, Delivery};
-use conduct::{Fault, Reception, Temper, Then};
+use conduct::{AtHand, Fault, Reception, Temper, Then};
 use futures::FutureExt;
 use store::{Cache, Store};
 use tokio::sync::watch;
@@ -51,8 +51,8 @@ pub(crate) struct Post {
     pub(crate) shared: Shared,
     pub(crate) role: Arc<dyn Role>,
     temper: Mutex<Temper>,
-    /// Jobs worked on, by the place of their result.
-    at_hand: Mutex<BTreeSet<String>>,
+    /// Jobs worked on, each with the sequence of the fact that called for it.
+    at_hand: Mutex<BTreeMap<String, u64>>,
     /// Weight of the jobs that wait.
     waiting: watch::Sender<u32>,
 }
@@ -107,7 +107,7 @@ impl Post {
         let run = &record.fact.subject.run;
         let receive = || {
             let course = self.shared.runs.course(run);
-            let at_hand = AtHand::is_taken(&self.at_hand, &record.fact);
+            let at_hand = Held::look(&self.at_hand, record);
             conduct::receive(&record.fact.body, delivery.delivered, course, at_hand)
         };
         while receive() == Reception::Wait {
@@ -121,13 +121,14 @@ impl Post {
         let reception = receive();
         match reception {
             Reception::Drop => return delivery.ack().await.map(|()| Duration::ZERO),
+            Reception::Leave => return Ok(Duration::ZERO),
             Reception::PassOn => {
                 let delay = Duration::from_millis(conduct::PASS_ON_MS);
                 return delivery.nak(delay).await.map(|()| Duration::ZERO);
             }
             Reception::Wait | Reception::Work | Reception::Poison => {}
         }
-        let _at_hand = AtHand::take(&self.at_hand, &record.fact);
+        let _held = Held::take(&self.at_hand, record);
         let job = self.job(record);
         tracing::info!(subject = %record.fact.subject, delivered = delivery.delivered, "job begins");
         let outcome = if reception == Reception::Poison {
@@ -315,32 +316,36 @@ impl Drop for Waiting<'_> {
 }
 
 /// A job at hand, for as long as this lives.
-struct AtHand<'a> {
-    jobs: &'a Mutex<BTreeSet<String>>,
+struct Held<'a> {
+    jobs: &'a Mutex<BTreeMap<String, u64>>,
     key: String,
 }
 
-impl<'a> AtHand<'a> {
+impl<'a> Held<'a> {
     fn key(fact: &Fact) -> String {
         let (cycle, name) = describe(fact);
         format!("{} {cycle} {name}", fact.subject.run)
     }
 
-    /// Whether the job is at hand already, by another order.
-    fn is_taken(jobs: &Mutex<BTreeSet<String>>, fact: &Fact) -> bool {
-        jobs.lock().is_ok_and(|jobs| jobs.contains(&Self::key(fact)))
+    fn look(jobs: &Mutex<BTreeMap<String, u64>>, record: &Record) -> AtHand {
+        let jobs = jobs.lock().map(|jobs| jobs.get(&Self::key(&record.fact)).copied());
+        match jobs.ok().flatten() {
+            None => AtHand::No,
+            Some(sequence) if sequence == record.sequence => AtHand::Itself,
+            Some(_) => AtHand::Twin,
+        }
     }
 
-    fn take(jobs: &'a Mutex<BTreeSet<String>>, fact: &Fact) -> Self {
-        let key = Self::key(fact);
+    fn take(jobs: &'a Mutex<BTreeMap<String, u64>>, record: &Record) -> Self {
+        let key = Self::key(&record.fact);
         if let Ok(mut jobs) = jobs.lock() {
-            jobs.insert(key.clone());
+            jobs.insert(key.clone(), record.sequence);
         }
         Self { jobs, key }
     }
 }
 
-impl Drop for AtHand<'_> {
+impl Drop for Held<'_> {
     fn drop(&mut self) {
         if let Ok(mut jobs) = self.jobs.lock() {
             jobs.remove(&self.key);

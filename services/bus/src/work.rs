@@ -21,8 +21,9 @@ use crate::{
 const MAX_WAITING: i64 = 4096;
 /// Facts worked on at the same time, over all agents of the queue.
 const MAX_ACK_PENDING: i64 = 10_000;
-/// Only a backstop: agents turn poison into a failure fact long before.
-const MAX_DELIVER: i64 = 50;
+/// Agents turn poison into a failure fact; a fact the server no longer hands out would be
+/// lost without a word.
+const MAX_DELIVER: i64 = -1;
 /// The server forgets a waiting pull after this; we renew it.
 const LONGEST_PULL: Duration = Duration::from_secs(30);
 const SHORTEST_PULL: Duration = Duration::from_millis(20);

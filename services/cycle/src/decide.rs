@@ -120,7 +120,7 @@ fn order_training(
             return Vec::new();
         }
     }
-    order.attempt = ordered.attempt + 1;
+    order.attempt = ordered.attempt.saturating_add(1);
     let place = Place::TrainOrder { pool: pool(run), cycle: order.cycle, attempt: order.attempt };
     vec![command(run, place, Body::TrainOrder(order))]
 }
@@ -265,7 +265,7 @@ impl Turn<'_> {
                 count: draw.count,
             })
         };
-        let (cycle, attempt) = (self.number, job.ordered.attempt + 1);
+        let (cycle, attempt) = (self.number, job.ordered.attempt.saturating_add(1));
         // Held-out samples are drawn alike in every cycle, so that cycles compare.
         let seed_path = match purpose {
             v1::Purpose::Heldout => "heldout".to_owned(),

@@ -39,8 +39,9 @@ pub(crate) fn of(run: &Run, fleet: &Fleet) -> Option<v1::Done> {
 
 fn shortcomings(run: &Run) -> String {
     let unmeasured: usize = run.cycles.values().map(Cycle::evals_missing).sum();
-    let aside: u32 = run.cycles.values().filter_map(|c| c.done.as_ref()).map(|d| d.set_aside).sum();
-    let parts = [(unmeasured as u64, "evals failed"), (u64::from(aside), "samples were set aside")];
+    let done = || run.cycles.values().filter_map(|cycle| cycle.done.as_ref());
+    let aside: u64 = done().map(|done| u64::from(done.set_aside)).sum();
+    let parts = [(unmeasured as u64, "evals failed"), (aside, "samples were set aside")];
     let said = parts.iter().filter(|(count, _)| *count > 0);
     said.map(|(count, what)| format!("{count} {what}")).collect::<Vec<_>>().join(", ")
 }

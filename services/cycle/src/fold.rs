@@ -113,7 +113,7 @@ impl Run {
         match control.action() {
             Action::Pause => self.paused = true,
             Action::Resume => {
-                self.round += u32::from(self.paused);
+                self.round = self.round.saturating_add(u32::from(self.paused));
                 self.paused = false;
             }
             Action::Cancel => self.cancelled = true,

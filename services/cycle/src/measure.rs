@@ -24,7 +24,9 @@ pub(crate) fn summarize(number: u32, cycle: &Cycle) -> v1::CycleDone {
         train_s: times.train,
         eval_s: times.evaluate,
         samples_by_agent: samples_by_agent(cycle),
-        set_aside: cycle.set_aside(v1::Purpose::Train) + cycle.set_aside(v1::Purpose::Heldout),
+        set_aside: cycle
+            .set_aside(v1::Purpose::Train)
+            .saturating_add(cycle.set_aside(v1::Purpose::Heldout)),
     }
 }
 

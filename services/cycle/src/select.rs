@@ -43,13 +43,14 @@ pub(crate) fn select(seed: u64, raft: &v1::spec::Raft, number: u32, cycle: &Cycl
     let mut dropped: BTreeMap<String, u32> = BTreeMap::new();
     let mut drop = |why: &str, count: u32| {
         if count > 0 {
-            *dropped.entry(why.to_owned()).or_default() += count;
+            let dropped = dropped.entry(why.to_owned()).or_default();
+            *dropped = dropped.saturating_add(count);
         }
     };
-    let mut considered = 0;
+    let mut considered: u32 = 0;
     let mut groups: BTreeMap<u32, Vec<Candidate<'_>>> = BTreeMap::new();
     for (_, job) in cycle.jobs_for(v1::Purpose::Train) {
-        considered += job.planned();
+        considered = considered.saturating_add(job.planned());
         if job.set_aside.is_some() {
             drop("set aside", job.planned());
             continue;

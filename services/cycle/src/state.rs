@@ -209,7 +209,7 @@ impl Ordered {
         if round > self.round {
             (self.round, self.in_round) = (round, 0);
         }
-        self.in_round += 1;
+        self.in_round = self.in_round.saturating_add(1);
         self.at_ms = at_ms;
     }
 }
@@ -252,7 +252,7 @@ impl Cycle {
     /// Samples of this purpose that nobody will make or judge.
     pub(crate) fn set_aside(&self, purpose: v1::Purpose) -> u32 {
         let jobs = self.jobs_for(purpose).filter(|(_, job)| job.set_aside.is_some());
-        jobs.map(|(_, job)| job.planned()).sum()
+        jobs.fold(0, |sum, (_, job)| sum.saturating_add(job.planned()))
     }
 
     /// Whether every checkpoint has every suite's figures, or will never have them.

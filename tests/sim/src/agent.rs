@@ -1,12 +1,9 @@
 //! An agent around the real `conduct`, as `agents/runtime` is: pull, hold the lease, work,
 //! write the result, acknowledge.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
-use conduct::{Courses, Fault, Temper};
+use conduct::{AtHand, Courses, Fault, Temper};
 use wire::WorkKind;
 
 use crate::{
@@ -47,6 +44,7 @@ pub(crate) struct Nature {
     pub(crate) fails: u32,
     pub(crate) dies: u32,
     pub(crate) poison: bool,
+    pub(crate) zombie: bool,
     pub(crate) bug: Option<Bug>,
 }
 
@@ -73,6 +71,7 @@ impl Agent {
             fails: if faults.sick || (faults.flaky && number == 0) { 500 } else { 0 },
             dies: faults.dies,
             poison: faults.poison,
+            zombie: faults.zombies,
             bug: faults.bug,
         };
         Self {
@@ -137,19 +136,21 @@ impl Agent {
         name: u64,
         reply: Option<Reply>,
     ) -> Vec<Command> {
-        let at_hand: BTreeSet<(WorkKind, u32, String)> = self
-            .jobs
-            .iter()
-            .filter(|(other, job)| **other != name && !job.waits())
-            .map(|(_, job)| job.name())
-            .collect();
+        let Some(job) = self.jobs.get(&name) else { return Vec::new() };
+        let (what, sequence) = (job.name(), job.delivery.record.sequence);
+        let mut others = self.jobs.iter().filter(|(other, job)| **other != name && !job.waits());
+        let at_hand = match others.find(|(_, other)| other.name() == what) {
+            None => AtHand::No,
+            Some((_, other)) if other.delivery.record.sequence == sequence => AtHand::Itself,
+            Some(_) => AtHand::Twin,
+        };
         let Some(job) = self.jobs.get_mut(&name) else { return Vec::new() };
         if random.u32(0..1000) < self.nature.dies {
             return vec![Command::Die];
         }
         let course = self.courses.of(&run());
         let record = job.delivery.record.clone();
-        let step = job.step(&self.nature, random, course, &at_hand, reply);
+        let step = job.step(&self.nature, random, course, at_hand, reply);
         let kind = job.delivery.kind;
         match step {
             Step::Ask(request) => {

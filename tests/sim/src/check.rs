@@ -5,7 +5,7 @@ use std::{
     rc::Rc,
 };
 
-use cycle::{Run, audit};
+use cycle::{Job, Run, audit};
 use wire::{Body, Fact, Place, Record, WorkKind, v1};
 
 use crate::{faults::Faults, server::Server};
@@ -28,6 +28,7 @@ pub(crate) struct Check {
     records: Vec<Rc<Record>>,
     subjects: BTreeSet<String>,
     orders: BTreeMap<(u32, String, u32), usize>,
+    settled: BTreeMap<(u32, String), Outcome>,
     broken: Option<String>,
 }
 
@@ -39,6 +40,7 @@ impl Check {
             records: Vec::new(),
             subjects: BTreeSet::new(),
             orders: BTreeMap::new(),
+            settled: BTreeMap::new(),
             broken: None,
         }
     }
@@ -92,6 +94,22 @@ impl Check {
         self.insist(contradiction.is_none(), || contradiction.unwrap_or_default());
         self.selection_is_of_its_policy(record);
         self.orders_are_few(record);
+        self.settled_jobs_stay();
+    }
+
+    /// What became of a job does not change, or a selection would depend on who looks when.
+    fn settled_jobs_stay(&mut self) {
+        let Some(run) = &self.run else { return };
+        let jobs = run.cycles.iter().flat_map(|(number, cycle)| {
+            let settled = cycle.jobs.iter().filter(|(_, job)| job.is_settled());
+            settled.map(|(id, job)| ((*number, id.to_string()), outcome(job)))
+        });
+        let mut changed = None;
+        for (name, outcome) in jobs {
+            let before = self.settled.entry(name.clone()).or_insert(outcome);
+            changed = changed.or((*before != outcome).then_some(name));
+        }
+        self.insist(changed.is_none(), || format!("{changed:?} was settled, and then otherwise"));
     }
 
     fn may_be(&self, what: &str) -> bool {
@@ -251,6 +269,14 @@ fn course(log: &[Rc<Record>], known: u64) -> (bool, bool, u32) {
         }
     }
     (paused, over, round)
+}
+
+/// Sequence of its samples, whether they were judged, whether it was set aside.
+type Outcome = (Option<u64>, bool, bool);
+
+fn outcome(job: &Job) -> Outcome {
+    let samples = job.samples.as_ref().map(|samples| samples.sequence);
+    (samples, job.verdicts.is_some(), job.set_aside.is_some())
 }
 
 fn results(run: &Run) -> Results {

@@ -29,6 +29,8 @@ pub struct Faults {
     /// All of them fail at many jobs, as with a bad driver update.
     pub sick: bool,
     pub liar: bool,
+    /// Agents that wrote a failure find in the end that they were done after all.
+    pub zombies: bool,
     pub slow: bool,
     /// One job ends every agent that tries it.
     pub poison: bool,
@@ -83,6 +85,7 @@ impl Faults {
             flaky: false,
             sick: false,
             liar: false,
+            zombies: false,
             slow: false,
             poison: false,
             forgets: false,
@@ -114,6 +117,7 @@ impl Faults {
             flaky: sometimes(0.3, 2) > 0,
             sick: sometimes(0.15, 2) > 0,
             liar: sometimes(0.2, 2) > 0,
+            zombies: sometimes(0.3, 2) > 0,
             slow: sometimes(0.4, 2) > 0,
             poison: sometimes(0.1, 2) > 0,
             forgets: sometimes(0.5, 2) > 0,

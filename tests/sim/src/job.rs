@@ -1,8 +1,8 @@
 //! One job in an agent's hands, step by step; between any two the agent may die.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
-use conduct::{Blow, Course, Fault, PASS_ON_MS, Reception, Temper, Then};
+use conduct::{AtHand, Blow, Course, Fault, PASS_ON_MS, Reception, Temper, Then};
 use wire::{Body, Fact, Place, Subject, WorkKind, v1};
 
 use crate::{
@@ -36,6 +36,8 @@ enum Stage {
     /// Looks for earlier failures, then writes the next.
     Looking(Fault),
     Failing(Fault, Box<v1::Failure>),
+    /// Writes results nobody waits for any more.
+    Undead(VecDeque<Fact>),
     Settling {
         how: Settle,
         well: bool,
@@ -115,7 +117,7 @@ impl Job {
         nature: &Nature,
         random: &mut fastrand::Rng,
         course: Course,
-        at_hand: &BTreeSet<(WorkKind, u32, String)>,
+        at_hand: AtHand,
         reply: Option<Reply>,
     ) -> Step {
         if course.over && self.is_working() {
@@ -123,12 +125,11 @@ impl Job {
         }
         match (std::mem::replace(&mut self.stage, Stage::Received), reply) {
             (Stage::Received | Stage::Parked, _) => {
-                let twice = at_hand.contains(&self.name());
                 let course = match nature.bug {
                     Some(Bug::WorksOnStaleOrders) => Course::default(),
                     _ => course,
                 };
-                self.receive(course, twice)
+                self.receive(course, at_hand)
             }
             (Stage::Checking, Some(Reply::Record(found))) => self.checked(nature, found.as_deref()),
             (Stage::HeldUp, _) => self.fetch(),
@@ -137,22 +138,7 @@ impl Job {
                 Step::Work(self.milliseconds(nature, random))
             }
             (Stage::Fetching, Some(Reply::Stored(false))) => self.held_up(),
-            (Stage::Working, _) if random.u32(0..1000) < nature.fails => {
-                self.look_for_failures(Fault::Work)
-            }
-            (Stage::Working, _) if nature.bug == Some(Bug::AcksFirst) => {
-                let results = self.results(nature, random);
-                self.stage = Stage::Storing(results);
-                Step::Ask(Request::Settle(
-                    self.delivery.kind,
-                    self.delivery.record.sequence,
-                    Settle::Ack,
-                ))
-            }
-            (Stage::Working, _) => {
-                let results = self.results(nature, random);
-                self.write(results)
-            }
+            (Stage::Working, _) => self.worked(nature, random),
             (Stage::Storing(results), Some(Reply::Stored(true))) => {
                 let next = results.front().cloned();
                 self.stage = Stage::Writing(results);
@@ -173,12 +159,25 @@ impl Job {
                 self.failed_before(nature, fault, last)
             }
             (Stage::Failing(fault, failure), Some(Reply::Published(published))) => {
-                if published.ours {
-                    self.told(fault, &[*failure])
-                } else {
-                    self.look_for_failures(fault)
+                match published.ours {
+                    true => self.told(fault, &[*failure]),
+                    false => self.look_for_failures(fault),
                 }
             }
+            (Stage::Settling { well: false, how }, Some(Reply::Settled))
+                if nature.zombie && how != (Settle::Nak { delay_ms: PASS_ON_MS }) =>
+            {
+                // It comes too late, or just in time.
+                self.stage = Stage::Undead(self.results(nature, random));
+                Step::Work(random.u64(1..5_000))
+            }
+            (Stage::Undead(mut results), _) => match results.pop_front() {
+                Some(fact) => {
+                    self.stage = Stage::Undead(results);
+                    Step::Ask(Request::Publish(Box::new(fact)))
+                }
+                None => Step::Over { well: false },
+            },
             (Stage::Settling { well, .. }, _) => Step::Over { well },
             (stage, _) => {
                 // An answer to something asked before.
@@ -188,9 +187,23 @@ impl Job {
         }
     }
 
-    fn receive(&mut self, course: Course, twice: bool) -> Step {
+    fn worked(&mut self, nature: &Nature, random: &mut fastrand::Rng) -> Step {
+        if random.u32(0..1000) < nature.fails {
+            return self.look_for_failures(Fault::Work);
+        }
+        let results = self.results(nature, random);
+        if nature.bug == Some(Bug::AcksFirst) {
+            self.stage = Stage::Storing(results);
+            let (kind, sequence) = (self.delivery.kind, self.delivery.record.sequence);
+            return Step::Ask(Request::Settle(kind, sequence, Settle::Ack));
+        }
+        self.write(results)
+    }
+
+    fn receive(&mut self, course: Course, at_hand: AtHand) -> Step {
         let body = &self.delivery.record.fact.body;
-        match conduct::receive(body, self.delivery.delivered, course, twice) {
+        match conduct::receive(body, self.delivery.delivered, course, at_hand) {
+            Reception::Leave => Step::Over { well: false },
             Reception::Drop => self.settling(Settle::Ack, false),
             Reception::PassOn => self.settling(Settle::Nak { delay_ms: PASS_ON_MS }, false),
             Reception::Poison => self.look_for_failures(Fault::Content),

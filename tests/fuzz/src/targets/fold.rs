@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use cycle::{Fleet, Generator, Inputs, Run, Sizing, audit, decide};
+use cycle::{Fleet, Inputs, Member, Run, Sizing, Waiting, audit, decide};
 use wire::{Fact, Prompt, Record};
 
 use super::reads_back;
@@ -44,11 +44,22 @@ fn next(run: &Run) {
     static PROMPTS: OnceLock<Vec<Prompt>> = OnceLock::new();
     let prompts = PROMPTS.get_or_init(prompts);
     let speeds = [10.0, 0.0, -1.0, f64::NAN, f64::INFINITY];
-    let fleet = Fleet { generators: speeds.map(|tokens_per_s| Generator { tokens_per_s }).into() };
-    let sizing = Sizing::default();
-    let inputs = Inputs { prompts, heldout: &prompts[..4], fleet: &fleet, sizing: &sizing };
-    for command in decide(run, inputs) {
-        reads_back(&command.fact);
+    let member = |tokens_per_s| Member { tokens_per_s, ..Member::default() };
+    let generators: Vec<Member> = speeds.map(member).into();
+    let others = generators[..1].to_vec();
+    let fleet = Fleet { generators, verifiers: others.clone(), trainers: others };
+    for now_ms in [0, 1_000_000, u64::MAX] {
+        let inputs = Inputs {
+            prompts,
+            heldout: &prompts[..4],
+            fleet: &fleet,
+            sizing: &Sizing::default(),
+            waiting: &Waiting::default(),
+            now_ms,
+        };
+        for command in decide(run, inputs) {
+            reads_back(&command.fact);
+        }
     }
 }
 
