@@ -32,7 +32,7 @@ pub use scratch::{ScratchError, Shape, write_scratch};
 pub use sequence::SequenceError;
 pub use tensors::TensorFileError;
 pub use tokenizer::{Tokenizer, TokenizerError};
-pub use train::{Decay, Example, Method, StepReport, TrainError, TrainSpec, Trainer};
+pub use train::{Decay, Example, Method, ResumeError, StepReport, TrainError, TrainSpec, Trainer};
 
 /// What produced a figure or a file, for records: `candle-<version>`.
 pub const ENGINE: &str = "candle-0.11.1";

@@ -65,14 +65,7 @@ impl Model {
         let path = dir.join(SINGLE_FILE);
         let weights = Weights::build(&config, |parameter| {
             let Parameter { name, shape, .. } = parameter;
-            let tensor = found.remove(&name).ok_or_else(|| TensorFileError::Missing {
-                path: path.clone(),
-                name: name.clone(),
-            })?;
-            if tensor.dims() != shape {
-                let (path, found) = (path.clone(), tensor.dims().to_vec());
-                return Err(TensorFileError::Shape { path, name, found, expected: shape });
-            }
+            let tensor = tensors::take(&mut found, &path, name, &shape)?;
             Ok::<_, TensorFileError>(tensor.to_device(device)?)
         })?;
         Ok(Self { config, weights, device: device.clone(), source: Some(dir.into()) })

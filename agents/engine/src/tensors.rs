@@ -45,6 +45,23 @@ pub(crate) fn read(path: &Path) -> Result<BTreeMap<String, Tensor>, TensorFileEr
     Ok(tensors)
 }
 
+/// Takes one of the tensors that were read, if it has that shape.
+pub(crate) fn take(
+    found: &mut BTreeMap<String, Tensor>,
+    path: &Path,
+    name: String,
+    shape: &[usize],
+) -> Result<Tensor, TensorFileError> {
+    match found.remove(&name) {
+        Some(tensor) if tensor.dims() == shape => Ok(tensor),
+        Some(tensor) => {
+            let (found, expected) = (tensor.dims().to_vec(), shape.to_vec());
+            Err(TensorFileError::Shape { path: path.into(), name, found, expected })
+        }
+        None => Err(TensorFileError::Missing { path: path.into(), name }),
+    }
+}
+
 pub(crate) fn write<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (String, &'a Tensor)>,

@@ -4,6 +4,7 @@
 
 mod backward;
 mod optimizer;
+mod resume;
 mod schedule;
 
 use crate::adapter::{Adapter, AdapterError, LoraSpec};
@@ -15,6 +16,7 @@ use crate::tokenizer::Tokenizer;
 use backward::{Batch, Gradients};
 use candle_core::{Device, Tensor};
 use optimizer::Optimizer;
+pub use resume::ResumeError;
 pub use schedule::Decay;
 use schedule::Schedule;
 use std::collections::BTreeMap;
@@ -192,10 +194,7 @@ impl Trainer {
     }
 
     fn update(&mut self, gradients: &Gradients, shrink: f64, rate: f64) -> candle_core::Result<()> {
-        let parameters = match &self.adapter {
-            Some(adapter) => adapter.named(),
-            None => self.model.weights.named(),
-        };
+        let parameters = parameters(&self.model, self.adapter.as_ref());
         let updated = self.optimizer.update(&parameters, gradients, shrink, rate)?;
         match &mut self.adapter {
             Some(adapter) => adapter.replace(updated),
@@ -222,6 +221,14 @@ impl Trainer {
             None => self.model.save(dir)?,
         }
         Ok(())
+    }
+}
+
+/// What is trained, by name.
+fn parameters<'a>(model: &'a Model, adapter: Option<&'a Adapter>) -> Vec<(String, &'a Tensor)> {
+    match adapter {
+        Some(adapter) => adapter.named(),
+        None => model.weights.named(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::backward::Gradients;
 use crate::ops::host;
-use candle_core::{Error, Result, Tensor};
+use candle_core::{Error, Tensor};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
@@ -15,9 +15,24 @@ pub(super) struct Optimizer {
 }
 
 #[derive(Clone)]
-struct Moments {
+pub(super) struct Moments {
     mean: Tensor,
     square: Tensor,
+}
+
+impl Moments {
+    /// Asks `make` for both moments of a parameter, under the names PyTorch has for them.
+    pub(super) fn build<E>(
+        parameter: &str,
+        mut make: impl FnMut(String) -> Result<Tensor, E>,
+    ) -> Result<Self, E> {
+        let [mean, square] = names(parameter);
+        Ok(Self { mean: make(mean)?, square: make(square)? })
+    }
+}
+
+fn names(parameter: &str) -> [String; 2] {
+    [format!("{parameter}.exp_avg"), format!("{parameter}.exp_avg_sq")]
 }
 
 /// The numbers of one step, and of one tensor.
@@ -46,7 +61,7 @@ impl Optimizer {
         gradients: &Gradients,
         shrink: f64,
         learning_rate: f64,
-    ) -> Result<BTreeMap<String, Tensor>> {
+    ) -> candle_core::Result<BTreeMap<String, Tensor>> {
         self.step += 1;
         let step = Step {
             betas: self.betas,
@@ -68,7 +83,7 @@ impl Optimizer {
             let (value, moments) = (Step { keep, ..step }).apply(parameter, gradient, &moments)?;
             Ok((name.clone(), value, moments))
         };
-        let results = parameters.par_iter().map(update).collect::<Result<Vec<_>>>()?;
+        let results = parameters.par_iter().map(update).collect::<candle_core::Result<Vec<_>>>()?;
         let mut updated = BTreeMap::new();
         for (name, value, moments) in results {
             self.moments.insert(name.clone(), moments);
@@ -76,10 +91,29 @@ impl Optimizer {
         }
         Ok(updated)
     }
+
+    /// All moments by name.
+    pub(super) fn named(&self) -> impl Iterator<Item = (String, &Tensor)> {
+        self.moments.iter().flat_map(|(parameter, Moments { mean, square })| {
+            let [of_mean, of_square] = names(parameter);
+            [(of_mean, mean), (of_square, square)]
+        })
+    }
+
+    /// Goes on behind a step.
+    pub(super) fn restore(&mut self, step: usize, moments: BTreeMap<String, Moments>) {
+        self.step = i32::try_from(step).unwrap_or(i32::MAX);
+        self.moments = moments;
+    }
 }
 
 impl Step {
-    fn apply(&self, value: &Tensor, grad: &Tensor, old: &Moments) -> Result<(Tensor, Moments)> {
+    fn apply(
+        &self,
+        value: &Tensor,
+        grad: &Tensor,
+        old: &Moments,
+    ) -> candle_core::Result<(Tensor, Moments)> {
         if !value.device().is_cpu() {
             return self.composed(value, grad, old);
         }
@@ -106,7 +140,12 @@ impl Step {
         Ok((value_out?, Moments { mean: mean?, square: square? }))
     }
 
-    fn composed(&self, value: &Tensor, grad: &Tensor, old: &Moments) -> Result<(Tensor, Moments)> {
+    fn composed(
+        &self,
+        value: &Tensor,
+        grad: &Tensor,
+        old: &Moments,
+    ) -> candle_core::Result<(Tensor, Moments)> {
         let grad = (grad * self.shrink)?;
         let mean = ((&old.mean * self.betas.0)? + (&grad * (1.0 - self.betas.0))?)?;
         let square = ((&old.square * self.betas.1)? + (grad.sqr()? * (1.0 - self.betas.1))?)?;
