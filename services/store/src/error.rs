@@ -106,6 +106,16 @@ pub enum CacheError {
     Full { path: PathBuf, needed: u64, limit: u64, in_use: u64 },
 }
 
+#[derive(Debug, thiserror::Error)]
+pub enum RemoveError {
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    #[error("cannot remove what a fact names")]
+    Digest(#[from] wire::DigestError),
+    #[error("the tree {path:?} is not at {expected:?}, where alone it may be removed")]
+    Elsewhere { path: String, expected: String },
+}
+
 impl Fault {
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Missing { .. })

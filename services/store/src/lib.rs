@@ -11,13 +11,14 @@ mod error;
 mod location;
 mod manifest;
 mod path;
+mod remove;
 mod scan;
 mod store;
 mod tree;
 mod upload;
 
 pub use cache::{Cache, CachedBlob, CachedTree};
-pub use error::{CacheError, CheckError, Fault, GetError, OpenError, PutError};
+pub use error::{CacheError, CheckError, Fault, GetError, OpenError, PutError, RemoveError};
 pub use manifest::{About, Manifest, ManifestError, TreeFile};
 pub use path::{PathError, RelativePath, TreePlace};
 pub use store::Store;

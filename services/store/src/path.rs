@@ -137,6 +137,14 @@ impl TreePlace {
         }
     }
 
+    /// `runs/<run>/resume/c<cycle>-s<step>-…`: what the optimizer remembers at a checkpoint.
+    pub fn resume(run: &RunId, cycle: u32, step: u32) -> Self {
+        Self {
+            parent: RelativePath(format!("runs/{run}/resume")),
+            name: RelativePath(format!("c{cycle}-s{step}")),
+        }
+    }
+
     /// `models/<name>-…`
     ///
     /// # Errors

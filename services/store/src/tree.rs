@@ -129,6 +129,6 @@ impl Store {
 }
 
 /// Joined and not `Path::from`, which would percent-encode names.
-fn key_of(root: &RelativePath, file: &str) -> Path {
+pub(crate) fn key_of(root: &RelativePath, file: &str) -> Path {
     Path::parse(format!("{root}/{file}")).expect("a relative path is stricter than object_store's")
 }

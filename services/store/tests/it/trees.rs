@@ -1,7 +1,11 @@
-use std::{fs, os::unix::fs::symlink};
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
 
 use futures::TryStreamExt;
-use store::{Fault, GetError, Manifest, PutError};
+use store::{Fault, GetError, Manifest, PutError, RemoveError};
 use wire::{Digest, v1};
 
 use crate::support::{MIB, Place, about, adapter, noise, place, told};
@@ -157,4 +161,58 @@ async fn the_content_digest_ignores_what_is_told_about_the_files() {
     }
     assert_ne!(manifests[0], manifests[1]);
     assert_eq!(manifests[0].content_digest(), manifests[1].content_digest());
+}
+
+#[tokio::test]
+async fn a_removed_tree_leaves_nothing_and_takes_nothing_else_with_it() {
+    for at in Place::both().await {
+        let [one, two] = [1, 2].map(|seed| adapter(seed, 20));
+        let goes = at.store.publish_tree(one.path(), &place(1), about()).await.unwrap();
+        let stays = at.store.publish_tree(two.path(), &place(1), about()).await.unwrap();
+        at.store.remove_tree(&place(1), &goes).await.unwrap();
+        let absent = at.store.manifest(&goes).await;
+        assert!(matches!(absent, Err(GetError::Fault(Fault::Missing { .. }))));
+        assert!(files_below(&at.dir.join(&goes.path)).is_empty());
+        assert!(at.store.manifest(&stays).await.is_ok());
+        assert_eq!(files_below(&at.dir.join(&stays.path)).len(), 5);
+        let removed_again = at.store.remove_tree(&place(1), &goes).await;
+        assert!(removed_again.is_ok(), "{removed_again:?}");
+        if let Some(server) = &at.s3 {
+            let requests = server.requests();
+            let first = requests.iter().find(|line| line.starts_with("DELETE")).unwrap();
+            assert!(first.contains("/manifest.json"), "{first}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_tree_that_was_half_removed_or_half_published_is_removed() {
+    for at in Place::both().await {
+        let tree = at.store.publish_tree(adapter(1, 20).path(), &place(1), about()).await.unwrap();
+        let dir = at.dir.join(&tree.path);
+        for name in ["manifest.json", "adapter_config.json"] {
+            fs::remove_file(dir.join(name)).unwrap();
+        }
+        at.store.remove_tree(&place(1), &tree).await.unwrap();
+        assert!(files_below(&dir).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_fact_cannot_have_a_tree_of_another_place_removed() {
+    for at in Place::both().await {
+        let tree = at.store.publish_tree(adapter(1, 10).path(), &place(1), about()).await.unwrap();
+        let refused = at.store.remove_tree(&place(2), &tree).await;
+        assert!(matches!(refused, Err(RemoveError::Elsewhere { .. })), "{refused:?}");
+        let above = v1::Tree { path: "runs".to_owned(), ..tree.clone() };
+        let refused = at.store.remove_tree(&place(1), &above).await;
+        assert!(matches!(refused, Err(RemoveError::Elsewhere { .. })), "{refused:?}");
+        assert!(at.store.manifest(&tree).await.is_ok());
+    }
+}
+
+/// All files below a directory; none when it is not there.
+fn files_below(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
 }
