@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::anyhow;
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Job, JobError, Launch, Role, Worker, WorkerError};
+use runtime::{Job, JobError, Launch, Patience, Role, Worker, WorkerError};
 use store::CachedTree;
 use tokio::sync::{RwLock, RwLockReadGuard, watch};
 use wire::{Body, Place, WorkKind, v1};
@@ -81,7 +81,7 @@ impl GeneratorRole {
         };
         let generated: Result<Generated, _> = warm
             .worker
-            .call(&request, SILENCE, |progress| {
+            .call(&request, &mut Patience::new(SILENCE, SILENCE), |progress| {
                 if let Ok(Done { samples }) = serde_json::from_value(progress) {
                     share.done(samples);
                     job.progress.set(samples, total, "samples");

@@ -10,6 +10,7 @@ mod failure;
 mod job;
 mod keep;
 mod launch;
+mod patience;
 mod presence;
 mod protocol;
 mod role;
@@ -24,6 +25,7 @@ pub use job::{Job, JobError};
 pub use launch::Launch;
 #[doc(hidden)]
 pub use protocol::fuzzing;
+pub use patience::Patience;
 pub use protocol::{Call, Inbox, Responder};
 pub use role::Role;
 pub use worker::{Worker, WorkerError};

@@ -7,7 +7,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde::{Serialize, de::DeserializeOwned};
@@ -19,6 +19,7 @@ use tokio::{
 };
 
 use crate::{
+    Patience,
     child::{Child, Command, Killer},
     protocol::{Answer, FromWorker, LINE_BYTES_MAX, ToWorker},
 };
@@ -104,14 +105,14 @@ impl Worker {
     }
 
     /// Calls the worker and waits for its reply; progress is passed on as it comes. A
-    /// worker that says nothing for `silence` counts as hung.
+    /// worker that is silent for longer than `patience` allows counts as hung.
     ///
     /// # Errors
     /// When the worker refuses the call, dies, hangs, or answers something else than expected.
     pub async fn call<R: DeserializeOwned, P: Future<Output = ()> + Send>(
         &self,
         request: &(impl Serialize + Sync),
-        silence: Duration,
+        patience: &mut Patience,
         mut progress: impl FnMut(Value) -> P + Send,
     ) -> Result<R, WorkerError> {
         let call = self.shared.next_call.fetch_add(1, Ordering::Relaxed);
@@ -124,10 +125,14 @@ impl Worker {
             return Err(self.death().await);
         }
         loop {
-            match tokio::time::timeout(silence, answers.recv()).await {
-                Err(_) => return Err(WorkerError::Silent(silence)),
+            let limit = patience.limit();
+            match tokio::time::timeout(limit, answers.recv()).await {
+                Err(_) => return Err(WorkerError::Silent(limit)),
                 Ok(None) => return Err(self.death().await),
-                Ok(Some(Answer::Progress(value))) => progress(value).await,
+                Ok(Some(Answer::Progress(value))) => {
+                    patience.heard(Instant::now());
+                    progress(value).await;
+                }
                 Ok(Some(Answer::Error(message))) => return Err(WorkerError::Refused(message)),
                 Ok(Some(Answer::Reply(value))) => {
                     return serde_json::from_value(value).map_err(WorkerError::Answer);
