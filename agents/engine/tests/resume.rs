@@ -209,12 +209,10 @@ fn a_damaged_state_is_an_error_that_names_its_file() {
     };
     let path = |name| training.dir(2, "state").join(name);
     let moments = fs::read(path("moments.safetensors")).unwrap();
-    for (length, word) in
-        [(moments.len() - 1, "safetensors"), (4, "safetensors"), (0, "safetensors")]
-    {
+    for length in [moments.len() - 1, 4, 0] {
         fs::write(path("moments.safetensors"), &moments[..length]).unwrap();
         let told = told();
-        assert!(told.contains("moments.safetensors") && told.contains(word), "{told}");
+        assert!(told.contains("moments.safetensors is not a valid"), "{told}");
     }
     fs::remove_file(path("moments.safetensors")).unwrap();
     assert!(told().contains("moments.safetensors"), "{}", told());

@@ -8,6 +8,12 @@ use wire::v1;
 /// Checkpoints saved and not yet published; the worker waits when there are more.
 pub(crate) const UNPUBLISHED_MAX: usize = 2;
 
+/// In a saved step's directory: what is published as its checkpoint.
+pub(crate) const CHECKPOINT: &str = "checkpoint";
+
+/// Beside it, and not for the last step: what the optimizer remembers.
+pub(crate) const STATE: &str = "state";
+
 /// Train, and save into numbered directories below `out`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Train {
@@ -20,6 +26,35 @@ pub(crate) struct Train {
     pub training: v1::Training,
     pub seed: u64,
     pub out: PathBuf,
+    pub resume: Option<Resume>,
+}
+
+/// A checkpoint of the same training to go on from, and what had become of it by then.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Resume {
+    pub checkpoint: PathBuf,
+    pub state: PathBuf,
+    pub step: u32,
+    pub tokens: u64,
+    pub wall_s: f64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Progress {
+    Begun(Begun),
+    Step(Step),
+    /// Something that may take long goes on.
+    Busy,
+}
+
+/// Everything is loaded.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Begun {
+    /// 0, or the checkpoint's that it goes on from.
+    pub step: u32,
+    /// Why it does not go on from the checkpoint it was given.
+    pub refused: Option<String>,
 }
 
 /// After a step.
@@ -30,9 +65,11 @@ pub(crate) struct Step {
     /// Mean over the steps since the last saved one.
     pub loss: f64,
     pub learning_rate: f64,
-    /// Tokens passed through the model since the start.
+    /// Tokens passed through the model since step 0.
     pub tokens: u64,
-    /// Where this step's weights are, if it was saved.
+    /// Spent since step 0, without what was lost in between.
+    pub wall_s: f64,
+    /// The directory of what was saved of this step, if anything was.
     pub saved: Option<PathBuf>,
 }
 

@@ -4,6 +4,8 @@
 //! a fresh one for each order.
 
 mod calls;
+mod lineage;
+mod publish;
 mod role;
 mod worker;
 

@@ -2,21 +2,26 @@
 
 use std::{
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, anyhow};
 use futures::future::{BoxFuture, FutureExt};
-use runtime::{Job, JobError, Launch, Role, Worker};
-use serde_json::json;
-use store::{About, TreePlace};
+use runtime::{Job, JobError, Launch, Patience, Role, Worker};
 use tokio::sync::{Semaphore, mpsc};
-use wire::{Body, Place, WorkKind, v1};
+use wire::{Body, WorkKind, v1};
 
-use crate::calls::{Step, Train, Trained, UNPUBLISHED_MAX};
+use crate::{
+    calls::{Begun, Progress, Resume, Step, Train, Trained, UNPUBLISHED_MAX},
+    lineage::{Lineage, Point},
+    publish,
+};
 
-/// A worker that finishes no step for so long is hung.
+/// A worker that says nothing for so long is hung, whatever it is at.
 const SILENCE: Duration = Duration::from_secs(1800);
+
+/// One whose steps take less is given at least this much.
+const SILENCE_MIN: Duration = Duration::from_secs(60);
 
 /// The trainer role of an agent.
 pub struct TrainerRole {
@@ -35,19 +40,23 @@ impl TrainerRole {
         let Body::TrainOrder(order) = &job.record.fact.body else {
             return Err(JobError::fatal(anyhow!("not a train order")));
         };
-        if has_final_checkpoint(job, order.cycle).await? {
+        let lineage = Lineage { job, order };
+        if let Some(last) = lineage.newest().await?.filter(|newest| newest.r#final) {
+            // Whoever wrote it may have died before this.
+            lineage.forget_before(last.step).await;
             return Ok(());
         }
         let scratch = Scratch::create(job, order.cycle)?;
-        let call = self.fetch(job, order, scratch.0.clone()).await?;
+        let point = lineage.resume_point().await?;
+        if let Some(point) = &point {
+            lineage.forget_before(point.fact.step).await;
+        }
+        let call = self.fetch(job, order, point, scratch.0.clone()).await?;
         let worker = Worker::start(&self.launch.worker("train", "train", []))?;
-        let publisher = Publisher { job, order, began: Instant::now() };
         let (saved, to_publish) = mpsc::channel(UNPUBLISHED_MAX);
-        let training = worker.call::<Trained, _>(&call.value, SILENCE, move |progress| {
-            let step = serde_json::from_value::<Step>(progress).ok();
-            if let Some(step) = &step {
-                job.progress.set(step.step, step.steps, format!("loss {:.4}", step.loss));
-            }
+        let mut patience = Patience::new(SILENCE, SILENCE_MIN);
+        let training = worker.call::<Trained, _>(&call.value, &mut patience, move |progress| {
+            let step = heard(job, progress);
             let saved = saved.clone();
             async move {
                 if let Some(step) = step.filter(|step| step.saved.is_some()) {
@@ -58,7 +67,8 @@ impl TrainerRole {
         });
         // Training goes on while a checkpoint is on its way into the store. When one cannot be
         // published, what follows is in vain; when training fails, what it saved still counts.
-        let (trained, ()) = tokio::try_join!(training.map(Ok), publisher.publish_all(to_publish))?;
+        let publishing = publish::publish_all(lineage, to_publish);
+        let (trained, ()) = tokio::try_join!(training.map(Ok), publishing)?;
         match trained {
             Ok(Trained {}) => Ok(()),
             Err(error) => Err(JobError::of_worker(error, &worker).await),
@@ -69,6 +79,7 @@ impl TrainerRole {
         &self,
         job: &Job,
         order: &v1::TrainOrder,
+        point: Option<Point>,
         out: PathBuf,
     ) -> Result<Fetched, JobError> {
         let missing = |what: &str| JobError::fatal(anyhow!("the order names no {what}"));
@@ -87,97 +98,40 @@ impl TrainerRole {
             training: order.training.clone().unwrap_or_default(),
             seed: order.seed,
             out,
+            resume: point.as_ref().map(|point| Resume {
+                checkpoint: point.checkpoint.path().to_owned(),
+                state: point.state.path().to_owned(),
+                step: point.fact.step,
+                tokens: point.fact.tokens,
+                wall_s: point.fact.wall_s,
+            }),
         };
-        Ok(Fetched { value, _held: (model, adapter, dataset) })
+        Ok(Fetched { value, _held: (model, adapter, dataset, point) })
     }
 }
 
 /// A call, and the cached files it names, which must not be evicted meanwhile.
 struct Fetched {
     value: Train,
-    _held: (store::CachedTree, Option<store::CachedTree>, store::CachedBlob),
+    _held: (store::CachedTree, Option<store::CachedTree>, store::CachedBlob, Option<Point>),
 }
 
-async fn has_final_checkpoint(job: &Job, cycle: u32) -> Result<bool, JobError> {
-    let subjects = format!("flotilla.{}.checkpoint.{cycle}.*", job.run);
-    let last = job.bus.get(&subjects).await.map_err(JobError::retry)?;
-    Ok(last.is_some_and(|record| match record.fact.body {
-        Body::Checkpoint(checkpoint) => checkpoint.r#final,
-        _ => false,
-    }))
-}
-
-/// Publishes what the worker saves, in order.
-struct Publisher<'a> {
-    job: &'a Job,
-    order: &'a v1::TrainOrder,
-    began: Instant,
-}
-
-impl Publisher<'_> {
-    async fn publish_all(&self, mut saved: mpsc::Receiver<Step>) -> Result<(), JobError> {
-        while let Some(step) = saved.recv().await {
-            self.publish(step).await?;
+/// Passes on what the worker says; a step is the answer.
+fn heard(job: &Job, progress: serde_json::Value) -> Option<Step> {
+    match serde_json::from_value(progress).ok()? {
+        Progress::Begun(Begun { step, refused: None }) => {
+            tracing::info!(run = %job.run, step, "training begins behind a step");
+            None
         }
-        Ok(())
-    }
-
-    /// Files first, then the fact: a checkpoint that was announced is there.
-    async fn publish(&self, step: Step) -> Result<(), JobError> {
-        let Some(directory) = &step.saved else { return Ok(()) };
-        let Self { job, order, began } = self;
-        let place = TreePlace::checkpoint(&job.run, order.cycle, step.step);
-        let tree = job.store.publish_tree(directory, &place, self.about(&step)).await?;
-        let base = order.base.as_ref().and_then(|base| base.tree.clone());
-        let content = if self.is_adapter() {
-            v1::checkpoint::Content::Adapter
-        } else {
-            v1::checkpoint::Content::Model
-        };
-        let checkpoint = v1::Checkpoint {
-            run: job.run.to_string(),
-            cycle: order.cycle,
-            step: step.step,
-            steps: step.steps,
-            r#final: step.step == step.steps,
-            content: content.into(),
-            tree: Some(tree),
-            parent: order.adapter.clone().or_else(|| base.clone()),
-            base: base.filter(|_| self.is_adapter()),
-            loss: step.loss,
-            learning_rate: step.learning_rate,
-            tokens: step.tokens,
-            wall_s: began.elapsed().as_secs_f64(),
-            agent: job.agent.clone(),
-            resume: None,
-        };
-        let place = Place::Checkpoint { cycle: order.cycle, step: step.step };
-        job.write(place, Body::Checkpoint(checkpoint)).await?;
-        // It is in the store now; what remains here is only in the way.
-        let _ = tokio::fs::remove_dir_all(directory).await;
-        Ok(())
-    }
-
-    fn is_adapter(&self) -> bool {
-        self.order.training.as_ref().is_some_and(|training| training.lora.is_some())
-    }
-
-    /// Lineage: equal for equal training, wherever and whenever it ran.
-    fn about(&self, step: &Step) -> About {
-        let manifest = |tree: Option<&v1::Tree>| tree.map(|tree| tree.manifest.clone());
-        let base = self.order.base.as_ref().and_then(|base| base.tree.as_ref());
-        let dataset = self.order.dataset.as_ref().map(|blob| blob.digest.clone());
-        let entries = [
-            ("content", json!(if self.is_adapter() { "adapter" } else { "model" })),
-            ("base", json!(manifest(base))),
-            ("parent", json!(manifest(self.order.adapter.as_ref().or(base)))),
-            ("dataset", json!(dataset)),
-            ("cycle", json!(self.order.cycle)),
-            ("step", json!(step.step)),
-            ("steps", json!(step.steps)),
-            ("engine", json!(engine::ENGINE)),
-        ];
-        entries.map(|(key, value)| (key.to_owned(), value)).into()
+        Progress::Begun(Begun { step, refused: Some(error) }) => {
+            tracing::warn!(run = %job.run, step, error, "a checkpoint was refused; starting over");
+            None
+        }
+        Progress::Step(step) => {
+            job.progress.set(step.step, step.steps, format!("loss {:.4}", step.loss));
+            Some(step)
+        }
+        Progress::Busy => None,
     }
 }
 

@@ -1,15 +1,21 @@
 //! The worker's side: one training, from files to files.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    sync::mpsc::{self, RecvTimeoutError},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, bail};
 use engine::{
-    Adapter, Decay, Example, LoraSpec, Method, Model, Module, Tokenizer, TrainSpec, Trainer,
+    Adapter, Decay, Device, Example, LoraSpec, Method, Model, Module, Tokenizer, TrainSpec, Trainer,
 };
 use runtime::{Inbox, Responder};
 use wire::v1;
 
-use crate::calls::{Step, Train, Trained, UNPUBLISHED_MAX};
+use crate::calls::{
+    Begun, CHECKPOINT, Progress, Resume, STATE, Step, Train, Trained, UNPUBLISHED_MAX,
+};
 
 /// Adam's epsilon, as PyTorch has it.
 const EPSILON: f64 = 1e-8;
@@ -19,6 +25,12 @@ const MICRO_BATCH_TOKENS: usize = 4096;
 
 /// Between two looks whether the agent has published.
 const PUBLISHING_POLL: Duration = Duration::from_millis(20);
+
+/// Between two signs of life: well below what the agent bears of silence.
+const SIGN_EVERY: Duration = Duration::from_secs(2);
+
+/// Half an hour of them; then whatever goes on is a hang after all.
+const SIGNS_MAX: u32 = 900;
 
 /// Answers one training call and ends.
 pub fn work(device: &str) {
@@ -32,19 +44,12 @@ pub fn work(device: &str) {
 }
 
 fn train(call: &Train, device: &str, respond: &Responder) -> anyhow::Result<()> {
+    let began = Instant::now();
     let device = engine::parse_device(device)?;
-    let tokenizer = Tokenizer::load(&call.base).context("load the tokenizer")?;
-    let model = if call.random_init {
-        Model::init_from(&call.base, call.seed, &device).context("initialise the model")?
-    } else {
-        Model::load(&call.base, &device).context("load the base model")?
-    };
-    let method = method(call, &model)?;
-    let examples = read_examples(&call.dataset)?;
-    let spec = spec(call)?;
-    let mut trainer = Trainer::new(model, &tokenizer, method, &examples, spec)?;
+    let (mut trainer, before) = begin(call, &device, respond)?;
     let save_every = call.training.save_every;
-    let mut tokens = 0;
+    let mut tokens = before.map_or(0, |resume| resume.tokens);
+    let spent = before.map_or(0.0, |resume| resume.wall_s);
     let mut losses = Vec::new();
     while let Some(report) = trainer.step()? {
         tokens += report.tokens as u64;
@@ -53,9 +58,8 @@ fn train(call: &Train, device: &str, respond: &Responder) -> anyhow::Result<()> 
         let due = step == steps || (save_every > 0 && step.is_multiple_of(save_every));
         let saved = due.then(|| call.out.join(step.to_string()));
         if let Some(directory) = &saved {
-            await_publishing(&call.out);
-            trainer
-                .save(directory, &call.base_name)
+            let save = || save(&trainer, call, directory, step == steps);
+            with_signs_of_life(respond, save)
                 .with_context(|| format!("save {}", directory.display()))?;
         }
         if !report.loss.is_finite() {
@@ -65,7 +69,60 @@ fn train(call: &Train, device: &str, respond: &Responder) -> anyhow::Result<()> 
         if due {
             losses.clear();
         }
-        respond.progress(&Step { step, steps, loss, learning_rate, tokens, saved });
+        let wall_s = spent + began.elapsed().as_secs_f64();
+        let step = Step { step, steps, loss, learning_rate, tokens, wall_s, saved };
+        respond.progress(&Progress::Step(step));
+    }
+    Ok(())
+}
+
+/// Goes on from the checkpoint the call names, if that can be done; otherwise from the start,
+/// which only takes longer.
+fn begin<'a>(
+    call: &'a Train,
+    device: &Device,
+    respond: &Responder,
+) -> anyhow::Result<(Trainer, Option<&'a Resume>)> {
+    let mut refused = None;
+    if let Some(resume) = &call.resume {
+        match load(call, device, Some(resume)) {
+            Ok(trainer) => {
+                respond.progress(&Progress::Begun(Begun { step: resume.step, refused: None }));
+                return Ok((trainer, Some(resume)));
+            }
+            Err(error) => refused = Some(format!("{error:#}")),
+        }
+    }
+    let trainer = load(call, device, None)?;
+    respond.progress(&Progress::Begun(Begun { step: 0, refused }));
+    Ok((trainer, None))
+}
+
+fn load(call: &Train, device: &Device, resume: Option<&Resume>) -> anyhow::Result<Trainer> {
+    let tokenizer = Tokenizer::load(&call.base).context("load the tokenizer")?;
+    let checkpoint = resume.map(|resume| resume.checkpoint.as_path());
+    let is_full = call.training.lora.is_none();
+    let model = match checkpoint.filter(|_| is_full) {
+        Some(checkpoint) => Model::load(checkpoint, device).context("load the checkpoint")?,
+        None if call.random_init => {
+            Model::init_from(&call.base, call.seed, device).context("initialise the model")?
+        }
+        None => Model::load(&call.base, device).context("load the base model")?,
+    };
+    let method = method(call, checkpoint.or(call.adapter.as_deref()), &model)?;
+    let examples = read_examples(&call.dataset)?;
+    let mut trainer = Trainer::new(model, &tokenizer, method, &examples, spec(call)?)?;
+    if let Some(resume) = resume {
+        trainer.resume(&resume.state, resume.step as usize)?;
+    }
+    Ok(trainer)
+}
+
+fn save(trainer: &Trainer, call: &Train, directory: &Path, is_last: bool) -> anyhow::Result<()> {
+    await_publishing(&call.out);
+    trainer.save(&directory.join(CHECKPOINT), &call.base_name)?;
+    if !is_last {
+        trainer.save_state(&directory.join(STATE))?;
     }
     Ok(())
 }
@@ -78,14 +135,33 @@ fn await_publishing(out: &Path) {
     }
 }
 
+/// Disks and networks are slow at another scale than steps are: while they are waited for, the
+/// agent is told that this is no hang, for a bounded time.
+fn with_signs_of_life<T>(respond: &Responder, work: impl FnOnce() -> T) -> T {
+    std::thread::scope(|scope| {
+        let (working, ended) = mpsc::channel::<()>();
+        scope.spawn(move || {
+            for _ in 0..SIGNS_MAX {
+                if ended.recv_timeout(SIGN_EVERY) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+                respond.progress(&Progress::Busy);
+            }
+        });
+        let done = work();
+        drop(working);
+        done
+    })
+}
+
 #[expect(clippy::cast_precision_loss, reason = "a count of steps")]
 fn mean(losses: &[f64]) -> f64 {
     losses.iter().sum::<f64>() / losses.len().max(1) as f64
 }
 
-fn method(call: &Train, model: &Model) -> anyhow::Result<Method> {
+fn method(call: &Train, adapter: Option<&Path>, model: &Model) -> anyhow::Result<Method> {
     let Some(lora) = &call.training.lora else { return Ok(Method::Full) };
-    if let Some(path) = &call.adapter {
+    if let Some(path) = adapter {
         let adapter = Adapter::load(path, model.config()).context("load the adapter")?;
         return Ok(Method::Continue(adapter));
     }

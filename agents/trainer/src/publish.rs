@@ -1,0 +1,86 @@
+//! Publishing what the worker saves, in order, while training goes on.
+
+use std::path::Path;
+
+use runtime::JobError;
+use store::TreePlace;
+use tokio::sync::mpsc;
+use wire::{Body, Place, v1};
+
+use crate::{
+    calls::{CHECKPOINT, STATE, Step},
+    lineage::{self, Lineage},
+};
+
+pub(crate) async fn publish_all(
+    lineage: Lineage<'_>,
+    mut saved: mpsc::Receiver<Step>,
+) -> Result<(), JobError> {
+    while let Some(step) = saved.recv().await {
+        publish(lineage, step).await?;
+    }
+    Ok(())
+}
+
+/// Files first, then the fact: a checkpoint that was announced is there, and so is what the
+/// optimizer remembers at it.
+async fn publish(lineage: Lineage<'_>, step: Step) -> Result<(), JobError> {
+    let Some(directory) = &step.saved else { return Ok(()) };
+    let Lineage { job, order } = lineage;
+    let place = TreePlace::checkpoint(&job.run, order.cycle, step.step);
+    let about = lineage::about(order, step.step, step.steps);
+    let tree = job.store.publish_tree(&directory.join(CHECKPOINT), &place, about).await?;
+    let state = publish_state(lineage, &step, directory, &tree).await?;
+    let checkpoint = fact(lineage, &step, tree, state);
+    let place = Place::Checkpoint { cycle: order.cycle, step: step.step };
+    job.write(place, Body::Checkpoint(checkpoint.clone())).await?;
+    lineage.check(&checkpoint).await?;
+    lineage.forget_before(step.step).await;
+    // It is in the store now; what remains here is only in the way.
+    let _ = tokio::fs::remove_dir_all(directory).await;
+    Ok(())
+}
+
+/// Nobody goes on from the last step.
+async fn publish_state(
+    Lineage { job, order }: Lineage<'_>,
+    step: &Step,
+    directory: &Path,
+    checkpoint: &v1::Tree,
+) -> Result<Option<v1::Tree>, JobError> {
+    if step.step == step.steps {
+        return Ok(None);
+    }
+    let place = TreePlace::resume(&job.run, order.cycle, step.step);
+    let about = lineage::about_state(checkpoint);
+    Ok(Some(job.store.publish_tree(&directory.join(STATE), &place, about).await?))
+}
+
+fn fact(
+    Lineage { job, order }: Lineage<'_>,
+    step: &Step,
+    tree: v1::Tree,
+    resume: Option<v1::Tree>,
+) -> v1::Checkpoint {
+    let base = order.base.as_ref().and_then(|base| base.tree.clone());
+    let is_adapter = lineage::is_adapter(order);
+    let content =
+        if is_adapter { v1::checkpoint::Content::Adapter } else { v1::checkpoint::Content::Model };
+    v1::Checkpoint {
+        run: job.run.to_string(),
+        cycle: order.cycle,
+        step: step.step,
+        steps: step.steps,
+        r#final: step.step == step.steps,
+        content: content.into(),
+        tree: Some(tree),
+        parent: order.adapter.clone().or_else(|| base.clone()),
+        base: base.filter(|_| is_adapter),
+        loss: step.loss,
+        learning_rate: step.learning_rate,
+        tokens: step.tokens,
+        wall_s: step.wall_s,
+        agent: job.agent.clone(),
+        resume,
+    }
+}
