@@ -20,6 +20,8 @@ pub enum Fault {
     Content,
     /// The work or the box; another try, perhaps elsewhere, may succeed.
     Work,
+    /// One of several jobs that a worker had when it died: nobody knows which.
+    Company,
     /// What all share is away: the store, the bus.
     Away,
     /// This box's disk is full.
@@ -72,7 +74,7 @@ pub fn failure(blow: &Blow<'_>, id: &str, last: Option<&v1::Failure>) -> Option<
     use v1::failure::Cause;
     let cause = match blow.fault {
         Fault::Content | Fault::Work => Cause::Work,
-        Fault::Away | Fault::Disk => Cause::Surroundings,
+        Fault::Company | Fault::Away | Fault::Disk => Cause::Surroundings,
     };
     if cause == Cause::Surroundings && last.is_some_and(|last| last.cause() == cause) {
         return None;
@@ -145,6 +147,7 @@ mod tests {
         let first = fail(Fault::Away, &["a"]).unwrap();
         assert!(!first.r#final && first.agents.is_empty());
         assert_eq!(fail(Fault::Disk, &["a"; 9]), None);
+        assert_eq!(fail(Fault::Company, &["a", "b", "c"]), None);
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl Temper {
         match fault {
             // Nobody's but the job's.
             Fault::Content => return rest(Duration::ZERO, String::new()),
-            Fault::Away => return rest(delay + REST, String::new()),
+            Fault::Company | Fault::Away => return rest(delay + REST, String::new()),
             Fault::Disk => {
                 let pause = DISK_REST.saturating_mul(1 << self.full.min(16)).min(DISK_REST_MAX);
                 self.full = self.full.saturating_add(1);
@@ -119,8 +119,10 @@ mod tests {
     #[test]
     fn what_is_not_the_agents_fault_does_not_count_against_it() {
         let mut temper = Temper::default();
-        for (job, fault) in [("a", Fault::Content), ("b", Fault::Away), ("c", Fault::Disk)] {
-            assert!(!fail(&mut temper, job, fault).quarantine);
+        for fault in [Fault::Content, Fault::Away, Fault::Disk, Fault::Company] {
+            for job in ["a", "b", "c"] {
+                assert!(!fail(&mut temper, job, fault).quarantine);
+            }
         }
         assert!(!fail(&mut temper, "d", Fault::Work).quarantine);
     }

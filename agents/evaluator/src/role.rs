@@ -16,6 +16,9 @@ use crate::{
 /// A process that finishes no chunk for so long is hung.
 const SILENCE: Duration = Duration::from_secs(900);
 
+/// However quick its chunks were before, it may take so long.
+const SILENCE_MIN: Duration = Duration::from_secs(60);
+
 /// The evaluator role of an agent.
 pub struct EvaluatorRole {
     launch: Launch,
@@ -114,7 +117,7 @@ impl EvaluatorRole {
         let command = self.launch.worker("eval", "eval", Vec::<OsString>::new());
         let worker = Worker::start(&command)?;
         let measured = worker
-            .call(&call, &mut Patience::new(SILENCE, SILENCE), |progress| {
+            .call(&call, &mut Patience::new(SILENCE, SILENCE_MIN), |progress| {
                 if let Ok(Done { chunks, total }) = serde_json::from_value(progress) {
                     job.progress.set(chunks, total, suite.name.as_str());
                 }

@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     path::Path,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -22,6 +22,12 @@ use crate::{
 /// A worker that reports nothing for so long is hung.
 const SILENCE: Duration = Duration::from_secs(300);
 
+/// However quick it was before, a worker may take so long.
+const SILENCE_MIN: Duration = Duration::from_secs(60);
+
+/// Jobs taken one at a time after a worker died over several.
+const SUSPECTS: u32 = 16;
+
 /// How a generator works.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -38,6 +44,10 @@ pub struct GeneratorRole {
     outstanding: watch::Sender<u32>,
     /// Calls the workers have not answered.
     in_flight: AtomicU32,
+    /// Calls begun so far.
+    begun: AtomicU64,
+    /// Jobs still to be taken one at a time: a worker died over several.
+    alone: AtomicU32,
     rate: Rate,
 }
 
@@ -56,6 +66,8 @@ impl GeneratorRole {
             warm: RwLock::new(None),
             outstanding: watch::Sender::new(0),
             in_flight: AtomicU32::new(0),
+            begun: AtomicU64::new(0),
+            alone: AtomicU32::new(0),
             rate: Rate::default(),
         }
     }
@@ -81,7 +93,7 @@ impl GeneratorRole {
         };
         let generated: Result<Generated, _> = warm
             .worker
-            .call(&request, &mut Patience::new(SILENCE, SILENCE), |progress| {
+            .call(&request, &mut Patience::new(SILENCE, SILENCE_MIN), |progress| {
                 if let Ok(Done { samples }) = serde_json::from_value(progress) {
                     share.done(samples);
                     job.progress.set(samples, total, "samples");
@@ -90,19 +102,36 @@ impl GeneratorRole {
             })
             .await;
         call.answered = true;
+        let alone = call.was_alone();
         let samples = match generated {
             Ok(generated) => generated.samples,
-            Err(error) => {
-                if !matches!(error, WorkerError::Refused(_)) {
-                    // It hangs or talks nonsense: a new one may fare better.
-                    warm.worker.kill();
-                }
+            Err(error @ WorkerError::Refused(_)) => {
                 return Err(JobError::of_worker(error, &warm.worker).await);
             }
+            Err(error) => {
+                // It hangs or talks nonsense: a new one may fare better.
+                warm.worker.kill();
+                let failed = JobError::of_worker(error, &warm.worker).await;
+                return Err(if alone { failed } else { self.suspect_all(failed) });
+            }
         };
+        self.trust_one();
         held.made(samples.iter().map(|sample| u64::from(sample.tokens)).sum());
         let body = report(job, order, samples, began.elapsed());
         job.write(place, Body::Samples(body)).await
+    }
+
+    /// A worker died over several jobs: they are tried one at a time, so that the one at
+    /// fault, if one is, does not take the others with it.
+    fn suspect_all(&self, failed: JobError) -> JobError {
+        self.alone.store(SUSPECTS, Ordering::Relaxed);
+        failed.in_company()
+    }
+
+    fn trust_one(&self) {
+        let less = |alone: u32| alone.checked_sub(1);
+        // None left is as good.
+        let _ = self.alone.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     /// The worker with this policy. One policy is loaded at a time: a switch waits for the
@@ -185,7 +214,11 @@ impl Role for GeneratorRole {
         async {
             let mut outstanding = self.outstanding.subscribe();
             // The sender lives as long as the role.
-            let _ = outstanding.wait_for(|samples| *samples < self.config.slots).await;
+            let room = |samples: &u32| {
+                let alone = self.alone.load(Ordering::Relaxed) > 0;
+                *samples < if alone { 1 } else { self.config.slots }
+            };
+            let _ = outstanding.wait_for(room).await;
         }
         .boxed()
     }
@@ -232,12 +265,21 @@ struct InFlight<'a> {
     role: &'a GeneratorRole,
     worker: &'a Worker,
     answered: bool,
+    /// Its number, and whether it was the only one when it began.
+    number: u64,
+    first: bool,
 }
 
 impl<'a> InFlight<'a> {
     fn begin(role: &'a GeneratorRole, worker: &'a Worker) -> Self {
-        role.in_flight.fetch_add(1, Ordering::Relaxed);
-        Self { role, worker, answered: false }
+        let first = role.in_flight.fetch_add(1, Ordering::Relaxed) == 0;
+        let number = role.begun.fetch_add(1, Ordering::Relaxed) + 1;
+        Self { role, worker, answered: false, number, first }
+    }
+
+    /// Whether the worker had no other call since this one began.
+    fn was_alone(&self) -> bool {
+        self.first && self.role.begun.load(Ordering::Relaxed) == self.number
     }
 }
 

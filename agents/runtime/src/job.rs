@@ -47,6 +47,17 @@ impl JobError {
         Self::of(Fault::Content, error)
     }
 
+    /// A worker died over this job and others: one of them may be at fault.
+    #[must_use]
+    pub fn in_company(self) -> Self {
+        match self {
+            Self::Failed { fault: Fault::Work, message, log_tail } => {
+                Self::Failed { fault: Fault::Company, message, log_tail }
+            }
+            other => other,
+        }
+    }
+
     /// What all agents share does not answer.
     pub fn away(error: impl Into<anyhow::Error>) -> Self {
         Self::of(Fault::Away, error)

@@ -23,9 +23,9 @@ pub use child::{Child, Command};
 pub use conduct::Fault;
 pub use job::{Job, JobError};
 pub use launch::Launch;
+pub use patience::Patience;
 #[doc(hidden)]
 pub use protocol::fuzzing;
-pub use patience::Patience;
 pub use protocol::{Call, Inbox, Responder};
 pub use role::Role;
 pub use worker::{Worker, WorkerError};
