@@ -139,6 +139,10 @@ pub(crate) struct AgentArgs {
     /// A cache directory that agents of this machine share. Default: below the agent's own.
     #[arg(long, env = "FLOTILLA_CACHE_DIR")]
     pub cache_dir: Option<PathBuf>,
+    /// A program that is given a worker's command line and runs it, such as a script that ends
+    /// with `exec nice "$@"`. From the environment it also reaches the agents of `up`.
+    #[arg(long, value_name = "PROGRAM", env = "FLOTILLA_WORKER_WRAPPER")]
+    pub worker_wrapper: Option<PathBuf>,
     /// End when the process that started it does.
     #[arg(long, hide = true)]
     pub die_with_parent: bool,

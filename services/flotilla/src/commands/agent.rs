@@ -47,6 +47,7 @@ pub(crate) async fn agent(fleet: &FleetArgs, args: AgentArgs) -> anyhow::Result<
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let launch = Launch {
         program: std::env::current_exe().context("find this program")?,
+        wrapper: args.worker_wrapper.clone(),
         threads: args.threads.map_or(cores, |threads| threads as usize),
         device: args.device.clone(),
         directory: directory.clone(),
