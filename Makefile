@@ -3,7 +3,7 @@
 CARGO ?= cargo
 NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
 
-.PHONY: demo build test lint tools bench sim fuzz
+.PHONY: demo build test lint tools bench sim fuzz chaos
 
 demo: tools
 	$(CARGO) build --release
@@ -33,6 +33,11 @@ tools:
 sim:
 	$(CARGO) build --release -p sim
 	./target/release/sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),10000))
+
+# A long campaign of kills; CI runs a short one. CHAOS_SEED=n brings one back.
+chaos: tools
+	$(CARGO) build -p flotilla
+	CHAOS_KILLS=$${CHAOS_KILLS:-200} $(CARGO) test -p e2e --test chaos -- --nocapture
 
 bench: tools
 	$(CARGO) build --release

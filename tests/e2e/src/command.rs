@@ -58,7 +58,23 @@ pub fn flotilla(
     arguments: &[&str],
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> Output {
-    let mut child = Command::new(binary())
+    run_on(&[], arguments, environment)
+}
+
+/// The program, behind what goes before it.
+pub(crate) fn program_on(on: &[String]) -> Command {
+    let Some((first, rest)) = on.split_first() else { return Command::new(binary()) };
+    let mut command = Command::new(first);
+    command.args(rest).arg(binary());
+    command
+}
+
+pub(crate) fn run_on(
+    on: &[String],
+    arguments: &[&str],
+    environment: impl IntoIterator<Item = (String, String)>,
+) -> Output {
+    let mut child = program_on(on)
         .args(arguments)
         .env_remove("FLOTILLA_DIR")
         .env_remove("FLOTILLA_NATS")

@@ -1,18 +1,31 @@
 //! Fleets of real processes for tests: `flotilla up` in a directory of its own, on free
 //! ports, ended with the test. Talks to them as a user does: by the command line.
 
+mod client;
 mod command;
 mod files;
 mod fleet;
+pub mod journal;
+mod member;
 mod nats;
 mod processes;
 mod python;
+mod random;
+mod reference;
+mod report;
+mod storm;
 mod wait;
 
+pub use client::Client;
 pub use command::{Output, binary, flotilla};
 pub use files::{Files, Sampling};
 pub use fleet::Fleet;
+pub use member::Member;
 pub use nats::NatsServer;
 pub use processes::Process;
 pub use python::Python;
+pub use random::Random;
+pub use reference::Undisturbed;
+pub use report::Evidence;
+pub use storm::{Kind, Storm, Strike};
 pub use wait::until;

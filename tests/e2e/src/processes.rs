@@ -41,6 +41,12 @@ impl Process {
         Self::all().iter().any(|one| one.id == self.id && one.arguments == self.arguments)
     }
 
+    /// What `flotilla up` calls it: an agent's name, or the first word it was given.
+    pub fn member(&self) -> Option<&str> {
+        let named = self.arguments.windows(2).find(|pair| pair[0] == "--name");
+        named.map(|pair| &*pair[1]).or_else(|| self.arguments.get(1).map(String::as_str))
+    }
+
     pub fn pid(&self) -> Option<Pid> {
         Pid::from_raw(i32::try_from(self.id).ok()?)
     }
