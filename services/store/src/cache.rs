@@ -117,9 +117,12 @@ impl Cache {
     }
 
     async fn fetch(&self, store: &Store, wanted: Wanted) -> Result<CachedBlob, GetError> {
-        let (inner, bytes) = (self.inner.clone(), wanted.bytes);
-        let (file, temp) = blocking(move || inner.space.reserve(bytes)).await?;
-        let file = store.fetch_into(&wanted, file, temp.path()).await?;
+        let fetch_once = async || {
+            let (inner, bytes) = (self.inner.clone(), wanted.bytes);
+            let (file, temp) = blocking(move || inner.space.reserve(bytes)).await?;
+            Ok((store.fetch_into(&wanted, file, temp.path()).await?, temp))
+        };
+        let (file, temp) = store.until_undamaged(fetch_once).await?;
         let (inner, path) = (self.inner.clone(), self.path_of(wanted.digest));
         let committed = blocking(move || {
             let failed = |source| CacheError::io("commit", &path, source);

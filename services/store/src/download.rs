@@ -26,22 +26,24 @@ use crate::{
 /// Ranges asked for at once; each is its own request, so none meets the request timeout.
 const RANGES_IN_FLIGHT: usize = 4;
 const LOCAL_CHUNK: usize = 1 << 20;
+/// What came damaged from a remote store is asked for so often in all: bits flip on the way too.
+const FETCHES: u32 = 4;
 /// Below this, hashing is shorter than a trip to another thread.
 const HASH_INLINE: usize = 128 << 10;
 
 impl Wanted {
-    fn corrupt(&self, found: impl Into<String>) -> GetError {
+    fn corrupt(&self, found: impl Into<String>, same_size: bool) -> GetError {
         let expected = format!("{} of {} bytes", self.digest, self.bytes);
-        GetError::Corrupt { url: self.url.clone(), expected, found: found.into() }
+        GetError::Corrupt { url: self.url.clone(), expected, found: found.into(), same_size }
     }
 
     fn check_size(&self, size: u64) -> Result<(), GetError> {
-        if size == self.bytes { Ok(()) } else { Err(self.corrupt(format!("{size} bytes"))) }
+        if size == self.bytes { Ok(()) } else { Err(self.corrupt(format!("{size} bytes"), false)) }
     }
 
     pub(crate) fn check(&self, (digest, size): (Digest, u64)) -> Result<(), GetError> {
         self.check_size(size)?;
-        if digest == self.digest { Ok(()) } else { Err(self.corrupt(digest.to_string())) }
+        if digest == self.digest { Ok(()) } else { Err(self.corrupt(digest.to_string(), true)) }
     }
 }
 
@@ -104,12 +106,35 @@ impl Store {
         let Some(capacity) = usize::try_from(bytes).ok().filter(|_| bytes <= limit) else {
             return Err(GetError::TooLarge { url, bytes, limit });
         };
-        let mut all = BytesMut::with_capacity(capacity);
-        let mut chunks = self.verified(wanted.clone()).await?;
-        while let Some(chunk) = chunks.try_next().await? {
-            all.extend_from_slice(&chunk);
+        self.until_undamaged(|| async {
+            let mut all = BytesMut::with_capacity(capacity);
+            let mut chunks = self.verified(wanted.clone()).await?;
+            while let Some(chunk) = chunks.try_next().await? {
+                all.extend_from_slice(&chunk);
+            }
+            Ok(all.freeze())
+        })
+        .await
+    }
+
+    /// Fetches again what came damaged over a network. What is damaged in the store stays so.
+    pub(crate) async fn until_undamaged<T, F>(
+        &self,
+        mut fetch: impl FnMut() -> F,
+    ) -> Result<T, GetError>
+    where
+        F: Future<Output = Result<T, GetError>>,
+    {
+        let fetches = if self.at.local.is_some() { 1 } else { FETCHES };
+        for _ in 1..fetches {
+            match fetch().await {
+                Err(error @ GetError::Corrupt { same_size: true, .. }) => {
+                    tracing::warn!(%error, "fetched damaged; fetching again");
+                }
+                done => return done,
+            }
         }
-        Ok(all.freeze())
+        fetch().await
     }
 
     /// Fills an empty file of this machine; what it holds after an error is to be thrown away.

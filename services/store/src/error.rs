@@ -84,7 +84,13 @@ pub enum GetError {
         "{url} is damaged: expected {expected}, found {found}; restore or remove that object, \
          then publish it again"
     )]
-    Corrupt { url: String, expected: String, found: String },
+    Corrupt {
+        url: String,
+        expected: String,
+        found: String,
+        /// As many bytes as expected, but others: the way here may be at fault.
+        same_size: bool,
+    },
     #[error("{url} has {bytes} bytes, more than the {limit} allowed here")]
     TooLarge { url: String, bytes: u64, limit: u64 },
     #[error("cannot use the manifest {url}")]

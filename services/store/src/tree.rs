@@ -93,6 +93,10 @@ impl Store {
         root: &RelativePath,
         digest: Digest,
     ) -> Result<Bytes, GetError> {
+        self.until_undamaged(|| self.fetch_manifest(root, digest)).await
+    }
+
+    async fn fetch_manifest(&self, root: &RelativePath, digest: Digest) -> Result<Bytes, GetError> {
         let key = key_of(root, MANIFEST);
         let fault = |source| self.at.fault(&key, source);
         let got = self.at.objects.get(&key).await.map_err(fault)?;

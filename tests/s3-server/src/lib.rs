@@ -1,12 +1,15 @@
 //! A real S3 server (`s3s-fs`) for tests: on a free port of loopback, over a directory of its
-//! own, with authentication; it can be killed in the middle of a request and started again.
+//! own, with authentication; it can be killed in the middle of a request and started again,
+//! and made to answer badly.
 //!
 //! Not for tests of atomicity: its conditional puts race.
+
+mod faults;
 
 use std::{
     collections::BTreeMap,
     fs, io,
-    net::{self, SocketAddr},
+    net::{self, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
@@ -22,6 +25,9 @@ use s3s::{auth::SimpleAuth, service::S3ServiceBuilder};
 use tempfile::TempDir;
 use tokio::{net::TcpListener, runtime::Runtime};
 
+use faults::Weather;
+pub use faults::{FaultCounts, Faults};
+
 const BUCKET: &str = "fleet";
 const ACCESS_KEY: &str = "test-access-key";
 const SECRET_KEY: &str = "test-secret-key";
@@ -31,17 +37,32 @@ pub struct S3Server {
     root: TempDir,
     address: SocketAddr,
     runtime: Option<Runtime>,
+    seen: Seen,
+}
+
+/// What a server's threads share with the test.
+#[derive(Clone, Default)]
+struct Seen {
     requests: Arc<Mutex<Vec<String>>>,
+    weather: Arc<Mutex<Weather>>,
 }
 
 impl S3Server {
     /// # Errors
     /// When no directory, thread or port can be had.
     pub fn start() -> io::Result<Self> {
+        Self::start_on(Ipv4Addr::LOCALHOST)
+    }
+
+    /// As `start`, on another address of this machine.
+    ///
+    /// # Errors
+    /// As `start`.
+    pub fn start_on(host: Ipv4Addr) -> io::Result<Self> {
         let root = tempfile::tempdir()?;
         fs::create_dir(root.path().join(BUCKET))?;
-        let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        let mut server = Self { root, address, runtime: None, requests: Arc::default() };
+        let address = SocketAddr::from((host, 0));
+        let mut server = Self { root, address, runtime: None, seen: Seen::default() };
         server.restart()?;
         Ok(server)
     }
@@ -71,7 +92,17 @@ impl S3Server {
 
     /// `METHOD /path?query` of every request so far.
     pub fn requests(&self) -> Vec<String> {
-        lock(&self.requests).clone()
+        lock(&self.seen.requests).clone()
+    }
+
+    /// From now on it answers so.
+    pub fn set_faults(&self, faults: Faults) {
+        lock(&self.seen.weather).faults = faults;
+    }
+
+    /// What went wrong so far because it was told to.
+    pub fn fault_counts(&self) -> FaultCounts {
+        lock(&self.seen.weather).counts
     }
 
     /// Breaks all connections and closes the port, without finishing anything.
@@ -98,8 +129,8 @@ impl S3Server {
         listener.set_nonblocking(true)?;
         self.address = listener.local_addr()?;
         let service = service(self.root.path())?;
-        let requests = self.requests.clone();
-        runtime.spawn(async move { serve(listener, service, requests).await });
+        let seen = self.seen.clone();
+        runtime.spawn(async move { serve(listener, service, seen).await });
         self.runtime = Some(runtime);
         Ok(())
     }
@@ -122,18 +153,14 @@ fn service(root: &Path) -> io::Result<s3s::service::S3Service> {
     Ok(service.build())
 }
 
-async fn serve(
-    listener: net::TcpListener,
-    service: s3s::service::S3Service,
-    requests: Arc<Mutex<Vec<String>>>,
-) {
+async fn serve(listener: net::TcpListener, service: s3s::service::S3Service, seen: Seen) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
     while let Ok((socket, _)) = listener.accept().await {
-        let (service, requests) = (service.clone(), requests.clone());
+        let (service, seen) = (service.clone(), seen.clone());
         let noting = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-            lock(&requests).push(format!("{} {}", request.method(), request.uri()));
-            let service = service.clone();
-            async move { service.call(request.map(s3s::Body::from)).await }
+            lock(&seen.requests).push(format!("{} {}", request.method(), request.uri()));
+            let (service, weather) = (service.clone(), seen.weather.clone());
+            async move { faults::answer(service, &weather, request).await }
         });
         tokio::spawn(async move {
             // A connection that breaks is the client's to report.

@@ -1,8 +1,9 @@
 use std::{fs, time::Duration};
 
+use s3_server::Faults;
 use store::Cache;
 
-use crate::support::{MIB, Place, noise};
+use crate::support::{MIB, Place, about, adapter, noise, place, told};
 
 /// Waits until the server has seen so many such requests.
 async fn until(at: &Place, words: &[&str], count: usize) {
@@ -46,4 +47,34 @@ async fn a_fetch_finishes_when_the_server_is_killed_midway_and_comes_back() {
     at.s3.as_mut().unwrap().restart().unwrap();
     let held = fetch.await.unwrap().unwrap();
     assert_eq!(fs::read(held.path()).unwrap(), noise(1, 160 * MIB));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_refuses_cuts_short_and_flips_bits_still_gives_what_was_stored() {
+    let at = Place::s3().await;
+    let server = at.s3.as_ref().unwrap();
+    let dir = adapter(3, 3 * MIB);
+    let tree = at.store.publish_tree(dir.path(), &place(1), about()).await.unwrap();
+    let faults = Faults { seed: 9, refused: 0.2, cut: 0.15, flipped: 0.15, ..Faults::default() };
+    server.set_faults(faults);
+    for seed in 0..8 {
+        let blob = at.store.put_blob(noise(seed, 1000).into()).await.unwrap();
+        assert_eq!(at.store.get_blob(&blob, 1000).await.unwrap(), noise(seed, 1000));
+        let cached = tempfile::tempdir().unwrap();
+        let cache = Cache::open(cached.path(), u64::MAX).unwrap();
+        let held = cache.tree(&at.store, &tree).await.unwrap();
+        let weights = fs::read(held.path().join("adapter_model.safetensors")).unwrap();
+        assert_eq!(weights, noise(3, 3 * MIB));
+    }
+    let counts = server.fault_counts();
+    assert!(counts.refused > 0 && counts.cut > 0 && counts.flipped > 0, "{counts:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_are_damaged_each_time_are_never_taken_for_good() {
+    let at = Place::s3().await;
+    let blob = at.store.put_blob(noise(5, 1000).into()).await.unwrap();
+    at.s3.as_ref().unwrap().set_faults(Faults { flipped: 1.0, ..Faults::default() });
+    let error = at.store.get_blob(&blob, 1000).await.unwrap_err();
+    assert!(told(&error).contains("is damaged"), "{}", told(&error));
 }
