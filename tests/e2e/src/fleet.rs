@@ -127,11 +127,14 @@ impl Fleet {
         self.file()["nats"].as_str().expect("a URL").to_owned()
     }
 
-    /// The process of a member (`coordinator`, or an agent by name).
+    /// The process of a member: `up` itself, `coordinator`, or an agent by name.
     ///
     /// # Panics
     /// When there is none.
     pub fn pid(&self, member: &str) -> Pid {
+        if member == "up" {
+            return self.up_pid();
+        }
         until(&format!("{member} runs"), Duration::from_secs(10), || {
             Process::all().into_iter().find_map(|process| {
                 let is_member = process.member().is_some_and(|name| name == member);

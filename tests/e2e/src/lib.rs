@@ -2,11 +2,15 @@
 //! ports, ended with the test. Talks to them as a user does: by the command line.
 
 mod client;
+mod cluster;
 mod command;
+mod disk;
 mod files;
 mod fleet;
+mod hosts;
 pub mod journal;
 mod member;
+mod misbehaving;
 mod nats;
 mod processes;
 mod python;
@@ -17,10 +21,14 @@ mod storm;
 mod wait;
 
 pub use client::Client;
+pub use cluster::Cluster;
 pub use command::{Output, binary, flotilla};
+pub use disk::SmallDisk;
 pub use files::{Files, Sampling};
 pub use fleet::Fleet;
+pub use hosts::OtherHost;
 pub use member::Member;
+pub use misbehaving::{Fate, Misbehaving};
 pub use nats::NatsServer;
 pub use processes::Process;
 pub use python::Python;

@@ -51,7 +51,7 @@ fn free_port() -> u16 {
 }
 
 /// The one that `deploy/fetch-nats-server.sh` fetched, or one on PATH.
-fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     if let Some(path) = std::env::var_os("FLOTILLA_NATS_SERVER") {
         return path.into();
     }

@@ -29,10 +29,16 @@ struct Held<'a> {
 impl Evidence<'_> {
     pub fn figures(&self) -> Value {
         let (mut again, mut undisturbed, mut lost) = (Vec::new(), Vec::new(), Vec::new());
+        let mut each = Vec::new();
         for strike in self.kills(Kind::Agent) {
             let held = self.held(strike);
             for again_s in held.iter().filter_map(|held| held.again_s) {
                 again.push(again_s - strike.at_s);
+                each.push(json!([
+                    strike.name,
+                    again_s - strike.at_s,
+                    self.between(strike.at_s, again_s)
+                ]));
                 if !self.bus_was_struck(strike.at_s, again_s) {
                     undisturbed.push(again_s - strike.at_s);
                 }
@@ -45,6 +51,7 @@ impl Evidence<'_> {
         let takeovers = self.kills(Kind::Coordinator).filter_map(|strike| self.takeover(strike));
         json!({
             "seconds_from_agent_kill_to_its_jobs_next_delivery": summary(again),
+            "each_agent_kill_seconds_and_what_was_struck_meanwhile": each,
             "the_same_where_the_bus_was_not_struck_meanwhile": summary(undisturbed),
             "generation_seconds_lost_a_generator_kill": summary(lost),
             "seconds_from_leader_kill_to_next_leader": summary(takeovers.collect()),
@@ -53,6 +60,16 @@ impl Evidence<'_> {
 
     fn kills(&self, kind: Kind) -> impl Iterator<Item = &Strike> {
         self.strikes.iter().filter(move |one| one.kind == kind && one.stopped_s.is_none())
+    }
+
+    fn between(&self, from_s: f64, to_s: f64) -> Vec<String> {
+        let struck = self.strikes.iter().filter(|one| one.at_s > from_s - 8.0 && one.at_s < to_s);
+        struck
+            .map(|one| match one.stopped_s {
+                None => format!("{} killed at {:.1}", one.name, one.at_s - from_s),
+                Some(s) => format!("{} stopped at {:.1} for {s:.1}", one.name, one.at_s - from_s),
+            })
+            .collect()
     }
 
     fn bus_was_struck(&self, from_s: f64, to_s: f64) -> bool {
