@@ -96,7 +96,9 @@ impl Pull {
                 biased;
                 message = self.subscriber.next() => {
                     let Some(message) = message else { return Pulled::Broken };
-                    return self.sort(message);
+                    if let Some(pulled) = self.sort(message) {
+                        return pulled;
+                    }
                 }
                 _ = self.generation.changed() => return Pulled::Broken,
                 Ok(violation) = self.violations.recv() => {
@@ -109,8 +111,9 @@ impl Pull {
         }
     }
 
-    fn sort(&mut self, message: Message) -> Pulled {
-        match message.status {
+    /// None: nothing yet that the caller must know.
+    fn sort(&mut self, message: Message) -> Option<Pulled> {
+        Some(match message.status {
             None | Some(StatusCode::OK) => {
                 self.left -= 1;
                 Pulled::Message(message)
@@ -122,6 +125,9 @@ impl Pull {
                 let description = message.description.unwrap_or_default();
                 tracing::debug!(%status, description, subject = self.subject, "pull ended");
                 match description.as_str() {
+                    // In a cluster a message comes only when its delivery is replicated, and
+                    // this word overtakes it.
+                    "Batch Completed" if self.left > 0 => return None,
                     "Batch Completed" => Pulled::Over,
                     // The next one does not fit into what is left of this pull.
                     "Message Size Exceeds MaxBytes" if self.left < self.batch => Pulled::Over,
@@ -129,7 +135,7 @@ impl Pull {
                     _ => Pulled::Broken,
                 }
             }
-        }
+        })
     }
 
     /// Ends the pull and returns messages that were on their way, so that others get them at
