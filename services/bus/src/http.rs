@@ -15,12 +15,20 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// The body of a 200 answer. `base` is `http://host:port`.
 pub(crate) async fn get(base: &str, path: &str) -> io::Result<Vec<u8>> {
-    timeout(LIMIT, get_unbounded(base, path))
+    match ask(base, path).await? {
+        (200, body) => Ok(body),
+        (status, _) => Err(io::Error::other(format!("answered with status {status}"))),
+    }
+}
+
+/// Status and body of any answer.
+pub(crate) async fn ask(base: &str, path: &str) -> io::Result<(u16, Vec<u8>)> {
+    timeout(LIMIT, ask_unbounded(base, path))
         .await
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer in {LIMIT:?}")))?
 }
 
-async fn get_unbounded(base: &str, path: &str) -> io::Result<Vec<u8>> {
+async fn ask_unbounded(base: &str, path: &str) -> io::Result<(u16, Vec<u8>)> {
     let host = base
         .strip_prefix("http://")
         .ok_or_else(|| io::Error::other("only http:// monitoring URLs are understood"))?
@@ -36,9 +44,7 @@ async fn get_unbounded(base: &str, path: &str) -> io::Result<Vec<u8>> {
         .position(|window| window == b"\r\n\r\n")
         .ok_or_else(|| io::Error::other("not an HTTP answer"))?;
     let head = String::from_utf8_lossy(&answer[..end]);
-    let status = head.lines().next().unwrap_or_default();
-    if status.split(' ').nth(1) != Some("200") {
-        return Err(io::Error::other(format!("answered {status:?}")));
-    }
-    Ok(answer.split_off(end + 4))
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let status = status.ok_or_else(|| io::Error::other("not an HTTP answer"))?;
+    Ok((status, answer.split_off(end + 4)))
 }

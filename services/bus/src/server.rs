@@ -30,6 +30,9 @@ const READY_LIMIT: Duration = Duration::from_secs(120);
 const READY_POLL: Duration = Duration::from_millis(10);
 /// An orderly stop takes 0.4 s with a million facts.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// Between looks at its health, and how many bad ones in a row count.
+const HEALTH_EVERY: Duration = Duration::from_secs(2);
+const HEALTH_BAD_MAX: u32 = 3;
 /// After SIGKILL only the kernel is left.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 
@@ -155,6 +158,27 @@ impl ManagedServer {
     /// Waits until the child ends, for whatever reason. Cancel-safe; at once when it has ended.
     pub async fn wait(&self) -> ExitStatus {
         self.child.wait().await
+    }
+
+    /// Waits until the child says that it cannot serve, though its disk can be written to, and
+    /// returns what it says: a stream whose write failed once refuses all others until the
+    /// server is started again. Cancel-safe.
+    pub async fn ailing(&self) -> String {
+        let mut bad = 0;
+        loop {
+            sleep(HEALTH_EVERY).await;
+            // No answer at all is not for us to judge: it may be frozen, or very busy.
+            let health = http::ask(&self.ports.monitor_url(), "/healthz").await;
+            match health {
+                Ok((status, said)) if status != 200 => {
+                    bad += 1;
+                    if bad >= HEALTH_BAD_MAX && self.files.can_be_written() {
+                        return String::from_utf8_lossy(&said).into_owned();
+                    }
+                }
+                _ => bad = 0,
+            }
+        }
     }
 
     /// Starts it again with the same port and data, ending it first if it runs.

@@ -15,6 +15,9 @@ use super::ServerOptions;
 /// Lines of the log an error shows.
 const TAIL_LINES: usize = 5;
 
+/// More than a few facts and what the server writes with them.
+const PROBE_BYTES: usize = 1 << 20;
+
 /// Chosen once and kept: peers reconnect only to addresses they know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Ports {
@@ -117,6 +120,15 @@ jetstream {{
         let ours = self.config.as_os_str().as_encoded_bytes();
         command_line.split(|byte| *byte == 0).any(|argument| argument == ours).then_some(())?;
         Pid::from_raw(pid)
+    }
+
+    /// Whether there is room for some facts.
+    pub(super) fn can_be_written(&self) -> bool {
+        let probe = self.dir.join("probe");
+        let written = fs::write(&probe, [0; PROBE_BYTES]);
+        // What cannot be removed is written over the next time.
+        let _ = fs::remove_file(&probe);
+        written.is_ok()
     }
 
     pub(super) fn open_errors(&self) -> io::Result<File> {

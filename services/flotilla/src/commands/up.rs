@@ -114,10 +114,18 @@ async fn coordinator_ready(nats: &str) {
     let _ = tokio::time::timeout(COORDINATOR_LIMIT, joinable).await;
 }
 
-/// Brings the NATS server back whenever it ends, until stopped.
+/// Brings the NATS server back whenever it ends or ails, until stopped.
 async fn attend(server: &mut ManagedServer, stop: &CancellationToken) {
-    while let Some(status) = stop.run_until_cancelled(server.wait()).await {
-        tracing::error!(%status, "the nats-server ended; starting it again");
+    loop {
+        tokio::select! {
+            status = server.wait() => {
+                tracing::error!(%status, "the nats-server ended; starting it again");
+            }
+            said = server.ailing() => {
+                tracing::error!(said, "the nats-server cannot go on; starting it anew");
+            }
+            () = stop.cancelled() => return,
+        }
         while let Err(error) = server.restart().await {
             tracing::error!(error = format!("{:#}", anyhow::Error::from(error)));
             if stop.run_until_cancelled(tokio::time::sleep(SERVER_PAUSE)).await.is_none() {
