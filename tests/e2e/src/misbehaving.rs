@@ -56,7 +56,7 @@ impl Misbehaving {
         let directory = directory.join("misbehaving");
         std::fs::create_dir_all(&directory).expect("a directory");
         let mut random = Random::new(seed);
-        let mut order: Vec<(u64, Fate)> = fates.iter().map(|&fate| (random.next(), fate)).collect();
+        let mut order: Vec<(u64, Fate)> = fates.iter().map(|&fate| (random.draw(), fate)).collect();
         order.sort_unstable();
         let cases: String = order
             .iter()

@@ -7,7 +7,7 @@ impl Random {
         Self(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -17,7 +17,7 @@ impl Random {
     /// From 0 to below 1.
     pub fn share(&mut self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "53 bits are kept")]
-        let share = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
+        let share = (self.draw() >> 11) as f64 / (1_u64 << 53) as f64;
         share
     }
 
@@ -29,6 +29,6 @@ impl Random {
     /// When there is nothing to pick from.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         let count = u64::try_from(from.len()).expect("few enough to count");
-        &from[usize::try_from(self.next() % count).expect("below the count")]
+        &from[usize::try_from(self.draw() % count).expect("below the count")]
     }
 }

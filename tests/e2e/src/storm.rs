@@ -120,7 +120,7 @@ impl Storm {
     }
 
     fn kind(&mut self) -> Kind {
-        let mut left = self.random.next() % 100;
+        let mut left = self.random.draw() % 100;
         for (kind, share) in SHARES {
             if left < share {
                 return kind;

@@ -10,7 +10,7 @@ const SAMPLING: Sampling = Sampling { prompts: 24, per_prompt: 4, max_new_tokens
 
 fn the_same_with_workers_that(fates: &[Fate], seed: u64) {
     let undisturbed = Undisturbed::of(SAMPLING);
-    let directory = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().expect("a temporary directory");
     let misbehaving = Misbehaving::create(directory.path(), fates, seed);
     let agents = "trainer,generator=2,verifier,evaluator";
     let mut fleet = Fleet::up_with(agents, &[], [misbehaving.env()]);

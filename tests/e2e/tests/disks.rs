@@ -13,7 +13,7 @@ const SAMPLING: Sampling = Sampling { prompts: 96, per_prompt: 8, max_new_tokens
 
 /// A run that meets a full disk below one of the fleet's directories.
 fn the_same_when_full(below: &str, size: &str) {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().expect("a temporary directory");
     let Some(disk) = SmallDisk::mount(directory.path().join(below), size) else { return };
     let undisturbed = Undisturbed::of(SAMPLING);
     let agents = "trainer,generator=2,verifier,evaluator";
