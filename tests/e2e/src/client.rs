@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::{Output, command::run_on, until};
 
 /// Who asks, and what for: environment for every command, logs for a failing test.
+#[derive(Debug, Clone)]
 pub struct Client {
     environment: Vec<(String, String)>,
     /// What goes before the program, such as `ip netns exec NAME`.
@@ -72,6 +73,20 @@ impl Client {
         let ended = until(&format!("run {run} ends"), limit, || self.outcome(run));
         assert_eq!(ended["state"], state, "{ended:#}\n{}", self.logs());
         ended
+    }
+
+    /// Looks from a thread of its own, for a fleet without bus keeps whoever asks waiting. The
+    /// thread ends when the run has ended.
+    pub fn watch(&self, run: &str) -> std::thread::JoinHandle<Value> {
+        let (client, run) = (self.clone(), run.to_owned());
+        std::thread::spawn(move || {
+            loop {
+                if let Some(ended) = client.outcome(&run) {
+                    return ended;
+                }
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        })
     }
 
     /// The run, if it has ended and the fleet can say so.

@@ -68,22 +68,20 @@ impl Campaign {
         let (began, before) = (Instant::now(), self.storm.kills());
         self.fleet.await_agents();
         let run = self.fleet.submit(&self.spec);
-        let mut look = Instant::now();
-        while self.storm.kills() < kills {
-            self.storm.blow(&self.fleet, &self.second);
-            self.revive();
-            // A look is a process of its own, and a fleet without bus lets it wait.
-            if look.elapsed() > Duration::from_secs(2) {
-                if self.fleet.outcome(&run).is_some() {
-                    break;
-                }
-                look = Instant::now();
+        let watch = self.fleet.watch(&run);
+        while !watch.is_finished() {
+            if self.storm.kills() < kills {
+                self.storm.blow(&self.fleet, &self.second);
+            } else {
+                self.storm.calm();
             }
+            self.revive();
             assert!(began.elapsed() < LIMIT, "{run} does not end: {}", self.fleet.logs());
             std::thread::sleep(Duration::from_millis(20));
         }
         self.storm.calm();
-        self.settle(&run);
+        self.revive();
+        self.fleet.await_agents();
         let audit = undisturbed.assert_same(&self.fleet, &run, LIMIT);
         for fact in self.fleet.facts(&run) {
             let at_s = fact["time_ms"].as_f64().expect("a time") / 1000.0;
@@ -101,14 +99,6 @@ impl Campaign {
             self.fleet.up_again();
         }
         self.second.revive();
-    }
-
-    /// Waits for the run's end; what was killed last must still be brought back.
-    fn settle(&mut self, run: &str) {
-        e2e::until(&format!("{run} ends"), LIMIT, || {
-            self.revive();
-            self.fleet.outcome(run)
-        });
     }
 
     fn report(&self, seed: u64) -> Value {
