@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 /// For one run, all its deaths and restarts included.
 const LIMIT: Duration = Duration::from_secs(240);
 
-const SAMPLING: Sampling = Sampling { prompts: 96, per_prompt: 8, max_new_tokens: 320, cycles: 2 };
+const SAMPLING: Sampling = Sampling { prompts: 192, per_prompt: 8, max_new_tokens: 480, cycles: 2 };
 
 /// Seconds from one strike to the next.
 const GAP_S: (f64, f64) = (0.2, 1.8);
