@@ -40,6 +40,8 @@ pub struct FaultCounts {
 pub(crate) struct Weather {
     pub(crate) faults: Faults,
     pub(crate) counts: FaultCounts,
+    /// Killed: a runtime that ends fails file operations, which would be answered as 404.
+    pub(crate) dead: bool,
     drawn: u64,
 }
 
@@ -90,9 +92,9 @@ pub(crate) async fn answer(
     weather: &std::sync::Mutex<Weather>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, s3s::HttpError> {
-    let (delay, refused) = {
+    let (Faults { delay, cut: cuts, flipped, .. }, refused) = {
         let mut weather = crate::lock(weather);
-        (weather.faults.delay, weather.refuses())
+        (weather.faults, weather.refuses())
     };
     tokio::time::sleep(delay).await;
     if refused {
@@ -103,7 +105,12 @@ pub(crate) async fn answer(
     let carries_object =
         request.method() == Method::GET && !request.uri().path().trim_matches('/').is_empty();
     let answer = service.call(request.map(Body::from)).await?;
-    if !carries_object || !answer.status().is_success() {
+    if crate::lock(weather).dead {
+        return std::future::pending().await;
+    }
+    // Otherwise it goes out as it is read, like any server's.
+    let spoils = cuts > 0.0 || flipped > 0.0;
+    if !spoils || !carries_object || !answer.status().is_success() {
         return Ok(answer);
     }
     let (head, mut body) = answer.into_parts();

@@ -108,6 +108,7 @@ impl S3Server {
     /// Breaks all connections and closes the port, without finishing anything.
     pub fn kill(&mut self) {
         if let Some(runtime) = self.runtime.take() {
+            lock(&self.seen.weather).dead = true;
             // On a thread of its own, for this may be an async test, where waiting is refused.
             let stopped = thread::spawn(move || runtime.shutdown_timeout(Duration::from_secs(5)));
             let _ = stopped.join();
@@ -130,6 +131,7 @@ impl S3Server {
         self.address = listener.local_addr()?;
         let service = service(self.root.path())?;
         let seen = self.seen.clone();
+        lock(&seen.weather).dead = false;
         runtime.spawn(async move { serve(listener, service, seen).await });
         self.runtime = Some(runtime);
         Ok(())
