@@ -33,6 +33,13 @@ impl SmallDisk {
         &self.path
     }
 
+    /// Gives it another size. Whether that worked.
+    pub fn resize(&self, size: &str) -> bool {
+        let options = format!("remount,size={size}");
+        let mounted = Command::new("mount").args(["-o", &options]).arg(&self.path).status();
+        mounted.is_ok_and(|status| status.success())
+    }
+
     /// Writes until not a byte fits.
     ///
     /// # Panics

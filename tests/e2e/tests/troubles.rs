@@ -102,35 +102,6 @@ fn a_store_that_refuses_is_named_before_anything_starts() {
     assert!(std::fs::read_dir(server.dir()).is_err(), "nothing was written");
 }
 
-/// A file system of a few MiB, where this machine lets us have one.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn mount(path: PathBuf, size: &str) -> Option<Self> {
-        std::fs::create_dir_all(&path).expect("a directory");
-        let options = format!("size={size}");
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
-            .arg(&path)
-            .output();
-        mounted.is_ok_and(|output| output.status.success()).then_some(Self(path))
-    }
-}
-
-impl SmallDisk {
-    fn resize(&self, size: &str) -> bool {
-        let options = format!("remount,size={size}");
-        let mounted = Command::new("mount").args(["-o", &options]).arg(&self.0).status();
-        mounted.is_ok_and(|status| status.success())
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
-    }
-}
-
 #[test]
 fn a_full_store_is_said_at_once_and_the_run_goes_on_when_there_is_room() {
     let mounts = tempfile::tempdir().unwrap();
