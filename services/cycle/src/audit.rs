@@ -1,12 +1,19 @@
 //! Re-derives a run from its log alone and says where the log contradicts itself.
+//!
+//! Folding notes what contradicts a run's state as an anomaly; `audit/` looks at each fact
+//! beside that, and the whole is looked at once more at its end.
+
+mod agree;
+mod orders;
+mod plans;
+mod results;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
-use wire::{Record, v1};
+use wire::{Body, Fact, JobId, Place, Prompt, Record, v1};
 
-use crate::{
-    measure,
-    state::{Anomaly, Run},
-};
+use crate::state::{Anomaly, Run};
 
 /// What an audit found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -20,35 +27,155 @@ pub struct Audit {
     pub set_aside_samples: u64,
     pub checkpoints: u64,
     pub evals: u64,
-    /// Each names the fact at fault. Empty for a clean log.
-    pub findings: Vec<String>,
+    /// In log order. Empty for a clean log.
+    pub findings: Vec<Finding>,
+}
+
+/// A contradiction, and the fact at fault where it is one fact.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Finding {
+    pub sequence: Option<u64>,
+    pub subject: Option<String>,
+    pub what: String,
+}
+
+/// Audits the facts of one run as they come, in log order, without keeping them.
+#[derive(Debug, Default)]
+pub struct Auditor {
+    run: Option<Run>,
+    facts: u64,
+    prompts: Prompts,
+    /// Attempts ordered of each job.
+    ordered: BTreeMap<(u32, JobId), BTreeSet<u32>>,
+    findings: Vec<Finding>,
+}
+
+/// The prompts a run samples from; `None` where nobody could read them.
+#[derive(Debug, Default)]
+struct Prompts {
+    train: Option<Vec<Prompt>>,
+    heldout: Option<Vec<Prompt>>,
+}
+
+impl Prompts {
+    fn of(&self, purpose: v1::Purpose) -> Option<&[Prompt]> {
+        match purpose {
+            v1::Purpose::Heldout => self.heldout.as_deref(),
+            v1::Purpose::Train | v1::Purpose::Unspecified => self.train.as_deref(),
+        }
+    }
 }
 
 /// Audits the facts of one run, in log order. `None` when they hold no spec.
 pub fn audit<'a>(records: impl IntoIterator<Item = &'a Record>) -> Option<Audit> {
-    let mut run: Option<Run> = None;
-    let mut facts = 0;
-    for record in records {
-        facts += 1;
-        match &mut run {
-            None => run = Run::start(record),
-            Some(run) => run.fold(record),
+    let mut auditor = Auditor::default();
+    records.into_iter().for_each(|record| auditor.take(record));
+    auditor.finish()
+}
+
+impl Auditor {
+    /// The prompts files, so that what was ordered is compared with them. May come any time
+    /// before the first order.
+    pub fn know_prompts(&mut self, train: Option<Vec<Prompt>>, heldout: Option<Vec<Prompt>>) {
+        self.prompts = Prompts { train, heldout };
+    }
+
+    /// The run so far; `None` before its spec.
+    pub fn run(&self) -> Option<&Run> {
+        self.run.as_ref()
+    }
+
+    pub fn take(&mut self, record: &Record) {
+        self.facts += 1;
+        if let Some(what) = agree::disagreement(&record.fact) {
+            self.find(record, what);
+        }
+        let Some(run) = &self.run else {
+            self.run = Run::start(record);
+            if self.run.is_none() {
+                self.find(record, "stands before the run's spec".into());
+            }
+            return;
+        };
+        for what in self.look(run, &record.fact) {
+            self.find(record, what);
+        }
+        if let (Place::GenerateOrder { cycle, job, attempt, .. }, Body::GenerateOrder(_)) =
+            (&record.fact.subject.place, &record.fact.body)
+        {
+            self.ordered.entry((*cycle, job.clone())).or_default().insert(*attempt);
+        }
+        if let Some(run) = &mut self.run {
+            run.fold(record);
         }
     }
-    let run = run?;
-    let mut audit = tally(&run, facts);
-    audit.findings.extend(run.anomalies.iter().map(|Anomaly { sequence, subject, what }| {
-        format!("{subject} (sequence {sequence}): {what}")
-    }));
-    if run.done.as_ref().is_some_and(|done| done.status() == v1::done::Status::Succeeded) {
-        audit.findings.extend(unfinished(&run));
+
+    /// What is wrong with a fact, given the facts before it, that folding does not notice.
+    fn look(&self, run: &Run, fact: &Fact) -> Vec<String> {
+        match (&fact.subject.place, &fact.body) {
+            (Place::Plan { cycle }, Body::Plan(plan)) => plans::plan(run, *cycle, plan),
+            (Place::GenerateOrder { cycle, job, .. }, Body::GenerateOrder(order)) => {
+                let prompts = self.prompts.of(order.purpose());
+                orders::generate(run, *cycle, job, order, prompts)
+            }
+            (Place::TrainOrder { cycle, .. }, Body::TrainOrder(order)) => {
+                orders::train(run, *cycle, order)
+            }
+            (Place::Samples { cycle, job }, Body::Samples(samples)) => {
+                let attempts = self.ordered.get(&(*cycle, job.clone()));
+                let ordered = attempts.is_some_and(|all| all.contains(&samples.attempt));
+                results::samples(run, *cycle, job, samples, ordered)
+            }
+            (Place::Verdicts { cycle, job }, Body::Verdicts(verdicts)) => {
+                results::verdicts(run, *cycle, job, verdicts)
+            }
+            (Place::Selection { cycle }, Body::Selected(_)) => results::selection(run, *cycle),
+            (Place::Checkpoint { cycle, .. }, Body::Checkpoint(checkpoint)) => {
+                results::checkpoint(run, *cycle, checkpoint)
+            }
+            (Place::Eval { suite, .. }, Body::Eval(eval)) => results::eval(run, suite, eval),
+            (Place::CycleDone { cycle }, Body::CycleDone(done)) => {
+                results::cycle_done(run, *cycle, done)
+            }
+            (Place::Done, Body::Done(done)) => results::done(run, done),
+            _ => Vec::new(),
+        }
     }
-    Some(audit)
+
+    fn find(&mut self, record: &Record, what: String) {
+        let subject = Some(record.fact.subject.to_string());
+        self.findings.push(Finding { sequence: Some(record.sequence), subject, what });
+    }
+
+    /// The verdict on all that was taken. `None` when there was no spec.
+    pub fn finish(self) -> Option<Audit> {
+        let Self { run, facts, mut findings, .. } = self;
+        let run = run?;
+        let mut audit = tally(&run, facts);
+        let anomaly = |Anomaly { sequence, subject, what }: &Anomaly| Finding {
+            sequence: Some(*sequence),
+            subject: Some(subject.clone()),
+            what: what.clone(),
+        };
+        findings.extend(run.anomalies.iter().map(anomaly));
+        findings.sort();
+        findings.dedup();
+        if run.done.as_ref().is_some_and(|done| done.status() == v1::done::Status::Succeeded) {
+            let missing = results::unfinished(&run);
+            findings.extend(missing.into_iter().map(|what| Finding {
+                sequence: None,
+                subject: None,
+                what,
+            }));
+        }
+        audit.findings = findings;
+        Some(audit)
+    }
 }
 
 fn tally(run: &Run, facts: u64) -> Audit {
     let jobs = || run.cycles.values().flat_map(|cycle| cycle.jobs.values());
-    let checkpoints = |n: usize| n as u64;
+    let count = |n: usize| n as u64;
     Audit {
         facts,
         planned_samples: jobs().flat_map(|job| &job.draws).map(|draw| u64::from(draw.count)).sum(),
@@ -58,7 +185,7 @@ fn tally(run: &Run, facts: u64) -> Audit {
             .sum(),
         judged_samples: jobs()
             .filter_map(|job| job.verdicts.as_ref())
-            .map(|verdicts| verdicts.verdicts.len() as u64)
+            .map(|verdicts| count(verdicts.verdicts.len()))
             .sum(),
         set_aside_samples: jobs()
             .filter(|job| job.set_aside.is_some())
@@ -70,40 +197,8 @@ fn tally(run: &Run, facts: u64) -> Audit {
             .filter_map(|cycle| cycle.selected.as_ref())
             .map(|selected| u64::from(selected.kept))
             .sum(),
-        checkpoints: run.cycles.values().map(|cycle| checkpoints(cycle.checkpoints.len())).sum(),
-        evals: run.cycles.values().map(|cycle| checkpoints(cycle.evals.len())).sum(),
+        checkpoints: run.cycles.values().map(|cycle| count(cycle.checkpoints.len())).sum(),
+        evals: run.cycles.values().map(|cycle| count(cycle.evals.len())).sum(),
         findings: Vec::new(),
     }
-}
-
-/// What a succeeded run should have and has not.
-fn unfinished(run: &Run) -> Vec<String> {
-    let mut findings = Vec::new();
-    for (number, cycle) in &run.cycles {
-        let trained = cycle.final_checkpoint().is_some();
-        for (id, job) in &cycle.jobs {
-            let expected = trained || job.purpose == v1::Purpose::Train;
-            let expected = expected && job.set_aside.is_none();
-            if expected && job.samples.is_none() {
-                findings.push(format!("cycle {number}, job {id}: planned but never sampled"));
-            }
-            if expected && job.verdicts.is_none() {
-                findings.push(format!("cycle {number}, job {id}: never verified"));
-            }
-        }
-        let summary = measure::summarize(*number, cycle);
-        if cycle.done.as_ref().is_some_and(|done| !same_counts(done, &summary)) {
-            findings.push(format!("cycle {number}: its summary does not follow from its facts"));
-        }
-        if !cycle.has_all_evals(&run.spec.suites) {
-            findings.push(format!("cycle {number}: a checkpoint was never evaluated"));
-        }
-    }
-    findings
-}
-
-/// Times may differ: facts of an earlier attempt can arrive after the summary.
-fn same_counts(a: &v1::CycleDone, b: &v1::CycleDone) -> bool {
-    (a.sampled, a.kept, &a.heldout, &a.samples_by_agent)
-        == (b.sampled, b.kept, &b.heldout, &b.samples_by_agent)
 }

@@ -54,11 +54,12 @@ pub(super) fn raft(cycles: u32) -> v1::Spec {
         heldout_samples_per_prompt: 2,
         sampling: Some(v1::Sampling { max_new_tokens: 16, ..Default::default() }),
         selection: Some(v1::Selection { keep_per_prompt: 1, min_reward: 0.5 }),
+        training: Some(v1::Training { lora: Some(v1::Lora::default()), ..Default::default() }),
         ..Default::default()
     }))
 }
 
-fn prompts(prefix: &str, count: usize) -> Vec<Prompt> {
+pub(super) fn prompts(prefix: &str, count: usize) -> Vec<Prompt> {
     let lines: Vec<String> =
         (0..count).map(|n| format!(r#"{{"id":"{prefix}{n}","prompt":"{n}+1="}}"#)).collect();
     Prompt::parse_all(lines.join("\n").as_bytes()).unwrap()
@@ -155,8 +156,11 @@ impl Log {
             })
         });
         let body = v1::Samples {
+            run: order.run.clone(),
             cycle: order.cycle,
             job: order.job.clone(),
+            attempt: order.attempt,
+            purpose: order.purpose,
             base: base.into(),
             adapter: order.adapter.clone().map_or(String::new(), |tree| tree.manifest),
             agent: "g1".into(),
@@ -194,6 +198,10 @@ impl Log {
                 }
             };
             let body = v1::Verdicts {
+                run: samples.run.clone(),
+                cycle: samples.cycle,
+                job: samples.job.clone(),
+                purpose: samples.purpose,
                 samples_sequence: record.sequence,
                 verdicts: samples.samples.iter().map(judge).collect(),
                 ..Default::default()
@@ -204,17 +212,20 @@ impl Log {
     }
 
     pub(super) fn train(&mut self) {
+        use v1::checkpoint::Content;
         for record in self.records.clone() {
             let Body::TrainOrder(order) = &record.fact.body else { continue };
             let parent = order.adapter.clone().or(order.base.clone().unwrap().tree);
+            let lora = order.training.as_ref().is_some_and(|training| training.lora.is_some());
             let body = v1::Checkpoint {
+                run: order.run.clone(),
                 cycle: order.cycle,
                 step: 10,
                 steps: 10,
                 r#final: true,
-                content: v1::checkpoint::Content::Adapter.into(),
+                content: if lora { Content::Adapter } else { Content::Model }.into(),
                 tree: tree(&format!("adapter-{}", order.cycle)),
-                base: order.base.clone().unwrap().tree,
+                base: order.base.clone().unwrap().tree.filter(|_| lora),
                 parent,
                 ..Default::default()
             };
@@ -228,7 +239,14 @@ impl Log {
             let manifest = checkpoint.tree.clone().unwrap().manifest;
             let (cycle, step) = (checkpoint.cycle, checkpoint.step);
             let suite = "text".parse().unwrap();
-            let body = v1::Eval { cycle, step, manifest, ..Default::default() };
+            let body = v1::Eval {
+                run: checkpoint.run.clone(),
+                cycle,
+                step,
+                suite: "text".into(),
+                manifest,
+                ..Default::default()
+            };
             self.write(Place::Eval { cycle, step, suite }, Body::Eval(body));
         }
     }

@@ -1,0 +1,112 @@
+//! A plan covers each sample of each prompt its cycle draws, once, and nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use wire::{JobId, v1};
+
+use crate::{plan, state::Run};
+
+pub(super) fn plan(run: &Run, number: u32, plan: &v1::Plan) -> Vec<String> {
+    let Some(raft) = run.raft() else {
+        return vec!["a plan in a run that samples nothing".into()];
+    };
+    let mut found = Vec::new();
+    if number > run.last_cycle() {
+        found.push(format!("the run has {} cycles", run.last_cycle()));
+    }
+    let before = number.checked_sub(1).and_then(|before| run.cycles.get(&before));
+    if number > 0 && before.is_none_or(|cycle| cycle.done.is_none()) {
+        found.push("planned before the cycle before it was done".into());
+    }
+    found.extend(jobs(plan));
+    let chosen = match number {
+        0 => Vec::new(),
+        _ => plan::choose_prompts(run.spec.seed, raft, number),
+    };
+    let heldout: Vec<u32> = (0..raft.heldout_count).collect();
+    let purposes = [
+        (v1::Purpose::Train, chosen, raft.samples_per_prompt),
+        (v1::Purpose::Heldout, heldout, raft.heldout_samples_per_prompt),
+    ];
+    for (purpose, lines, count) in purposes {
+        found.extend(coverage(plan, purpose, &lines, count));
+    }
+    found
+}
+
+fn jobs(plan: &v1::Plan) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut names = BTreeSet::new();
+    for job in &plan.jobs {
+        if !names.insert(&job.job) {
+            found.push(format!("job {:?} is planned twice", job.job));
+        }
+        if let Err(error) = JobId::new(job.job.as_str()) {
+            found.push(error.to_string());
+        }
+        if job.purpose() == v1::Purpose::Unspecified {
+            found.push(format!("job {:?} has no purpose", job.job));
+        }
+    }
+    found
+}
+
+/// One sentence for each way in which the draws are not `lines` × `0..count`, with how often
+/// and the first case.
+fn coverage(plan: &v1::Plan, purpose: v1::Purpose, lines: &[u32], count: u32) -> Vec<String> {
+    // Samples of a line as ranges: a plan may draw more than could be listed one by one.
+    let mut drawn: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
+    for draw in plan.jobs.iter().filter(|job| job.purpose() == purpose).flat_map(|job| &job.draws) {
+        let first = u64::from(draw.first);
+        drawn.entry(draw.prompt).or_default().push((first, first + u64::from(draw.count)));
+    }
+    let mut twice = Complaint::new("planned twice");
+    let mut missing = Complaint::new("not planned");
+    let mut extra = Complaint::new("planned, but not to be drawn");
+    for line in lines {
+        let mut ranges = drawn.remove(line).unwrap_or_default();
+        ranges.sort_unstable();
+        let mut next = 0;
+        for (first, end) in ranges {
+            missing.add(*line, next, first.max(next).min(u64::from(count)));
+            twice.add(*line, first, end.min(next));
+            extra.add(*line, first.max(next).max(u64::from(count)), end);
+            next = next.max(end);
+        }
+        missing.add(*line, next, u64::from(count));
+    }
+    for (line, ranges) in drawn {
+        ranges.into_iter().for_each(|(first, end)| extra.add(line, first, end));
+    }
+    let name = purpose.as_str_name().to_lowercase();
+    [twice, missing, extra].into_iter().filter_map(|complaint| complaint.say(&name)).collect()
+}
+
+struct Complaint {
+    what: &'static str,
+    samples: u64,
+    first: Option<(u32, u64)>,
+}
+
+impl Complaint {
+    fn new(what: &'static str) -> Self {
+        Self { what, samples: 0, first: None }
+    }
+
+    /// Samples `from..to` of a line; nothing when there are none.
+    fn add(&mut self, line: u32, from: u64, to: u64) {
+        if from < to {
+            self.samples += to - from;
+            self.first.get_or_insert((line, from));
+        }
+    }
+
+    fn say(self, purpose: &str) -> Option<String> {
+        let Self { what, samples, first } = self;
+        let (line, index) = first?;
+        Some(format!(
+            "{samples} {purpose} samples are {what}, the first of them sample {index} of the \
+             prompt in line {line} (counted from 0)"
+        ))
+    }
+}

@@ -1,0 +1,198 @@
+//! What agents made belongs to an order, and what is concluded from it follows.
+
+use wire::{JobId, SuiteName, v1};
+
+use crate::{
+    measure,
+    state::{Job, Policy, Run},
+};
+
+fn job<'a>(run: &'a Run, cycle: u32, id: &JobId) -> Option<&'a Job> {
+    run.cycles.get(&cycle)?.jobs.get(id)
+}
+
+pub(super) fn samples(
+    run: &Run,
+    cycle: u32,
+    id: &JobId,
+    samples: &v1::Samples,
+    ordered: bool,
+) -> Vec<String> {
+    // Folding says so of a job that is in no plan.
+    let Some(job) = job(run, cycle, id) else { return Vec::new() };
+    let mut found = Vec::new();
+    if !ordered {
+        found.push(format!("attempt {} of its job was never ordered", samples.attempt));
+    }
+    if samples.purpose() != job.purpose {
+        found.push("its purpose is not its job's".into());
+    }
+    let limit =
+        run.raft().and_then(|raft| raft.sampling).map_or(0, |sampling| sampling.max_new_tokens);
+    if let Some(sample) = samples.samples.iter().find(|sample| limit > 0 && sample.tokens > limit) {
+        let v1::samples::Sample { prompt_id, index, tokens, .. } = sample;
+        found.push(format!(
+            "sample {index} of prompt {prompt_id:?} has {tokens} tokens, the limit was {limit}"
+        ));
+    }
+    found
+}
+
+pub(super) fn verdicts(run: &Run, cycle: u32, id: &JobId, verdicts: &v1::Verdicts) -> Vec<String> {
+    let Some(job) = job(run, cycle, id) else { return Vec::new() };
+    let mut found = Vec::new();
+    if verdicts.purpose() != job.purpose {
+        found.push("its purpose is not its job's".into());
+    }
+    let verifier = run.raft().and_then(|raft| raft.verifier.as_ref());
+    let graded = verifier.is_some_and(|v| matches!(v.how, Some(v1::verifier::How::Command(_))));
+    let wrong = verdicts.verdicts.iter().find(|verdict| !sound(verdict, graded));
+    if let Some(v1::verdicts::Verdict { prompt_id, index, reward, .. }) = wrong {
+        found.push(format!(
+            "sample {index} of prompt {prompt_id:?} has a reward of {reward}, which is not its \
+             outcome's"
+        ));
+    }
+    found
+}
+
+/// Only a command may grade; the other verifiers say 1 or 0.
+fn sound(verdict: &v1::verdicts::Verdict, graded: bool) -> bool {
+    use v1::verdicts::Outcome;
+    let expected = match verdict.outcome() {
+        Outcome::Pass => 1.0,
+        Outcome::Fail | Outcome::Error => 0.0,
+        Outcome::Unspecified => return false,
+    };
+    #[expect(clippy::float_cmp, reason = "written as exactly this")]
+    let exact = verdict.reward == expected;
+    exact || (graded && verdict.reward.is_finite() && verdict.outcome() != Outcome::Error)
+}
+
+pub(super) fn selection(run: &Run, number: u32) -> Vec<String> {
+    use v1::Purpose::Train;
+    let judged = run
+        .cycles
+        .get(&number)
+        .is_some_and(|cycle| cycle.has_all_samples(Train) && cycle.has_all_verdicts(Train));
+    if judged { Vec::new() } else { vec!["selected before every sample was judged".into()] }
+}
+
+pub(super) fn checkpoint(run: &Run, number: u32, checkpoint: &v1::Checkpoint) -> Vec<String> {
+    let manifest = |tree: Option<&v1::Tree>| tree.map(|tree| tree.manifest.clone());
+    let spec_base = run.spec.base.as_ref().and_then(|base| base.tree.as_ref());
+    if run.raft().is_some() && number == 0 {
+        let adopted = manifest(checkpoint.tree.as_ref()) == manifest(spec_base)
+            && checkpoint.content() == v1::checkpoint::Content::Model
+            && checkpoint.r#final;
+        return if adopted { Vec::new() } else { vec!["it is not the spec's base".into()] };
+    }
+    let mut found = Vec::new();
+    let mut expect = |holds: bool, what: &str| {
+        if !holds {
+            found.push(what.to_owned());
+        }
+    };
+    expect(
+        run.cycles.get(&number).is_some_and(|cycle| cycle.train_attempt > 0),
+        "no training was ordered",
+    );
+    let v1::Checkpoint { step, steps, r#final, .. } = checkpoint;
+    expect(step <= steps && *r#final == (step == steps), "its step, steps and final contradict");
+    expect(checkpoint.tree.is_some(), "it names no tree");
+    let policy = run.policy(number, v1::Purpose::Train);
+    let trained = policy.map_or(manifest(spec_base), |Policy { base, .. }| Some(base.manifest));
+    if run.raft().is_none() {
+        let parent = manifest(checkpoint.parent.as_ref());
+        expect(parent == manifest(spec_base), "its parent is not the spec's base");
+    }
+    let lora = training(run).is_some_and(|training| training.lora.is_some());
+    match checkpoint.content() {
+        v1::checkpoint::Content::Adapter => {
+            expect(lora, "it is an adapter, but every weight was to be trained");
+            let base = manifest(checkpoint.base.as_ref());
+            expect(base == trained, "its base is not the model that was trained");
+        }
+        v1::checkpoint::Content::Model => expect(!lora, "it is a model, not the adapter asked for"),
+        v1::checkpoint::Content::Unspecified => expect(false, "it says not what it holds"),
+    }
+    found
+}
+
+fn training(run: &Run) -> Option<&v1::Training> {
+    match run.spec.kind.as_ref()? {
+        v1::spec::Kind::Sft(sft) => sft.training.as_ref(),
+        v1::spec::Kind::Raft(raft) => raft.training.as_ref(),
+    }
+}
+
+pub(super) fn eval(run: &Run, suite: &SuiteName, eval: &v1::Eval) -> Vec<String> {
+    let mut found = Vec::new();
+    if !run.spec.suites.iter().any(|asked| asked.name == suite.as_str()) {
+        found.push(format!("the spec asks for no eval {suite}"));
+    }
+    // Rounding of the last bits may differ; another number does not.
+    let expected = eval.mean_nll.exp();
+    let close = (eval.perplexity - expected).abs() <= expected.abs() * 1e-6;
+    if eval.tokens > 0 && !close {
+        found.push("its perplexity does not follow from its mean_nll".into());
+    }
+    found
+}
+
+pub(super) fn cycle_done(run: &Run, number: u32, done: &v1::CycleDone) -> Vec<String> {
+    let Some(cycle) = run.cycles.get(&number) else { return Vec::new() };
+    if same_counts(done, &measure::summarize(number, cycle)) {
+        return Vec::new();
+    }
+    vec!["its counts do not follow from its cycle's facts".into()]
+}
+
+/// Without the times, which are rounded from the log's own.
+fn same_counts(a: &v1::CycleDone, b: &v1::CycleDone) -> bool {
+    (a.sampled, a.kept, a.set_aside, &a.heldout, &a.train, &a.samples_by_agent)
+        == (b.sampled, b.kept, b.set_aside, &b.heldout, &b.train, &b.samples_by_agent)
+}
+
+pub(super) fn done(run: &Run, done: &v1::Done) -> Vec<String> {
+    use v1::done::Status;
+    let ended = |number: u32| run.cycles.get(&number).is_some_and(|cycle| cycle.done.is_some());
+    let holds = match done.status() {
+        Status::Succeeded => (0..=run.last_cycle()).all(ended),
+        Status::Cancelled => run.cancelled,
+        Status::Failed => !done.message.is_empty(),
+        Status::Unspecified => false,
+    };
+    if holds {
+        return Vec::new();
+    }
+    let status = done.status().as_str_name().to_lowercase();
+    vec![format!("the run's facts do not say that it {status}")]
+}
+
+/// What a succeeded run should have and has not.
+pub(super) fn unfinished(run: &Run) -> Vec<String> {
+    let mut findings = Vec::new();
+    for (number, cycle) in &run.cycles {
+        let trained = cycle.final_checkpoint().is_some();
+        for (id, job) in &cycle.jobs {
+            let expected = trained || job.purpose == v1::Purpose::Train;
+            if expected && job.samples.is_none() {
+                findings.push(format!("cycle {number}, job {id}: planned but never sampled"));
+            }
+            if expected && job.verdicts.is_none() {
+                findings.push(format!("cycle {number}, job {id}: never verified"));
+            }
+        }
+        if !cycle.has_all_evals(&run.spec.suites) {
+            findings.push(format!("cycle {number}: a checkpoint was never evaluated"));
+        }
+        if let Some(selected) = cycle.selected.as_ref().filter(|selected| selected.kept > 0)
+            && !trained
+        {
+            let kept = selected.kept;
+            findings.push(format!("cycle {number}: {kept} samples selected, never trained on"));
+        }
+    }
+    findings
+}

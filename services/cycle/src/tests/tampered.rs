@@ -1,0 +1,315 @@
+//! Logs that somebody changed: an audit finds each change and names the fact.
+
+use wire::{Body, Place, Prompt, Record, v1};
+
+use super::log::{Log, prompts, raft, sft};
+use crate::{Audit, Auditor};
+
+/// What is done to a clean log, and what the audit must say: where, and what of it.
+struct Case {
+    name: &'static str,
+    tamper: fn(&mut Vec<Record>),
+    subject: &'static str,
+    what: &'static str,
+}
+
+fn raft_log() -> Vec<Record> {
+    let mut log = Log::new(raft(2));
+    log.run_to_the_end();
+    log.records().to_vec()
+}
+
+fn audit(records: &[Record]) -> Audit {
+    let mut auditor = Auditor::default();
+    auditor.know_prompts(Some(prompts("p", 20)), Some(prompts("h", 10)));
+    records.iter().for_each(|record| auditor.take(record));
+    auditor.finish().unwrap()
+}
+
+/// The first body of that kind under a subject that starts so.
+macro_rules! body {
+    ($records:expr, $kind:ident, $subject:expr) => {{
+        let found = $records.iter_mut().find_map(|record| {
+            let subject = record.fact.subject.to_string();
+            match &mut record.fact.body {
+                Body::$kind(body) if subject.starts_with($subject) => Some(body),
+                _ => None,
+            }
+        });
+        found.unwrap()
+    }};
+}
+
+fn position(records: &[Record], subject: &str) -> usize {
+    records.iter().position(|r| r.fact.subject.to_string().starts_with(subject)).unwrap()
+}
+
+fn of_place(records: &mut [Record], fits: fn(&Place) -> bool) -> Vec<&mut Record> {
+    records.iter_mut().filter(|record| fits(&record.fact.subject.place)).collect()
+}
+
+const CASES: [Case; 24] = [
+    Case {
+        name: "a samples fact is dropped",
+        tamper: |records| {
+            let at = position(records, "flotilla.r1.samples.1.t");
+            records.remove(at);
+        },
+        subject: "flotilla.r1.verdicts.1.t",
+        what: "verdicts before any samples",
+    },
+    Case {
+        name: "a verdicts fact is dropped",
+        tamper: |records| {
+            let at = position(records, "flotilla.r1.verdicts.1.t");
+            records.remove(at);
+        },
+        subject: "flotilla.r1.selection.1",
+        what: "selected before every sample was judged",
+    },
+    Case {
+        name: "a sample is dropped from its fact",
+        tamper: |records| {
+            body!(records, Samples, "flotilla.r1.samples.1.t").samples.pop();
+        },
+        subject: "flotilla.r1.samples.1.t",
+        what: "not the samples that were ordered",
+    },
+    Case {
+        name: "a sample is there twice",
+        tamper: |records| {
+            let samples = &mut body!(records, Samples, "flotilla.r1.samples.1.t").samples;
+            samples.push(samples[0].clone());
+        },
+        subject: "flotilla.r1.samples.1.t",
+        what: "not the samples that were ordered",
+    },
+    Case {
+        name: "a kept sample's text is changed",
+        tamper: |records| {
+            for sample in &mut body!(records, Samples, "flotilla.r1.samples.1.t").samples {
+                sample.text.push('!');
+            }
+        },
+        subject: "flotilla.r1.selection.1",
+        what: "does not follow from the cycle's verdicts",
+    },
+    Case {
+        name: "a reward is changed",
+        tamper: |records| {
+            body!(records, Verdicts, "flotilla.r1.verdicts.1.t").verdicts[1].reward = 0.75;
+        },
+        subject: "flotilla.r1.verdicts.1.t",
+        what: "a reward of 0.75",
+    },
+    Case {
+        name: "a failed sample is made one that passed",
+        tamper: |records| {
+            let verdict = &mut body!(records, Verdicts, "flotilla.r1.verdicts.1.t").verdicts[0];
+            (verdict.outcome, verdict.reward) = (v1::verdicts::Outcome::Pass.into(), 1.0);
+        },
+        subject: "flotilla.r1.cycle.1.done",
+        what: "counts do not follow",
+    },
+    Case {
+        name: "a held-out verdict is changed",
+        tamper: |records| {
+            let verdict = &mut body!(records, Verdicts, "flotilla.r1.verdicts.1.h").verdicts[0];
+            (verdict.outcome, verdict.reward) = (v1::verdicts::Outcome::Pass.into(), 1.0);
+        },
+        subject: "flotilla.r1.cycle.1.done",
+        what: "counts do not follow",
+    },
+    Case {
+        name: "two jobs' verdicts change places",
+        tamper: |records| {
+            let wanted = |place: &Place| matches!(place, Place::Verdicts { cycle: 1, job } if job.as_str().starts_with('t'));
+            let mut found = of_place(records, wanted).into_iter();
+            let (one, two) = (found.next().unwrap(), found.next().unwrap());
+            std::mem::swap(&mut one.fact.body, &mut two.fact.body);
+        },
+        subject: "flotilla.r1.verdicts.1.t",
+        what: "its job is not its subject's",
+    },
+    Case {
+        name: "a selection keeps one more",
+        tamper: |records| body!(records, Selected, "flotilla.r1.selection.1").kept += 1,
+        subject: "flotilla.r1.selection.1",
+        what: "does not follow from the cycle's verdicts",
+    },
+    Case {
+        name: "a selection's dataset is another's",
+        tamper: |records| {
+            let other = body!(records, Selected, "flotilla.r1.selection.2").dataset.clone();
+            body!(records, Selected, "flotilla.r1.selection.1").dataset = other;
+        },
+        subject: "flotilla.r1.selection.1",
+        what: "does not follow from the cycle's verdicts",
+    },
+    Case {
+        name: "training is ordered on another dataset",
+        tamper: |records| {
+            body!(records, TrainOrder, "flotilla.r1.order.train").dataset = None;
+        },
+        subject: "flotilla.r1.order.train.default.1",
+        what: "its dataset is not what was selected",
+    },
+    Case {
+        name: "a checkpoint has a wrong parent",
+        tamper: |records| {
+            let parent = &mut body!(records, Checkpoint, "flotilla.r1.checkpoint.2").parent;
+            *parent = Some(v1::Tree { path: "x".into(), manifest: "stranger".into() });
+        },
+        subject: "flotilla.r1.checkpoint.2.10",
+        what: "its parent is not the checkpoint before it",
+    },
+    Case {
+        name: "a checkpoint has a wrong base",
+        tamper: |records| body!(records, Checkpoint, "flotilla.r1.checkpoint.1").base = None,
+        subject: "flotilla.r1.checkpoint.1.10",
+        what: "its base is not the model that was trained",
+    },
+    Case {
+        name: "the run starts from another base",
+        tamper: |records| {
+            let tree = &mut body!(records, Checkpoint, "flotilla.r1.checkpoint.0").tree;
+            *tree = Some(v1::Tree { path: "x".into(), manifest: "stranger".into() });
+        },
+        subject: "flotilla.r1.checkpoint.0.0",
+        what: "it is not the spec's base",
+    },
+    Case {
+        name: "a plan draws a sample twice",
+        tamper: |records| {
+            let plan = body!(records, Plan, "flotilla.r1.cycle.1.plan");
+            let draw = plan.jobs[0].draws[0];
+            plan.jobs[1].draws.push(v1::plan::Draw { first: draw.first + 1, count: 1, ..draw });
+        },
+        subject: "flotilla.r1.cycle.1.plan",
+        what: "1 train samples are planned twice, the first of them sample 1",
+    },
+    Case {
+        name: "a plan leaves a sample out",
+        tamper: |records| {
+            body!(records, Plan, "flotilla.r1.cycle.1.plan").jobs[0].draws[0].count -= 1;
+        },
+        subject: "flotilla.r1.cycle.1.plan",
+        what: "1 train samples are not planned, the first of them sample 7",
+    },
+    Case {
+        name: "a plan draws a prompt that is not there",
+        tamper: |records| {
+            let plan = body!(records, Plan, "flotilla.r1.cycle.1.plan");
+            plan.jobs[0].draws.push(v1::plan::Draw { prompt: 99, first: 0, count: 3 });
+        },
+        subject: "flotilla.r1.cycle.1.plan",
+        what: "3 train samples are planned, but not to be drawn",
+    },
+    Case {
+        name: "an order asks for another prompt",
+        tamper: |records| {
+            body!(records, GenerateOrder, "flotilla.r1.order.generate.default.1").requests[0]
+                .text
+                .push('9');
+        },
+        subject: "flotilla.r1.order.generate.default.1",
+        what: "is not line",
+    },
+    Case {
+        name: "an order has another seed",
+        tamper: |records| {
+            body!(records, GenerateOrder, "flotilla.r1.order.generate.default.1").seed += 1;
+        },
+        subject: "flotilla.r1.order.generate.default.1",
+        what: "its seed does not follow from the run's",
+    },
+    Case {
+        name: "an order is dropped",
+        tamper: |records| {
+            let at = position(records, "flotilla.r1.order.generate.default.1");
+            records.remove(at);
+        },
+        subject: "flotilla.r1.samples.1.t",
+        what: "was never ordered",
+    },
+    Case {
+        name: "a training is dropped",
+        tamper: |records| {
+            let at = position(records, "flotilla.r1.order.train.default.1");
+            records.remove(at);
+        },
+        subject: "flotilla.r1.checkpoint.1.10",
+        what: "no training was ordered",
+    },
+    Case {
+        name: "an eval is of another checkpoint",
+        tamper: |records| body!(records, Eval, "flotilla.r1.eval.2").manifest = "stranger".into(),
+        subject: "flotilla.r1.eval.2.10.text",
+        what: "measured something else than its checkpoint",
+    },
+    Case {
+        name: "a cycle's end is dropped",
+        tamper: |records| {
+            let at = position(records, "flotilla.r1.cycle.1.done");
+            records.remove(at);
+        },
+        subject: "flotilla.r1.cycle.2.plan",
+        what: "planned before the cycle before it was done",
+    },
+];
+
+#[test]
+fn whatever_is_changed_in_a_log_is_found_and_named() {
+    let clean = raft_log();
+    assert_eq!(audit(&clean).findings, []);
+    for Case { name, tamper, subject, what } in CASES {
+        let mut records = clean.clone();
+        tamper(&mut records);
+        assert_ne!(records, clean, "{name}: nothing was changed");
+        let findings = audit(&records).findings;
+        let named = findings.iter().any(|finding| {
+            finding.sequence.is_some()
+                && finding.what.contains(what)
+                && finding.subject.as_ref().is_some_and(|found| found.starts_with(subject))
+        });
+        assert!(named, "{name}: {findings:#?}");
+    }
+}
+
+#[test]
+fn without_any_one_fact_a_finished_run_is_not_clean() {
+    let clean = raft_log();
+    for left_out in 1..clean.len() - 1 {
+        let mut records = clean.clone();
+        let dropped = records.remove(left_out).fact.subject;
+        assert_ne!(audit(&records).findings, [], "{dropped} is not missed");
+    }
+}
+
+#[test]
+fn a_supervised_run_belongs_to_its_spec() {
+    let mut log = Log::new(sft());
+    log.run_to_the_end();
+    let clean = log.records().to_vec();
+    assert_eq!(audit(&clean).findings, []);
+    let mut records = clean.clone();
+    body!(records, Checkpoint, "flotilla.r1.checkpoint.0").parent = None;
+    assert_eq!(audit(&records).findings[0].what, "its parent is not the spec's base");
+    let mut records = clean;
+    body!(records, TrainOrder, "flotilla.r1.order.train").dataset = None;
+    assert_eq!(audit(&records).findings[0].what, "its dataset is not the spec's");
+}
+
+#[test]
+fn an_audit_without_the_prompts_still_compares_what_was_planned() {
+    let mut records = raft_log();
+    let order = body!(records, GenerateOrder, "flotilla.r1.order.generate.default.1");
+    order.requests[0].count += 1;
+    let findings = crate::audit(&records).unwrap().findings;
+    assert!(findings[0].what.contains("is not what was planned"), "{findings:#?}");
+    let unread: Option<Vec<Prompt>> = None;
+    let mut auditor = Auditor::default();
+    auditor.know_prompts(unread.clone(), unread);
+    records.iter().for_each(|record| auditor.take(record));
+    assert_eq!(auditor.finish().unwrap().findings, findings);
+}
