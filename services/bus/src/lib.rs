@@ -32,7 +32,7 @@ pub use leadership::fuzzing;
 pub use prepare::{Durability, PrepareError, Prepared};
 pub use presence::PresenceError;
 pub use publish::{PublishError, Published};
-pub use read::ReadError;
+pub use read::{Lost, ReadError};
 pub use request::RequestError;
 pub use work::{WorkError, WorkQueue};
 

@@ -49,7 +49,23 @@ struct StreamAnswer {
 #[derive(Deserialize)]
 struct StreamState {
     last_seq: u64,
+    #[serde(default)]
+    num_deleted: u64,
+    /// Only when asked for.
+    #[serde(default)]
+    deleted: Vec<u64>,
 }
+
+/// Entries that were in the log and are no longer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Lost {
+    pub count: u64,
+    /// Which, as far as one answer can name them.
+    pub sequences: Vec<u64>,
+}
+
+/// An answer naming more would not fit the server's payload limit.
+const LOST_NAMED_MAX: u64 = 50_000;
 
 impl Bus {
     /// The last fact on a subject, which may hold wildcards.
@@ -76,6 +92,25 @@ impl Bus {
         patiently(|| self.stream_end(STREAM))
             .await
             .map_err(|source| read_error("its end".to_owned(), source))
+    }
+
+    /// What the log itself says is missing between its first entry and its last.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub async fn lost(&self) -> Result<Lost, ReadError> {
+        let info = async |details: bool| {
+            let verb = format!("STREAM.INFO.{STREAM}");
+            let body = json!({ "deleted_details": details });
+            let answer: Result<StreamAnswer, _> = patiently(|| self.api(&verb, &body)).await;
+            answer.map_err(|source| read_error("what is missing".to_owned(), source))
+        };
+        let count = info(false).await?.state.num_deleted;
+        if count == 0 || count > LOST_NAMED_MAX {
+            return Ok(Lost { count, sequences: Vec::new() });
+        }
+        let StreamState { num_deleted: count, deleted: sequences, .. } = info(true).await?.state;
+        Ok(Lost { count, sequences })
     }
 
     /// The last message of a subject in a stream, as its leader has it.

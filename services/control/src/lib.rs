@@ -3,6 +3,7 @@
 //! line offer the same things with the same checks; knows neither gRPC nor terminals.
 
 mod agents;
+mod audit;
 mod check;
 mod checkpoints;
 mod evals;
@@ -18,6 +19,7 @@ use store::{OpenError, Store};
 use tokio::sync::OnceCell;
 
 pub use agents::DrainError;
+pub use audit::{AuditError, AuditReport, Depth, Finding, Progress, Where};
 pub use check::FieldError;
 pub use checkpoints::{CheckpointError, parse_checkpoint_ref};
 pub use files::{FileError, Files};

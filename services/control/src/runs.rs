@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bus::{Followed, PublishError, Published, ReadError};
-use cycle::{Audit, Run};
+use cycle::Run;
 use futures::{
     Stream, StreamExt, TryStreamExt,
     stream::{self, BoxStream},
@@ -75,12 +75,6 @@ impl Control {
             }
         }
         Ok(runs)
-    }
-
-    /// # Errors
-    /// When there is no such run, or the log cannot be read.
-    pub async fn audit(&self, run: &RunId) -> Result<Audit, RunError> {
-        cycle::audit(&self.records(run).await?).ok_or_else(|| RunError::Unknown(run.clone()))
     }
 
     /// A run as far as steering it needs to know, whatever it has sampled.

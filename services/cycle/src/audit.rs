@@ -16,8 +16,16 @@ use wire::{Body, Fact, JobId, Place, Prompt, Record, v1};
 use crate::state::{Anomaly, Run};
 
 /// What an audit found.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Audit {
+    pub tally: Tally,
+    /// In log order. Empty for a clean log.
+    pub findings: Vec<Finding>,
+}
+
+/// What a run's facts add up to.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Tally {
     pub facts: u64,
     pub planned_samples: u64,
     pub accepted_samples: u64,
@@ -27,12 +35,10 @@ pub struct Audit {
     pub set_aside_samples: u64,
     pub checkpoints: u64,
     pub evals: u64,
-    /// In log order. Empty for a clean log.
-    pub findings: Vec<Finding>,
 }
 
 /// A contradiction, and the fact at fault where it is one fact.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
     pub sequence: Option<u64>,
     pub subject: Option<String>,
@@ -151,7 +157,6 @@ impl Auditor {
     pub fn finish(self) -> Option<Audit> {
         let Self { run, facts, mut findings, .. } = self;
         let run = run?;
-        let mut audit = tally(&run, facts);
         let anomaly = |Anomaly { sequence, subject, what }: &Anomaly| Finding {
             sequence: Some(*sequence),
             subject: Some(subject.clone()),
@@ -168,15 +173,14 @@ impl Auditor {
                 what,
             }));
         }
-        audit.findings = findings;
-        Some(audit)
+        Some(Audit { tally: tally(&run, facts), findings })
     }
 }
 
-fn tally(run: &Run, facts: u64) -> Audit {
+fn tally(run: &Run, facts: u64) -> Tally {
     let jobs = || run.cycles.values().flat_map(|cycle| cycle.jobs.values());
     let count = |n: usize| n as u64;
-    Audit {
+    Tally {
         facts,
         planned_samples: jobs().flat_map(|job| &job.draws).map(|draw| u64::from(draw.count)).sum(),
         accepted_samples: jobs()
@@ -199,6 +203,5 @@ fn tally(run: &Run, facts: u64) -> Audit {
             .sum(),
         checkpoints: run.cycles.values().map(|cycle| count(cycle.checkpoints.len())).sum(),
         evals: run.cycles.values().map(|cycle| count(cycle.evals.len())).sum(),
-        findings: Vec::new(),
     }
 }

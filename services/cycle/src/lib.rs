@@ -19,7 +19,7 @@ mod select;
 mod state;
 
 pub use again::Waiting;
-pub use audit::{Audit, Auditor, Finding, audit};
+pub use audit::{Audit, Auditor, Finding, Tally, audit};
 pub use decide::{Command, Inputs, decide};
 pub use desk::{Desk, give_up};
 pub use fleet::{Fleet, Held, Member};

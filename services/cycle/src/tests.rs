@@ -19,9 +19,9 @@ fn a_raft_run_ends_with_every_planned_sample_counted_once() {
     let report = audit(log.records()).unwrap();
     assert_eq!(report.findings, []);
     // 3 cycles of 20 prompts × 8, and 4 measurements of 10 prompts × 2.
-    assert_eq!(report.planned_samples, 3 * 160 + 4 * 20);
-    assert_eq!(report.accepted_samples, report.planned_samples);
-    assert_eq!(report.judged_samples, report.planned_samples);
+    assert_eq!(report.tally.planned_samples, 3 * 160 + 4 * 20);
+    assert_eq!(report.tally.accepted_samples, report.tally.planned_samples);
+    assert_eq!(report.tally.judged_samples, report.tally.planned_samples);
     assert_eq!(run.cycles[&0].done.as_ref().unwrap().sampled, 0);
     assert_eq!(run.cycles[&3].done.as_ref().unwrap().sampled, 160);
 }

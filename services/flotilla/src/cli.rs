@@ -44,8 +44,8 @@ pub(crate) enum Command {
     /// The fleet's machines.
     #[command(subcommand)]
     Agents(AgentsCommand),
-    /// Re-derive a run from its log and report every contradiction.
-    Audit { run: String },
+    /// Re-derive a run from its log, compare the store with it, and report every contradiction.
+    Audit(AuditArgs),
     /// Generate from a model directory, without a fleet.
     Generate(GenerateArgs),
     /// Measure this build on this machine against the design's limits.
@@ -248,6 +248,17 @@ pub(crate) struct EvalLocalArgs {
     pub stride: u32,
     #[arg(long, default_value = "cpu")]
     pub device: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AuditArgs {
+    pub run: String,
+    /// Read and hash every byte the run's facts name, not only names and sizes.
+    #[arg(long)]
+    pub deep: bool,
+    /// The log alone.
+    #[arg(long, conflicts_with = "deep")]
+    pub no_store: bool,
 }
 
 #[derive(Debug, Subcommand)]

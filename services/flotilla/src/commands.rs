@@ -39,7 +39,7 @@ pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Eval(command) => eval::eval(&fleet, command, json).await,
         Command::Checkpoint(command) => checkpoint::checkpoint(&fleet, command, json).await,
         Command::Agents(command) => agents::agents(&fleet, command, json).await,
-        Command::Audit { run } => audit::audit(&fleet, &run, json).await,
+        Command::Audit(args) => audit::audit(&fleet, &args, json).await,
         Command::Generate(args) => generate::generate(&args, json),
         Command::Bench(args) => bench::bench(&args, json).await,
         Command::Completions { shell } => {

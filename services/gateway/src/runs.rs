@@ -1,7 +1,7 @@
 //! `flotilla.v1.Runs`.
 
 use bytes::Bytes;
-use control::{Files, RunError, timestamp};
+use control::{AuditReport, Depth, Files, Finding, RunError, timestamp};
 use futures::StreamExt;
 use tonic::{Request, Response, Status};
 use wire::{Place, Record, RunId, Subject, v1};
@@ -59,6 +59,16 @@ impl runs_server::Runs for Runs {
         self.steer("Runs.Cancel", v1::control::Action::Cancel, request.into_inner()).await
     }
 
+    async fn audit(&self, request: Request<v1::AuditRequest>) -> Answer<v1::AuditReport> {
+        let v1::AuditRequest { run, no_store } = request.into_inner();
+        let audit = async {
+            let run = RunId::new(run.as_str())?;
+            let depth = if no_store { Depth::Log } else { Depth::Files };
+            Ok(report(self.0.control.audit(&run, depth, &|_| ()).await?))
+        };
+        self.0.unary(span("Runs.Audit", &run), audit).await
+    }
+
     type WatchStream = Items<v1::RunEvent>;
 
     async fn watch(&self, request: Request<v1::WatchRunRequest>) -> Answer<Self::WatchStream> {
@@ -98,6 +108,32 @@ impl Calls {
             Some(_) => Ok(()),
             None => Err(RunError::Unknown(run.clone())),
         }
+    }
+}
+
+fn report(report: AuditReport) -> v1::AuditReport {
+    let finding = |finding: Finding| v1::audit_report::Finding {
+        r#where: finding.place.as_str().into(),
+        what: finding.what,
+        subject: finding.subject.unwrap_or_default(),
+        sequence: finding.sequence.unwrap_or_default(),
+        url: finding.url.unwrap_or_default(),
+        expected: finding.expected.unwrap_or_default(),
+        found: finding.found.unwrap_or_default(),
+    };
+    let AuditReport { tally, checked, not_checked, findings, findings_left_out, .. } = report;
+    v1::AuditReport {
+        facts: tally.facts,
+        planned_samples: tally.planned_samples,
+        accepted_samples: tally.accepted_samples,
+        judged_samples: tally.judged_samples,
+        kept_samples: tally.kept_samples,
+        checkpoints: tally.checkpoints,
+        evals: tally.evals,
+        checked: checked.into_iter().map(str::to_owned).collect(),
+        not_checked,
+        findings: findings.into_iter().map(finding).collect(),
+        findings_left_out,
     }
 }
 

@@ -4,7 +4,7 @@
 use std::error::Error;
 
 use bus::{PresenceError, PublishError, ReadError, RequestError};
-use control::{CheckpointError, DrainError, RunError, SubmitError};
+use control::{AuditError, CheckpointError, DrainError, RunError, SubmitError};
 use store::{Fault, GetError, PathError, PutError};
 use tonic::{Code, Status};
 use wire::IdError;
@@ -103,6 +103,15 @@ impl Coded for RunError {
             Self::Busy(_) => Code::Aborted,
             Self::Read(error) => error.code(),
             Self::Publish(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for AuditError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Unknown(_) => Code::NotFound,
+            Self::Read(error) => error.code(),
         }
     }
 }

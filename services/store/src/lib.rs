@@ -8,6 +8,7 @@
 mod cache;
 mod download;
 mod error;
+mod examine;
 mod location;
 mod manifest;
 mod path;
@@ -19,6 +20,7 @@ mod upload;
 
 pub use cache::{Cache, CachedBlob, CachedTree};
 pub use error::{CacheError, CheckError, Fault, GetError, OpenError, PutError, RemoveError};
+pub use examine::{Examined, Flaw, Seen};
 pub use manifest::{About, Manifest, ManifestError, TreeFile};
 pub use path::{PathError, RelativePath, TreePlace};
 pub use store::Store;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod audit;
 mod rig;
 mod runs;
 mod server;

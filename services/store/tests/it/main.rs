@@ -4,6 +4,7 @@
 
 mod blobs;
 mod cache;
+mod examine;
 mod outage;
 mod support;
 mod trees;
