@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::ser::Formatter;
 
 use crate::{
@@ -58,6 +58,15 @@ pub enum FactError {
         #[source]
         source: serde_json::Error,
     },
+}
+
+/// A line of an archive that is no record.
+#[derive(Debug, thiserror::Error)]
+pub enum LineError {
+    #[error("not a line with sequence, time_ms, subject and fact")]
+    Json(#[source] serde_json::Error),
+    #[error(transparent)]
+    Fact(#[from] FactError),
 }
 
 impl Fact {
@@ -136,6 +145,37 @@ impl Body {
             Self::Archived(_) => "Archived",
             Self::Done(_) => "Done",
         }
+    }
+}
+
+impl Record {
+    /// The record as a line of JSON, newline included: how archives hold it.
+    pub fn to_line(&self) -> Vec<u8> {
+        let Self { sequence, time_ms, fact } = self;
+        // A subject needs no escapes.
+        let head = format!(
+            r#"{{"sequence":{sequence},"time_ms":{time_ms},"subject":"{}","fact":"#,
+            fact.subject
+        );
+        [head.as_bytes(), &fact.encode(), b"}\n"].concat()
+    }
+
+    /// Reads what `to_line` wrote.
+    ///
+    /// # Errors
+    /// When it is no such line.
+    pub fn from_line(line: &[u8]) -> Result<Self, LineError> {
+        #[derive(Deserialize)]
+        struct Line {
+            sequence: u64,
+            time_ms: u64,
+            subject: String,
+            fact: serde_json::Value,
+        }
+        let Line { sequence, time_ms, subject, fact } =
+            serde_json::from_slice(line).map_err(LineError::Json)?;
+        let fact = Fact::decode(&subject, fact.to_string().as_bytes())?;
+        Ok(Self { sequence, time_ms, fact })
     }
 }
 
@@ -219,6 +259,17 @@ mod tests {
             };
             assert!(read.loss.is_nan(), "{}", read.loss);
         }
+    }
+
+    #[test]
+    fn a_record_reads_back_from_its_line() {
+        let fact =
+            Fact::decode("flotilla.r1.done", br#"{"status":"FAILED","message":"a\nb"}"#).unwrap();
+        let record = Record { sequence: 7, time_ms: 1_795_176_000_123, fact };
+        let line = record.to_line();
+        assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+        assert_eq!(Record::from_line(&line).unwrap(), record);
+        assert!(Record::from_line(b"{}").is_err());
     }
 
     #[test]

@@ -45,6 +45,39 @@ pub enum Place {
     Done,
 }
 
+impl Place {
+    /// The cycle of a fact that belongs to one; failures name theirs only in their id.
+    pub fn cycle(&self) -> Option<u32> {
+        match self {
+            Self::Plan { cycle }
+            | Self::GenerateOrder { cycle, .. }
+            | Self::Samples { cycle, .. }
+            | Self::Verdicts { cycle, .. }
+            | Self::Selection { cycle }
+            | Self::TrainOrder { cycle, .. }
+            | Self::Checkpoint { cycle, .. }
+            | Self::Eval { cycle, .. }
+            | Self::CycleDone { cycle }
+            | Self::Archived { cycle } => Some(*cycle),
+            Self::Spec | Self::Control { .. } | Self::Failure { .. } | Self::Done => None,
+        }
+    }
+
+    /// What the log lets go of once its cycle is archived.
+    pub fn is_bulky(&self) -> bool {
+        matches!(self, Self::GenerateOrder { .. } | Self::Samples { .. } | Self::Verdicts { .. })
+    }
+
+    /// The filters of a cycle's bulky facts.
+    pub fn bulky_filters(run: &RunId, cycle: u32) -> [String; 3] {
+        [
+            format!("flotilla.{run}.order.generate.*.{cycle}.*.*"),
+            format!("flotilla.{run}.samples.{cycle}.*"),
+            format!("flotilla.{run}.verdicts.{cycle}.*"),
+        ]
+    }
+}
+
 /// The kinds of work an agent can do, which are also the kinds of failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WorkKind {
@@ -209,6 +242,27 @@ mod tests {
             let subject: Subject = text.parse().expect(text);
             assert_eq!(subject.to_string(), text);
             assert!(STREAM_SUBJECTS.iter().any(|filter| matches(filter, text)), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_orders_samples_and_verdicts_of_one_cycle_are_let_go() {
+        let run = RunId::new("r1").unwrap();
+        let filters = Place::bulky_filters(&run, 1);
+        let caught = |text: &str| filters.iter().any(|filter| matches(filter, text));
+        for text in [
+            "flotilla.r1.order.generate.default.1.j3.1",
+            "flotilla.r1.samples.1.j3",
+            "flotilla.r1.verdicts.1.j3",
+            "flotilla.r1.order.generate.default.2.j3.1",
+            "flotilla.r2.samples.1.j3",
+            "flotilla.r1.order.train.default.1.2",
+            "flotilla.r1.selection.1",
+            "flotilla.r1.cycle.1.plan",
+        ] {
+            let subject: Subject = text.parse().unwrap();
+            let ours = subject.run == run && subject.place.cycle() == Some(1);
+            assert_eq!(caught(text), ours && subject.place.is_bulky(), "{text}");
         }
     }
 

@@ -170,7 +170,7 @@ fn log_config(replicas: usize) -> Config {
         max_messages_per_subject: UNLIMITED,
         max_consumers: -1,
         max_message_size: MAX_FACT_BYTES,
-        // Nobody edits history entry by entry. A finished run may still be purged as a whole.
+        // Nobody edits history entry by entry; what is archived is purged by subject.
         deny_delete: true,
         // Reads decide things: they go to the leader.
         allow_direct: false,
@@ -214,6 +214,7 @@ fn compare(found: &Config, wanted: &Config) -> Result<(), PrepareError> {
         ("sealed", found.sealed.to_string(), wanted.sealed.to_string()),
         ("allow_rollup", found.allow_rollup.to_string(), wanted.allow_rollup.to_string()),
         ("deny_delete", found.deny_delete.to_string(), wanted.deny_delete.to_string()),
+        ("deny_purge", found.deny_purge.to_string(), wanted.deny_purge.to_string()),
         ("a mirror", found.mirror.is_some().to_string(), false.to_string()),
         ("a subject transform", found.subject_transform.is_some().to_string(), false.to_string()),
     ];

@@ -1,17 +1,19 @@
 //! Whether a run is what its log says: the log re-derived by `cycle`, then what it names
 //! looked up in the store. What cannot be looked at is said, and is not a finding.
 
+mod archives;
 mod store;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bus::{Followed, ReadError};
 use cycle::{Auditor, Tally};
 use futures::StreamExt;
 use serde::Serialize;
-use wire::{Body, Prompt, Record, RunId, Subject, v1};
+use wire::{Body, Place, Prompt, Record, RunId, Subject, v1};
 
 use crate::Control;
+use archives::Archives;
 use store::Held;
 
 /// Findings beyond these are only counted.
@@ -178,13 +180,31 @@ impl Control {
         reading: &mut Reading,
     ) -> Result<(), AuditError> {
         let mut facts = std::pin::pin!(self.bus.follow(vec![format!("flotilla.{run}.>")], 0));
+        let mut archives = Archives::new(self.archived(run).await?);
         while let Some(followed) = facts.next().await {
             match followed? {
                 Followed::Record(record) => {
+                    while let Some(archived) = archives.before(record.sequence).await {
+                        reading.archived(archived);
+                    }
+                    match archives.standing_at(record.sequence).await {
+                        Some(other) if other != record => {
+                            let what = "its cycle's archive holds another fact";
+                            let subject = record.fact.subject.to_string();
+                            let finding =
+                                Finding::in_log(what.into(), Some(subject), Some(record.sequence));
+                            reading.report.find(finding);
+                        }
+                        Some(_) | None => {}
+                    }
                     if let (Body::Spec(spec), true) = (&record.fact.body, depth > Depth::Log) {
                         self.read_prompts(spec, &record, reading).await;
                     }
                     reading.take(&record);
+                    if let Place::Plan { cycle } = record.fact.subject.place {
+                        let store = if depth > Depth::Log { self.store().await.ok() } else { None };
+                        archives.open(cycle, record.sequence, store, reading).await;
+                    }
                 }
                 Followed::Unreadable { sequence, subject, error } => {
                     reading.extend_span(sequence);
@@ -195,7 +215,21 @@ impl Control {
                 Followed::CaughtUp => break,
             }
         }
+        while let Some(archived) = archives.before(u64::MAX).await {
+            reading.archived(archived);
+        }
+        archives.close(reading);
         Ok(())
+    }
+
+    /// The archives of a run's cycles.
+    async fn archived(&self, run: &RunId) -> Result<BTreeMap<u32, v1::Archived>, ReadError> {
+        let records = self.read_all(vec![format!("flotilla.{run}.cycle.*.archived")]).await?;
+        let archived = records.into_iter().filter_map(|record| match record.fact.body {
+            Body::Archived(archived) => Some((archived.cycle, archived)),
+            _ => None,
+        });
+        Ok(archived.collect())
     }
 
     /// Trouble with the files shows when the store is looked at.
@@ -270,7 +304,7 @@ impl Control {
             .any(|tree| *tree == base);
         if !made {
             let what = format!("its base {} is no checkpoint of run {origin}", base.path);
-            let subject = Subject::new(&run.id, wire::Place::Spec).to_string();
+            let subject = Subject::new(&run.id, Place::Spec).to_string();
             reading.report.find(Finding::in_log(what, Some(subject), None));
         }
         Ok(())
@@ -299,6 +333,17 @@ impl Reading {
         self.extend_span(record.sequence);
         self.auditor.take(record);
         self.held.take(record);
+    }
+
+    /// A fact that only an archive holds.
+    fn archived(&mut self, record: Record) {
+        self.auditor.take(&record);
+    }
+
+    /// Says that a cycle's archive cannot be read, and why.
+    fn unread(&mut self, cycle: u32, why: &str) {
+        self.auditor.cannot_read(cycle);
+        self.report.not_checked.push(format!("the archived facts of cycle {cycle}: {why}"));
     }
 
     fn extend_span(&mut self, sequence: u64) {

@@ -3,8 +3,10 @@
 //! There is no other state. Any peer may run it, and all of them may: the leader lease
 //! only saves repeated effort.
 
+mod archive;
 mod fleet;
 mod prompts;
 mod shell;
 
+pub use archive::Keep;
 pub use shell::{Config, run};

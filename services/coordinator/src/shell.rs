@@ -12,10 +12,15 @@ use bus::{Bus, Followed, PublishError, ReadError};
 use cycle::{Command, Desk, Inputs, Sizing, Waiting, give_up};
 use futures::StreamExt;
 use store::Store;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use wire::{Record, RunId};
 
-use crate::{fleet::Present, prompts::Prompts};
+use crate::{
+    archive::{self, Keep},
+    fleet::Present,
+    prompts::Prompts,
+};
 
 /// Facts folded before the next decision, when many are waiting.
 const FACTS_AT_ONCE: usize = 4096;
@@ -32,6 +37,8 @@ pub struct Config {
     pub lease: Duration,
     pub sizing: Sizing,
     pub waiting: Waiting,
+    /// What the log keeps of cycles that are done.
+    pub keep: Keep,
 }
 
 struct Shell {
@@ -77,6 +84,9 @@ pub async fn run(
     let mut leadership = bus.leadership(&config.holder, config.lease);
     let mut statuses = bus.watch_statuses().await.context("watch the agents")?;
     let mut facts = bus.follow(Vec::new(), 0).ready_chunks(FACTS_AT_ONCE).boxed();
+    let (lead, leads) = watch::channel(false);
+    let archiving = archive::run(bus.clone(), store.clone(), config.keep, leads);
+    let archivist = tokio::spawn(stop.clone().run_until_cancelled_owned(archiving));
     let mut retry = tokio::time::interval(RETRY_EVERY);
     let mut shell = Shell {
         bus: bus.clone(),
@@ -99,6 +109,7 @@ pub async fn run(
             Some(status) = statuses.next() => shell.present.note(status),
             won = leadership.changed() => {
                 tracing::info!(leads = won, "leadership");
+                lead.send_replace(won);
                 shell.desk.stir();
             }
             _ = retry.tick() => shell.desk.stir(),
@@ -108,6 +119,7 @@ pub async fn run(
             stop.run_until_cancelled(shell.decide()).await;
         }
     }
+    archivist.abort();
     leadership.release().await;
     Ok(())
 }

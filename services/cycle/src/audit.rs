@@ -11,9 +11,9 @@ mod results;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
-use wire::{Body, Fact, JobId, Place, Prompt, Record, v1};
+use wire::{Body, Fact, JobId, Place, Prompt, Record, Subject, v1};
 
-use crate::state::{Anomaly, Run};
+use crate::state::{Anomaly, Cycle, Run};
 
 /// What an audit found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +54,11 @@ pub struct Auditor {
     /// Attempts ordered of each job.
     ordered: BTreeMap<(u32, JobId), BTreeSet<u32>>,
     findings: Vec<Finding>,
+    /// Of cycles that were archived: the run holds their parts no longer.
+    settled: Tally,
+    unfinished: Vec<String>,
+    /// Cycles whose facts nobody could read: what is said of them means nothing.
+    unread: BTreeSet<u32>,
 }
 
 /// The prompts a run samples from; `None` where nobody could read them.
@@ -103,8 +108,16 @@ impl Auditor {
             }
             return;
         };
+        let place = &record.fact.subject.place;
+        let archived = |number| run.cycles.get(&number).is_some_and(|c| c.archived.is_some());
+        if place.is_bulky() && place.cycle().is_some_and(archived) {
+            return;
+        }
         for what in self.look(run, &record.fact) {
             self.find(record, what);
+        }
+        if let Place::Archived { cycle } = place {
+            self.settle(*cycle);
         }
         if let (Place::GenerateOrder { cycle, job, attempt, .. }, Body::GenerateOrder(_)) =
             (&record.fact.subject.place, &record.fact.body)
@@ -113,7 +126,32 @@ impl Auditor {
         }
         if let Some(run) = &mut self.run {
             run.fold(record);
+            // Taken at once: folding forgets what it thought of a cycle that was archived.
+            let anomaly = |Anomaly { sequence, subject, what }| Finding {
+                sequence: Some(sequence),
+                subject: Some(subject),
+                what,
+            };
+            self.findings.extend(std::mem::take(&mut run.anomalies).into_iter().map(anomaly));
         }
+    }
+
+    /// Counts a cycle before folding lets go of its parts.
+    fn settle(&mut self, number: u32) {
+        let Some(run) = &self.run else { return };
+        let done = run.cycles.get(&number).filter(|cycle| cycle.done.is_some());
+        let Some(cycle) = done else { return };
+        self.unfinished.extend(results::unfinished_cycle(run, number, cycle));
+        let jobs = Tally::of_jobs(cycle);
+        self.settled.planned_samples += jobs.planned_samples;
+        self.settled.accepted_samples += jobs.accepted_samples;
+        self.settled.judged_samples += jobs.judged_samples;
+        self.ordered.retain(|(cycle, _), _| *cycle != number);
+    }
+
+    /// Says that a cycle's archived facts cannot be read.
+    pub fn cannot_read(&mut self, cycle: u32) {
+        self.unread.insert(cycle);
     }
 
     /// What is wrong with a fact, given the facts before it, that folding does not notice.
@@ -155,53 +193,61 @@ impl Auditor {
 
     /// The verdict on all that was taken. `None` when there was no spec.
     pub fn finish(self) -> Option<Audit> {
-        let Self { run, facts, mut findings, .. } = self;
+        let Self { run, facts, mut findings, settled, mut unfinished, unread, .. } = self;
         let run = run?;
-        let anomaly = |Anomaly { sequence, subject, what }: &Anomaly| Finding {
-            sequence: Some(*sequence),
-            subject: Some(subject.clone()),
-            what: what.clone(),
-        };
-        findings.extend(run.anomalies.iter().map(anomaly));
+        findings.retain(|finding| {
+            let subject: Option<Subject> = finding.subject.as_ref().and_then(|s| s.parse().ok());
+            let cycle = subject.and_then(|subject| subject.place.cycle());
+            cycle.is_none_or(|cycle| !unread.contains(&cycle))
+        });
         findings.sort();
         findings.dedup();
         if run.done.as_ref().is_some_and(|done| done.status() == v1::done::Status::Succeeded) {
-            let missing = results::unfinished(&run);
-            findings.extend(missing.into_iter().map(|what| Finding {
-                sequence: None,
-                subject: None,
-                what,
-            }));
+            for (number, cycle) in run.cycles.iter().filter(|(_, cycle)| cycle.archived.is_none()) {
+                unfinished.extend(results::unfinished_cycle(&run, *number, cycle));
+            }
+            if unread.is_empty() {
+                let missing = |what: String| Finding { sequence: None, subject: None, what };
+                findings.extend(unfinished.into_iter().map(missing));
+            }
         }
-        Some(Audit { tally: tally(&run, facts), findings })
+        Some(Audit { tally: tally(&run, facts, settled), findings })
     }
 }
 
-fn tally(run: &Run, facts: u64) -> Tally {
-    let jobs = || run.cycles.values().flat_map(|cycle| cycle.jobs.values());
-    let count = |n: usize| n as u64;
-    Tally {
-        facts,
-        planned_samples: jobs().flat_map(|job| &job.draws).map(|draw| u64::from(draw.count)).sum(),
-        accepted_samples: jobs()
-            .filter_map(|job| job.samples.as_ref())
-            .map(|samples| u64::from(samples.count))
-            .sum(),
-        judged_samples: jobs()
-            .filter_map(|job| job.verdicts.as_ref())
-            .map(|verdicts| count(verdicts.verdicts.len()))
-            .sum(),
-        set_aside_samples: jobs()
-            .filter(|job| job.set_aside.is_some())
-            .map(|job| u64::from(job.planned()))
-            .sum(),
-        kept_samples: run
-            .cycles
-            .values()
-            .filter_map(|cycle| cycle.selected.as_ref())
-            .map(|selected| u64::from(selected.kept))
-            .sum(),
-        checkpoints: run.cycles.values().map(|cycle| count(cycle.checkpoints.len())).sum(),
-        evals: run.cycles.values().map(|cycle| count(cycle.evals.len())).sum(),
+impl Tally {
+    fn of_jobs(cycle: &Cycle) -> Self {
+        let jobs = || cycle.jobs.values();
+        Self {
+            planned_samples: jobs().flat_map(|job| &job.draws).map(|d| u64::from(d.count)).sum(),
+            accepted_samples: jobs()
+                .filter_map(|job| job.samples.as_ref())
+                .map(|samples| u64::from(samples.count))
+                .sum(),
+            set_aside_samples: jobs()
+                .filter(|job| job.set_aside.is_some())
+                .map(|job| u64::from(job.planned()))
+                .sum(),
+            judged_samples: jobs()
+                .filter_map(|job| job.verdicts.as_ref())
+                .map(|verdicts| verdicts.verdicts.len() as u64)
+                .sum(),
+            ..Self::default()
+        }
     }
+}
+
+fn tally(run: &Run, facts: u64, settled: Tally) -> Tally {
+    let mut tally = Tally { facts, ..settled };
+    for cycle in run.cycles.values() {
+        let jobs = Tally::of_jobs(cycle);
+        tally.planned_samples += jobs.planned_samples;
+        tally.accepted_samples += jobs.accepted_samples;
+        tally.set_aside_samples += jobs.set_aside_samples;
+        tally.judged_samples += jobs.judged_samples;
+        tally.kept_samples += cycle.selected.as_ref().map_or(0, |s| u64::from(s.kept));
+        tally.checkpoints += cycle.checkpoints.len() as u64;
+        tally.evals += cycle.evals.len() as u64;
+    }
+    tally
 }

@@ -3,9 +3,9 @@
 //! A fact that contradicts earlier ones is noted as an anomaly and otherwise ignored:
 //! folding never fails, whatever somebody wrote to the log.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use wire::{Body, Fact, JobId, Place, Record, SuiteName, WorkKind, v1};
+use wire::{Body, Fact, JobId, Place, Record, Subject, SuiteName, WorkKind, v1};
 
 use crate::{
     select,
@@ -38,6 +38,10 @@ impl Run {
         let at = record.time_ms;
         // A coordinator that slept wrote it: agents know better, and so do we.
         if self.done.is_some() && starts_work(body) {
+            return Ok(());
+        }
+        if subject.place.is_bulky() && self.is_archived(&subject.place) {
+            // What the log has let go of may be written again by an agent that was away.
             return Ok(());
         }
         match (&subject.place, body) {
@@ -86,8 +90,7 @@ impl Run {
                 Ok(())
             }
             (Place::Archived { cycle }, Body::Archived(archived)) => {
-                self.cycle(*cycle)?.archived = Some(archived.clone());
-                Ok(())
+                self.archived(*cycle, archived)
             }
             (Place::Done, Body::Done(done)) => {
                 self.done = Some(done.clone());
@@ -271,6 +274,28 @@ impl Run {
         cycle.evals.insert((step, suite.clone()), eval.clone());
         cycle.times.last_measure = Some(at);
         if same { Ok(()) } else { Err("measured something else than its checkpoint".into()) }
+    }
+
+    /// From here on the log need not hold what the cycle was made of, and neither do we; where
+    /// it does not, what followed from it could not be re-derived.
+    fn archived(&mut self, number: u32, archived: &v1::Archived) -> Result<(), String> {
+        let cycle = self.cycle(number)?;
+        if cycle.done.is_none() {
+            return Err("archived before it was done".into());
+        }
+        cycle.archived = Some(archived.clone());
+        cycle.jobs = BTreeMap::new();
+        cycle.plan = None;
+        self.anomalies.retain(|anomaly| {
+            let subject: Option<Subject> = anomaly.subject.parse().ok();
+            subject.is_none_or(|subject| subject.place.cycle() != Some(number))
+        });
+        Ok(())
+    }
+
+    fn is_archived(&self, place: &Place) -> bool {
+        let cycle = place.cycle().and_then(|number| self.cycles.get(&number));
+        cycle.is_some_and(|cycle| cycle.archived.is_some())
     }
 
     fn failure(&mut self, kind: WorkKind, failure: &v1::Failure) {

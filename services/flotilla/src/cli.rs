@@ -102,6 +102,9 @@ pub(crate) struct UpArgs {
     /// Seconds after which the work of a silent agent is given to another.
     #[arg(long, default_value_t = 30.0, value_parser = seconds)]
     pub lease: f64,
+    /// Cycles of each run whose samples stay in the log after they are archived: a number, or all.
+    #[arg(long, default_value = "2", env = "FLOTILLA_KEEP_CYCLES")]
+    pub keep_cycles: coordinator::Keep,
     /// Agents to start here, by role and number: trainer,generator=2,verifier,evaluator.
     #[arg(long, value_delimiter = ',', value_name = "ROLE[=N]")]
     pub agents: Vec<String>,
@@ -162,6 +165,9 @@ pub(crate) struct CoordinatorArgs {
     /// Monitoring URL of each NATS server, to check that it writes to disk before it acknowledges.
     #[arg(long, value_delimiter = ',')]
     pub monitor: Vec<String>,
+    /// Cycles of each run whose samples stay in the log after they are archived: a number, or all.
+    #[arg(long, default_value = "2", env = "FLOTILLA_KEEP_CYCLES")]
+    pub keep_cycles: coordinator::Keep,
     /// Copies of the log in a NATS cluster.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=5))]
     pub replicas: u32,

@@ -4,7 +4,7 @@ use wire::{JobId, SuiteName, v1};
 
 use crate::{
     measure,
-    state::{Job, Policy, Run},
+    state::{Cycle, Job, Policy, Run},
 };
 
 fn job<'a>(run: &'a Run, cycle: u32, id: &JobId) -> Option<&'a Job> {
@@ -170,29 +170,27 @@ pub(super) fn done(run: &Run, done: &v1::Done) -> Vec<String> {
     vec![format!("the run's facts do not say that it {status}")]
 }
 
-/// What a succeeded run should have and has not.
-pub(super) fn unfinished(run: &Run) -> Vec<String> {
+/// What a cycle of a succeeded run should have and has not.
+pub(super) fn unfinished_cycle(run: &Run, number: u32, cycle: &Cycle) -> Vec<String> {
     let mut findings = Vec::new();
-    for (number, cycle) in &run.cycles {
-        let trained = cycle.final_checkpoint().is_some();
-        for (id, job) in &cycle.jobs {
-            let expected = trained || job.purpose == v1::Purpose::Train;
-            if expected && job.samples.is_none() {
-                findings.push(format!("cycle {number}, job {id}: planned but never sampled"));
-            }
-            if expected && job.verdicts.is_none() {
-                findings.push(format!("cycle {number}, job {id}: never verified"));
-            }
+    let trained = cycle.final_checkpoint().is_some();
+    for (id, job) in &cycle.jobs {
+        let expected = trained || job.purpose == v1::Purpose::Train;
+        if expected && job.samples.is_none() {
+            findings.push(format!("cycle {number}, job {id}: planned but never sampled"));
         }
-        if !cycle.has_all_evals(&run.spec.suites) {
-            findings.push(format!("cycle {number}: a checkpoint was never evaluated"));
+        if expected && job.verdicts.is_none() {
+            findings.push(format!("cycle {number}, job {id}: never verified"));
         }
-        if let Some(selected) = cycle.selected.as_ref().filter(|selected| selected.kept > 0)
-            && !trained
-        {
-            let kept = selected.kept;
-            findings.push(format!("cycle {number}: {kept} samples selected, never trained on"));
-        }
+    }
+    if !cycle.has_all_evals(&run.spec.suites) {
+        findings.push(format!("cycle {number}: a checkpoint was never evaluated"));
+    }
+    if let Some(selected) = cycle.selected.as_ref().filter(|selected| selected.kept > 0)
+        && !trained
+    {
+        let kept = selected.kept;
+        findings.push(format!("cycle {number}: {kept} samples selected, never trained on"));
     }
     findings
 }

@@ -42,6 +42,7 @@ pub(crate) async fn coordinator(
         lease: if prepared.replicas > 1 { LEADER_LEASE_CLUSTER } else { LEADER_LEASE },
         sizing: cycle::Sizing::default(),
         waiting: waiting(args.lease),
+        keep: args.keep_cycles,
     };
     let control = Control::with_store(bus.clone(), store.clone());
     let (coordinated, served) = tokio::join!(

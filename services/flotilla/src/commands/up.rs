@@ -55,7 +55,7 @@ pub(crate) async fn up(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Result<ExitC
     file.write(&directory)?;
     let (working, coordinating) = (CancellationToken::new(), CancellationToken::new());
     let (workers, services) = (TaskTracker::new(), TaskTracker::new());
-    let coordinator = coordinator(&file, &server, args.lease, &directory);
+    let coordinator = coordinator(&file, &server, args, &directory);
     services.spawn(coordinator.supervise(coordinating.clone()));
     stop.run_until_cancelled(coordinator_ready(&file.nats)).await;
     for member in agent_members(&agents, &file, &directory) {
@@ -141,7 +141,12 @@ async fn finish(members: &TaskTracker, stop: &CancellationToken) {
     members.wait().await;
 }
 
-fn coordinator(file: &FleetFile, server: &ManagedServer, lease: f64, directory: &Path) -> Member {
+fn coordinator(
+    file: &FleetFile,
+    server: &ManagedServer,
+    args: &UpArgs,
+    directory: &Path,
+) -> Member {
     let arguments = [
         "coordinator",
         "--nats",
@@ -153,7 +158,9 @@ fn coordinator(file: &FleetFile, server: &ManagedServer, lease: f64, directory: 
         "--gateway",
         &file.gateway,
         "--lease",
-        &lease.to_string(),
+        &args.lease.to_string(),
+        "--keep-cycles",
+        &args.keep_cycles.to_string(),
         "--die-with-parent",
     ];
     Member {
