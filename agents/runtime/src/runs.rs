@@ -7,7 +7,7 @@ use conduct::{Course, Courses};
 use futures::StreamExt;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-use wire::{Record, RunId};
+use wire::{Record, RunId, Subject};
 
 /// What is known of all runs. Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -19,6 +19,11 @@ pub(crate) struct Runs {
 impl Runs {
     pub(crate) fn course(&self, run: &RunId) -> Course {
         self.courses.read().map(|courses| courses.of(run)).unwrap_or_default()
+    }
+
+    /// The state of the run a fact belongs to, as far as that fact is concerned.
+    pub(crate) fn course_of(&self, subject: &Subject) -> Course {
+        self.courses.read().map(|courses| courses.of_fact(subject)).unwrap_or_default()
     }
 
     /// Resolves when a run is over.
@@ -44,7 +49,8 @@ impl Runs {
     /// Follows the log; `ready` is cancelled once it has caught up. Returns when the log is no
     /// longer the one it was: what is known of its runs is then wrong.
     pub(crate) async fn follow(&self, bus: &Bus, ready: CancellationToken) -> ReadError {
-        let filters = ["flotilla.*.control.*", "flotilla.*.done"].map(str::to_owned).to_vec();
+        let kinds = ["control.*", "done", "cycle.*.archived"];
+        let filters = kinds.map(|kind| format!("flotilla.*.{kind}")).to_vec();
         let mut facts = std::pin::pin!(bus.follow(filters, 0));
         while let Some(followed) = facts.next().await {
             match followed {

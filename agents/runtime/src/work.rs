@@ -106,7 +106,7 @@ impl Post {
     async fn work(&self, record: &Record, delivery: &Delivery) -> Result<Duration, AckError> {
         let run = &record.fact.subject.run;
         let receive = || {
-            let course = self.shared.runs.course(run);
+            let course = self.shared.runs.course_of(&record.fact.subject);
             let at_hand = Held::look(&self.at_hand, record);
             conduct::receive(&record.fact.body, delivery.delivered, course, at_hand)
         };
