@@ -30,11 +30,11 @@ pub use follow::Followed;
 pub use leadership::Leadership;
 #[doc(hidden)]
 pub use leadership::fuzzing;
-pub use prepare::{Durability, PrepareError, Prepared};
+pub use prepare::{Durability, LogLimit, PrepareError, Prepared};
 pub use presence::PresenceError;
 pub use publish::{PublishError, Published};
 pub use purge::PurgeError;
-pub use read::{Lost, ReadError};
+pub use read::{Lost, ReadError, Usage};
 pub use request::RequestError;
 pub use work::{WorkError, WorkQueue};
 

@@ -34,6 +34,15 @@ pub struct Prepared {
     pub last_sequence: u64,
 }
 
+/// What the log may take of the disk, in bytes. A full log refuses new facts and loses none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LogLimit {
+    /// From now on, whatever it was.
+    pub set: Option<u64>,
+    /// For a log that does not exist yet, when nothing is set.
+    pub at_creation: Option<u64>,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
     #[error("prepare the stream {stream}")]
@@ -93,8 +102,21 @@ impl Bus {
     /// # Errors
     /// When the server refuses, or holds something else under our names.
     pub async fn prepare(&self, replicas: usize) -> Result<Prepared, PrepareError> {
-        let log = self.ensure(log_config(replicas)).await?;
-        self.ensure(bucket_config(replicas)).await?;
+        self.prepare_within(replicas, LogLimit::default()).await
+    }
+
+    /// As `prepare`, with a bound on the log.
+    ///
+    /// # Errors
+    /// As `prepare`.
+    pub async fn prepare_within(
+        &self,
+        replicas: usize,
+        limit: LogLimit,
+    ) -> Result<Prepared, PrepareError> {
+        let fresh = log_config(replicas, limit.set.or(limit.at_creation));
+        let log = self.ensure(log_config(replicas, limit.set), fresh).await?;
+        self.ensure(bucket_config(replicas), bucket_config(replicas)).await?;
         if log.config.num_replicas != replicas {
             tracing::info!(
                 asked = replicas,
@@ -128,11 +150,11 @@ impl Bus {
         durability
     }
 
-    async fn ensure(&self, wanted: Config) -> Result<StreamInfo, PrepareError> {
+    async fn ensure(&self, wanted: Config, fresh: Config) -> Result<StreamInfo, PrepareError> {
         let stream = wanted.name.clone();
         let info = match self.stream_request("INFO", &stream, &()).await {
             Err(error) if error.is_code(code::STREAM_NOT_FOUND) => {
-                let created = self.stream_request("CREATE", &stream, &wanted).await;
+                let created = self.stream_request("CREATE", &stream, &fresh).await;
                 created.map_err(|source| prepare_error(&stream, source))?
             }
             found => found.map_err(|source| prepare_error(&stream, source))?,
@@ -155,7 +177,7 @@ impl Bus {
     }
 }
 
-fn log_config(replicas: usize) -> Config {
+fn log_config(replicas: usize, bytes_max: Option<u64>) -> Config {
     Config {
         name: STREAM.to_owned(),
         description: Some("flotilla: one write-once fact a subject".to_owned()),
@@ -164,7 +186,7 @@ fn log_config(replicas: usize) -> Config {
         storage: StorageType::File,
         num_replicas: replicas,
         discard: DiscardPolicy::New,
-        max_bytes: UNLIMITED,
+        max_bytes: bytes_max.map_or(UNLIMITED, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX)),
         max_messages: UNLIMITED,
         // Not 1: with discard new, the server would name that limit instead of the sequence.
         max_messages_per_subject: UNLIMITED,
@@ -238,12 +260,16 @@ fn addition(found: &Config, wanted: &Config) -> Option<Config> {
         .collect();
     let too_small = found.max_message_size > 0
         && (wanted.max_message_size <= 0 || found.max_message_size < wanted.max_message_size);
-    if missing.is_empty() && !too_small {
+    let other_bound = wanted.max_bytes > 0 && found.max_bytes != wanted.max_bytes;
+    if missing.is_empty() && !too_small && !other_bound {
         return None;
     }
     let mut update = found.clone();
     update.subjects.extend(missing);
     update.max_message_size = wanted.max_message_size;
+    if other_bound {
+        update.max_bytes = wanted.max_bytes;
+    }
     Some(update)
 }
 

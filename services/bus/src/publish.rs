@@ -50,7 +50,10 @@ pub enum PublishError {
          into smaller jobs or raise the nats-server's max_payload"
     )]
     TooLarge { subject: String, bytes: usize, limit: usize },
-    #[error("publish {subject}: the log is full; give the nats-server more storage")]
+    #[error(
+        "publish {subject}: the log is full; raise --log-max-gib, keep fewer cycles in it with \
+         --keep-cycles, or give the nats-server more storage"
+    )]
     Full {
         subject: String,
         #[source]

@@ -43,12 +43,20 @@ struct MessageAnswer {
 
 #[derive(Deserialize)]
 struct StreamAnswer {
+    config: StreamLimits,
     state: StreamState,
+}
+
+#[derive(Deserialize)]
+struct StreamLimits {
+    max_bytes: i64,
 }
 
 #[derive(Deserialize)]
 struct StreamState {
     last_seq: u64,
+    messages: u64,
+    bytes: u64,
     #[serde(default)]
     num_deleted: u64,
     /// Only when asked for.
@@ -62,6 +70,15 @@ pub struct Lost {
     pub count: u64,
     /// Which, as far as one answer can name them.
     pub sequences: Vec<u64>,
+}
+
+/// How much of the log's room is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    pub facts: u64,
+    pub bytes: u64,
+    /// `None`: as far as the disk goes.
+    pub limit: Option<u64>,
 }
 
 /// An answer naming more would not fit the server's payload limit.
@@ -92,6 +109,19 @@ impl Bus {
         patiently(|| self.stream_end(STREAM))
             .await
             .map_err(|source| read_error("its end".to_owned(), source))
+    }
+
+    /// How full the log is.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub async fn usage(&self) -> Result<Usage, ReadError> {
+        let verb = format!("STREAM.INFO.{STREAM}");
+        let answer: Result<StreamAnswer, _> = patiently(|| self.api(&verb, &())).await;
+        let StreamAnswer { config, state } =
+            answer.map_err(|source| read_error("its size".to_owned(), source))?;
+        let limit = u64::try_from(config.max_bytes).ok().filter(|limit| *limit > 0);
+        Ok(Usage { facts: state.messages, bytes: state.bytes, limit })
     }
 
     /// What the log itself says is missing between its first entry and its last.

@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use bus::{Bus, Followed, ReadError};
+use bus::{Bus, Followed, ReadError, Usage};
 use futures::StreamExt;
 use serde_json::json;
 use store::{About, Store, TreePlace};
@@ -36,6 +36,9 @@ const DATASET_BYTES_MAX: u64 = 1 << 30;
 /// Between tries of what the store or the bus refused; doubled up to the cap.
 const RETRY_FIRST: Duration = Duration::from_secs(2);
 const RETRY_CAP: Duration = Duration::from_secs(300);
+
+/// Between looks at how full the log is.
+const MEASURE_EVERY: Duration = Duration::from_secs(60);
 
 /// What the log keeps of each run's done cycles, the newest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,6 +160,7 @@ pub(crate) async fn run(bus: Bus, store: Store, keep: Keep, mut leads: watch::Re
     let mut runs = Runs::default();
     let mut caught_up = false;
     let mut look = tokio::time::interval(RETRY_FIRST);
+    let mut measure = tokio::time::interval(MEASURE_EVERY);
     loop {
         let now = Instant::now();
         let task = if caught_up && *leads.borrow() { runs.task(keep, now) } else { None };
@@ -165,6 +169,7 @@ pub(crate) async fn run(bus: Bus, store: Store, keep: Keep, mut leads: watch::Re
                 Some(fact) = facts.next() => take(&mut runs, &mut caught_up, fact),
                 changed = leads.changed() => if changed.is_err() { return },
                 _ = look.tick() => {}
+                _ = measure.tick() => warn_when_filling(&bus).await,
             }
             continue;
         };
@@ -176,6 +181,23 @@ pub(crate) async fn run(bus: Bus, store: Store, keep: Keep, mut leads: watch::Re
         let (Task::Archive { run, .. } | Task::Purge { run, .. }) = &task;
         runs.tried(run, done.is_ok(), Instant::now());
     }
+}
+
+async fn warn_when_filling(bus: &Bus) {
+    // Following the log says so when it cannot be read.
+    let Ok(Usage { bytes, limit: Some(limit), .. }) = bus.usage().await else { return };
+    if is_filling(bytes, limit) {
+        tracing::warn!(
+            bytes,
+            limit,
+            "the log is filling; raise --log-max-gib or keep fewer cycles with --keep-cycles"
+        );
+    }
+}
+
+/// At four fifths there is still time to do something.
+fn is_filling(bytes: u64, limit: u64) -> bool {
+    bytes / 4 >= limit / 5
 }
 
 fn take(runs: &mut Runs, caught_up: &mut bool, fact: Result<Followed, ReadError>) {
@@ -350,6 +372,12 @@ mod tests {
         (0..20).for_each(|_| runs.tried(&a, false, now));
         assert_eq!(next(&runs, now + RETRY_CAP / 2), b);
         assert_eq!(next(&runs, now + RETRY_CAP), a);
+    }
+
+    #[test]
+    fn a_log_is_filling_from_four_fifths_on() {
+        assert!(!is_filling(79 << 20, 100 << 20));
+        assert!(is_filling(80 << 20, 100 << 20));
     }
 
     #[test]

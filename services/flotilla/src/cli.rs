@@ -105,6 +105,10 @@ pub(crate) struct UpArgs {
     /// Cycles of each run whose samples stay in the log after they are archived: a number, or all.
     #[arg(long, default_value = "2", env = "FLOTILLA_KEEP_CYCLES")]
     pub keep_cycles: coordinator::Keep,
+    /// What the log may take of the disk, in GiB; a full log refuses new facts. Default for a
+    /// new log: half of what is free, at most 64.
+    #[arg(long, env = "FLOTILLA_LOG_MAX_GIB", value_parser = gib)]
+    pub log_max_gib: Option<f64>,
     /// Agents to start here, by role and number: trainer,generator=2,verifier,evaluator.
     #[arg(long, value_delimiter = ',', value_name = "ROLE[=N]")]
     pub agents: Vec<String>,
@@ -168,6 +172,12 @@ pub(crate) struct CoordinatorArgs {
     /// Cycles of each run whose samples stay in the log after they are archived: a number, or all.
     #[arg(long, default_value = "2", env = "FLOTILLA_KEEP_CYCLES")]
     pub keep_cycles: coordinator::Keep,
+    /// What the log may take of the disks, in GiB; a full log refuses new facts.
+    #[arg(long, env = "FLOTILLA_LOG_MAX_GIB", value_parser = gib)]
+    pub log_max_gib: Option<f64>,
+    /// The same, if the log is yet to be created.
+    #[arg(long, hide = true, value_parser = gib)]
+    pub new_log_max_gib: Option<f64>,
     /// Copies of the log in a NATS cluster.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=5))]
     pub replicas: u32,
@@ -373,6 +383,13 @@ fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (1.0..=3600.0).contains(&seconds) => Ok(seconds),
         _ => Err("must be a number of seconds from 1 to 3600".into()),
+    }
+}
+
+fn gib(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(gib) if (0.001..=1e6).contains(&gib) => Ok(gib),
+        _ => Err("must be a number of GiB from 0.001 to 1000000".into()),
     }
 }
 

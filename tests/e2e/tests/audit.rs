@@ -193,3 +193,59 @@ fn damage_to_the_store_or_the_log_is_pinpointed() {
     // Another run's findings are not this one's.
     it.fleet.audit_clean(&it.base);
 }
+
+#[test]
+fn a_done_run_is_archived_let_go_of_and_audited_from_its_archives() {
+    let fleet = Fleet::up_with("trainer,generator,verifier,evaluator", &["--keep-cycles", "0"], []);
+    let files = Files::create(fleet.path());
+    let base = fleet.submit(&files.sft(20, 0));
+    fleet.finish(&base, LIMIT);
+    let run = fleet.submit(&files.raft(&base, SMALL));
+    fleet.finish(&run, LIMIT);
+    let it = Audited { fleet, base, run };
+    let held = |kind: &'static str| {
+        it.log(|context, run| async move {
+            let log = context.get_stream("FLOTILLA").await.unwrap();
+            let subject = format!("flotilla.{run}.{kind}");
+            log.get_last_raw_message_by_subject(&subject).await.is_ok()
+        })
+    };
+    e2e::until("the log lets go", LIMIT, || {
+        let bulky = ["order.generate.>", "samples.>", "verdicts.>"];
+        (held("cycle.2.archived") && !bulky.into_iter().any(held)).then_some(())
+    });
+    let audit = it.fleet.audit_clean(&it.run);
+    // Two cycles of 8 × 4, and three measurements of 8.
+    assert_eq!(audit["judged_samples"], 2 * 32 + 3 * 8);
+    let (code, report) = it.audit(&["--no-store"]);
+    assert_eq!((code, &report["findings"]), (NOT_CHECKED, &serde_json::json!([])), "{report:#}");
+
+    let cycles = it.store().join("runs").join(&it.run).join("cycles");
+    let archive = std::fs::read_dir(cycles).unwrap().flatten().map(|entry| entry.path());
+    let second = archive.into_iter().find(|path| path.to_str().unwrap().contains("/c2-")).unwrap();
+    let unpacked = std::process::Command::new("gzip")
+        .arg("-dc")
+        .arg(second.join("samples.jsonl.gz"))
+        .output()
+        .unwrap();
+    let lines: Vec<Value> = String::from_utf8(unpacked.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), 32 + 8);
+    let kept = lines.iter().filter(|line| line["kept"] == true);
+    let shown = it.fleet.json(&["run", "show", &it.run]).unwrap();
+    assert_eq!(kept.count() as u64, shown["cyclesDone"][2]["kept"].as_u64().unwrap());
+    assert!(lines.iter().all(|line| line["prompt"].as_str().unwrap().ends_with("+1=")));
+    let tree = second.strip_prefix(it.store()).unwrap().to_str().unwrap().to_owned();
+    let facts = format!("{tree}/facts.jsonl.gz");
+    it.with(
+        &facts,
+        |bytes| bytes[40] ^= 1,
+        || {
+            it.finds(&["--deep"], &facts, "damaged");
+        },
+    );
+    it.fleet.audit_clean(&it.run);
+}

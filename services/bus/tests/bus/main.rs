@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod leader;
+mod limits;
 mod log;
 mod managed;
 mod presence;

@@ -3,7 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use anyhow::Context;
-use bus::{Bus, Durability};
+use bus::{Bus, Durability, LogLimit};
 use control::Control;
 use rustix::process::Signal;
 use store::Store;
@@ -28,7 +28,9 @@ pub(crate) async fn coordinator(
     let mut options = fleet.options("coordinator", "coordinator")?;
     options.monitor_urls.clone_from(&args.monitor);
     let bus = Bus::connect(&options).await?;
-    let prepared = bus.prepare(args.replicas as usize).await?;
+    let limit =
+        LogLimit { set: args.log_max_gib.map(bytes), at_creation: args.new_log_max_gib.map(bytes) };
+    let prepared = bus.prepare_within(args.replicas as usize, limit).await?;
     warn_of(prepared.durability);
     let store = open_store(&bus, args).await?;
     let config = v1::FleetConfig {
@@ -67,6 +69,16 @@ fn waiting(lease_s: f64) -> cycle::Waiting {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clap bounds it")]
     let lease_ms = (1000.0 * lease_s) as u64;
     cycle::Waiting { unheld_ms: 2 * lease_ms + 10_000, ..cycle::Waiting::default() }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "checked: a positive number of at most 2^50 bytes"
+)]
+fn bytes(gib: f64) -> u64 {
+    (gib * (1_u64 << 30) as f64) as u64
 }
 
 async fn open_store(bus: &Bus, args: &CoordinatorArgs) -> anyhow::Result<Store> {

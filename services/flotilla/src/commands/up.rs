@@ -29,6 +29,10 @@ use super::agent::ROLES;
 const COORDINATOR_LIMIT: Duration = Duration::from_secs(20);
 const COORDINATOR_POLL: Duration = Duration::from_millis(50);
 
+/// Bounds on what a new log may take when nobody says.
+const LOG_GIB_MIN: f64 = 0.1;
+const LOG_GIB_MAX: f64 = 64.0;
+
 /// Between tries to bring the NATS server back.
 const SERVER_PAUSE: Duration = Duration::from_secs(2);
 
@@ -147,6 +151,10 @@ fn coordinator(
     args: &UpArgs,
     directory: &Path,
 ) -> Member {
+    let (log_limit, gib) = match args.log_max_gib {
+        Some(gib) => ("--log-max-gib", gib),
+        None => ("--new-log-max-gib", new_log_gib(directory)),
+    };
     let arguments = [
         "coordinator",
         "--nats",
@@ -161,6 +169,8 @@ fn coordinator(
         &args.lease.to_string(),
         "--keep-cycles",
         &args.keep_cycles.to_string(),
+        log_limit,
+        &gib.to_string(),
         "--die-with-parent",
     ];
     Member {
@@ -169,6 +179,15 @@ fn coordinator(
         log: directory.join("logs/coordinator.log"),
         may_leave: false,
     }
+}
+
+/// What a new log may take: it leaves half of what is free to everything else.
+#[expect(clippy::cast_precision_loss, reason = "sizes of disks, in GiB")]
+fn new_log_gib(directory: &Path) -> f64 {
+    // A disk that cannot be asked has room, or the log will say that it has none.
+    let free =
+        rustix::fs::statvfs(directory).map_or(u64::MAX, |disk| disk.f_bavail * disk.f_frsize);
+    (free as f64 / (1_u64 << 30) as f64 / 2.0).clamp(LOG_GIB_MIN, LOG_GIB_MAX)
 }
 
 /// Roles and how many agents of each.
