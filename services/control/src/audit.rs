@@ -201,9 +201,14 @@ impl Control {
                         self.read_prompts(spec, &record, reading).await;
                     }
                     reading.take(&record);
-                    if let Place::Plan { cycle } = record.fact.subject.place {
+                    if let (Place::Plan { cycle }, Body::Plan(plan)) =
+                        (&record.fact.subject.place, &record.fact.body)
+                    {
                         let store = if depth > Depth::Log { self.store().await.ok() } else { None };
-                        archives.open(cycle, record.sequence, store, reading).await;
+                        let whole = plan.jobs.is_empty() || self.holds_samples(run, *cycle).await?;
+                        if store.is_some() || !whole {
+                            archives.open(*cycle, record.sequence, store, reading).await;
+                        }
                     }
                 }
                 Followed::Unreadable { sequence, subject, error } => {
@@ -220,6 +225,15 @@ impl Control {
         }
         archives.close(reading);
         Ok(())
+    }
+
+    /// Whether the log has not let go of a cycle, archived or not.
+    async fn holds_samples(&self, run: &RunId, cycle: u32) -> Result<bool, ReadError> {
+        match self.bus.get(&format!("flotilla.{run}.samples.{cycle}.*")).await {
+            Ok(found) => Ok(found.is_some()),
+            Err(ReadError::Unreadable { .. }) => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 
     /// The archives of a run's cycles.

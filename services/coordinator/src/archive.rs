@@ -311,9 +311,9 @@ impl Archive<'_> {
 
     async fn kept(&self) -> anyhow::Result<Kept> {
         let subject = Subject::new(self.run, Place::Selection { cycle: self.cycle });
-        let selected = match self.bus.get(&subject.to_string()).await? {
-            Some(Record { fact: Fact { body: Body::Selected(selected), .. }, .. }) => selected,
-            _ => return Ok(Kept::new()),
+        let selection = self.bus.get(&subject.to_string()).await?;
+        let Some(Body::Selected(selected)) = selection.map(|record| record.fact.body) else {
+            return Ok(Kept::new());
         };
         let Some(dataset) = selected.dataset.filter(|_| selected.kept > 0) else {
             return Ok(Kept::new());

@@ -1,5 +1,7 @@
 //! What `flotilla audit` finds when somebody damages a real fleet's log or store.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::{path::PathBuf, time::Duration};
 
 use async_nats::jetstream;
@@ -23,7 +25,8 @@ struct Audited {
 
 impl Audited {
     fn run_to_the_end() -> Self {
-        let fleet = Fleet::up("trainer,generator,verifier,evaluator");
+        let agents = "trainer,generator,verifier,evaluator";
+        let fleet = Fleet::up_with(agents, &["--keep-cycles", "all"], []);
         let files = Files::create(fleet.path());
         let base = fleet.submit(&files.sft(20, 10));
         fleet.finish(&base, LIMIT);
@@ -175,7 +178,10 @@ fn damage_to_the_store_or_the_log_is_pinpointed() {
     assert_eq!((code, &report["findings"]), (NOT_CHECKED, &serde_json::json!([])), "{report:#}");
     let why = report["not_checked"][0].as_str().unwrap();
     assert!(why.contains(store.to_str().unwrap()), "{why}");
+    damage_to_the_log(&it);
+}
 
+fn damage_to_the_log(it: &Audited) {
     let at = it.write("selection.7", "{ garbage");
     let (code, report) = it.audit(&["--no-store"]);
     assert_eq!(code, FINDINGS, "{report:#}");
