@@ -112,9 +112,13 @@ impl Bus {
                 Ok(published) => return Ok(published),
                 Err(source) => source,
             };
+            // The server calls a full store unavailable, but it will not pass by itself.
+            if is_full(&source) {
+                return Err(PublishError::Full { subject, source });
+            }
             // A wrong-sequence refusal gets here when the winner is not readable yet.
             if !source.is_transient() && !source.is_code(code::WRONG_LAST_SEQUENCE) {
-                return Err(refusal(subject, source));
+                return Err(PublishError::Refused { subject, source });
             }
             if !backoff.wait().await {
                 return Err(PublishError::Unacknowledged { subject, source });
@@ -172,9 +176,6 @@ impl Bus {
     }
 }
 
-fn refusal(subject: String, source: RequestError) -> PublishError {
-    if code::STORE_FULL.iter().any(|code| source.is_code(*code)) {
-        return PublishError::Full { subject, source };
-    }
-    PublishError::Refused { subject, source }
+fn is_full(error: &RequestError) -> bool {
+    code::STORE_FULL.iter().any(|code| error.is_code(*code))
 }
