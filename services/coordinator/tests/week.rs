@@ -64,6 +64,7 @@ impl Fleet {
             holder: "week".into(),
             lease: Duration::from_secs(3),
             sizing: cycle::Sizing::default(),
+            waiting: cycle::Waiting::default(),
             keep,
         };
         coordinate(bus.clone(), store.clone(), config, stop.clone());

@@ -145,6 +145,7 @@ impl Auditor {
         let jobs = Tally::of_jobs(cycle);
         self.settled.planned_samples += jobs.planned_samples;
         self.settled.accepted_samples += jobs.accepted_samples;
+        self.settled.set_aside_samples += jobs.set_aside_samples;
         self.settled.judged_samples += jobs.judged_samples;
         self.ordered.retain(|(cycle, _), _| *cycle != number);
     }

@@ -1,8 +1,8 @@
 //! Whole runs against an in-memory log that, like the real one, accepts each subject once.
 
 mod log;
-mod trouble;
 mod tampered;
+mod trouble;
 
 use wire::v1;
 

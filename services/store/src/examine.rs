@@ -175,7 +175,7 @@ impl Store {
         let at = format!("{}/{}", self.at.url, tree.path);
         Ok(match error {
             GetError::Fault(Fault::Missing { url, .. }) => Flaw::missing(url),
-            GetError::Corrupt { url, expected, found } => {
+            GetError::Corrupt { url, expected, found, .. } => {
                 Flaw { url, what: "is damaged", expected: Some(expected), found: Some(found) }
             }
             GetError::Manifest { url, source } => {

@@ -226,8 +226,8 @@ impl Check {
         }
         let report =
             audit(self.records.iter().map(|record| &**record)).ok_or("nothing to audit")?;
-        if let Some(finding) = report.findings.iter().find(|finding| !self.may_be(finding)) {
-            return Err(format!("the audit found: {finding}"));
+        if let Some(finding) = report.findings.iter().find(|finding| !self.may_be(&finding.what)) {
+            return Err(format!("the audit found: {finding:?}"));
         }
         if status == Some(v1::done::Status::Succeeded) {
             Self::all_accounted_for(run)?;

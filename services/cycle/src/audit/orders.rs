@@ -49,8 +49,8 @@ fn generate_seed(seed: u64, cycle: u32, purpose: v1::Purpose) -> u64 {
 
 /// A coordinator may not have heard of the newest resume, but it cannot foresee one.
 fn round(run: &Run, round: u32) -> Option<String> {
-    (round > run.attempt).then(|| {
-        format!("ordered in round {round}, but the run was resumed {} times", run.attempt - 1)
+    (round > run.round).then(|| {
+        format!("ordered in round {round}, but the run was resumed {} times", run.round - 1)
     })
 }
 

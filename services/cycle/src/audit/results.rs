@@ -70,11 +70,8 @@ fn sound(verdict: &v1::verdicts::Verdict, graded: bool) -> bool {
 }
 
 pub(super) fn selection(run: &Run, number: u32) -> Vec<String> {
-    use v1::Purpose::Train;
-    let judged = run
-        .cycles
-        .get(&number)
-        .is_some_and(|cycle| cycle.has_all_samples(Train) && cycle.has_all_verdicts(Train));
+    let cycle = run.cycles.get(&number);
+    let judged = cycle.is_some_and(|cycle| cycle.is_settled(v1::Purpose::Train));
     if judged { Vec::new() } else { vec!["selected before every sample was judged".into()] }
 }
 
@@ -94,7 +91,7 @@ pub(super) fn checkpoint(run: &Run, number: u32, checkpoint: &v1::Checkpoint) ->
         }
     };
     expect(
-        run.cycles.get(&number).is_some_and(|cycle| cycle.train_attempt > 0),
+        run.cycles.get(&number).is_some_and(|cycle| cycle.train_ordered.attempt > 0),
         "no training was ordered",
     );
     let v1::Checkpoint { step, steps, r#final, .. } = checkpoint;
@@ -175,7 +172,8 @@ pub(super) fn unfinished_cycle(run: &Run, number: u32, cycle: &Cycle) -> Vec<Str
     let mut findings = Vec::new();
     let trained = cycle.final_checkpoint().is_some();
     for (id, job) in &cycle.jobs {
-        let expected = trained || job.purpose == v1::Purpose::Train;
+        let planned = trained || job.purpose == v1::Purpose::Train;
+        let expected = planned && job.set_aside.is_none();
         if expected && job.samples.is_none() {
             findings.push(format!("cycle {number}, job {id}: planned but never sampled"));
         }

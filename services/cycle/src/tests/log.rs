@@ -269,6 +269,7 @@ impl Log {
     }
 
     pub(super) fn failure(&mut self, failure: v1::Failure) {
+        let failure = v1::Failure { run: self.id.to_string(), ..failure };
         let kind = failure.kind.parse().unwrap();
         let attempt = failure.attempt.max(1);
         let place = Place::Failure { kind, id: failure.id.clone(), attempt };
