@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::Path, time::Duration};
 
 use anyhow::anyhow;
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Job, JobError, Launch, Patience, Role, Worker};
+use runtime::{Job, JobError, Launch, Role, Worker};
 use tokio::sync::Semaphore;
 use wire::{Body, Place, SuiteName, WorkKind, v1};
 
@@ -117,7 +117,7 @@ impl EvaluatorRole {
         let command = self.launch.worker("eval", "eval", Vec::<OsString>::new());
         let worker = Worker::start(&command)?;
         let measured = worker
-            .call(&call, &mut Patience::new(SILENCE, SILENCE_MIN), |progress| {
+            .call(&call, &mut self.launch.patience(SILENCE, SILENCE_MIN), |progress| {
                 if let Ok(Done { chunks, total }) = serde_json::from_value(progress) {
                     job.progress.set(chunks, total, suite.name.as_str());
                 }

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::anyhow;
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Job, JobError, Launch, Patience, Role, Worker, WorkerError};
+use runtime::{Job, JobError, Launch, Role, Worker, WorkerError};
 use store::CachedTree;
 use tokio::sync::{RwLock, RwLockReadGuard, watch};
 use wire::{Body, Place, WorkKind, v1};
@@ -93,7 +93,7 @@ impl GeneratorRole {
         };
         let generated: Result<Generated, _> = warm
             .worker
-            .call(&request, &mut Patience::new(SILENCE, SILENCE_MIN), |progress| {
+            .call(&request, &mut self.config.launch.patience(SILENCE, SILENCE_MIN), |progress| {
                 if let Ok(Done { samples }) = serde_json::from_value(progress) {
                     share.done(samples);
                     job.progress.set(samples, total, "samples");

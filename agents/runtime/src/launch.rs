@@ -1,8 +1,8 @@
 //! How an agent starts its workers: the same binary, `flotilla worker <kind>`.
 
-use std::{collections::BTreeMap, ffi::OsString, path::PathBuf};
+use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, time::Duration};
 
-use crate::{Command, child::log_file};
+use crate::{Command, Patience, child::log_file};
 
 /// What all workers of an agent have in common.
 #[derive(Debug, Clone)]
@@ -10,6 +10,8 @@ pub struct Launch {
     pub program: PathBuf,
     /// Runs the worker's command line, which it is given as its arguments.
     pub wrapper: Option<PathBuf>,
+    /// However slow its kind of work may be, a worker silent for so long is hung.
+    pub silence: Option<Duration>,
     /// Cores a worker may use.
     pub threads: usize,
     /// `cpu`, `cuda`, `metal`, …
@@ -19,6 +21,12 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// How long a worker of a kind may be silent: as [`Patience::new`], within the user's limit.
+    pub fn patience(&self, first: Duration, floor: Duration) -> Patience {
+        let limit = self.silence.unwrap_or(Duration::MAX);
+        Patience::new(first.min(limit), floor.min(limit))
+    }
+
     /// The command for a worker; `name` tells its log from those of others.
     pub fn worker(
         &self,

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use futures::future::{BoxFuture, FutureExt};
-use runtime::{Job, JobError, Launch, Patience, Role, Worker};
+use runtime::{Job, JobError, Launch, Role, Worker};
 use tokio::sync::{Semaphore, mpsc};
 use wire::{Body, WorkKind, v1};
 
@@ -54,7 +54,7 @@ impl TrainerRole {
         let call = self.fetch(job, order, point, scratch.0.clone()).await?;
         let worker = Worker::start(&self.launch.worker("train", "train", []))?;
         let (saved, to_publish) = mpsc::channel(UNPUBLISHED_MAX);
-        let mut patience = Patience::new(SILENCE, SILENCE_MIN);
+        let mut patience = self.launch.patience(SILENCE, SILENCE_MIN);
         let training = worker.call::<Trained, _>(&call.value, &mut patience, move |progress| {
             let step = heard(job, progress);
             let saved = saved.clone();

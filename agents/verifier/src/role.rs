@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Job, JobError, Launch, Patience, Role, Worker};
+use runtime::{Job, JobError, Launch, Role, Worker};
 use tokio::sync::Semaphore;
 use wire::{Body, Place, Prompt, WorkKind, v1};
 
@@ -60,7 +60,7 @@ impl VerifierRole {
         let total = u32::try_from(call.items.len()).unwrap_or(u32::MAX);
         let mut dropped = KillUnanswered { worker: &worker, answered: false };
         let verified: Result<Verified, _> = worker
-            .call(&call, &mut Patience::new(SILENCE, SILENCE), |progress| {
+            .call(&call, &mut self.launch.patience(SILENCE, SILENCE), |progress| {
                 if let Ok(Judged { items }) = serde_json::from_value(progress) {
                     job.progress.set(items, total, "verdicts");
                 }

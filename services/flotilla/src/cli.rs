@@ -150,6 +150,11 @@ pub(crate) struct AgentArgs {
     /// with `exec nice "$@"`. From the environment it also reaches the agents of `up`.
     #[arg(long, value_name = "PROGRAM", env = "FLOTILLA_WORKER_WRAPPER")]
     pub worker_wrapper: Option<PathBuf>,
+    /// A worker that says nothing for so many seconds is hung [default: by the kind of work, up
+    /// to 30 minutes at first, then by the worker's own rhythm].
+    #[arg(long, value_name = "SECONDS", env = "FLOTILLA_WORKER_SILENCE",
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub worker_silence: Option<u64>,
     /// End when the process that started it does.
     #[arg(long, hide = true)]
     pub die_with_parent: bool,

@@ -13,7 +13,8 @@ fn the_same_with_workers_that(fates: &[Fate], seed: u64) {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let misbehaving = Misbehaving::create(directory.path(), fates, seed);
     let agents = "trainer,generator=2,verifier,evaluator";
-    let mut fleet = Fleet::up_with(agents, &[], [misbehaving.env()]);
+    let silence = ("FLOTILLA_WORKER_SILENCE".to_owned(), "8".to_owned());
+    let mut fleet = Fleet::up_with(agents, &[], [misbehaving.env(), silence]);
     let spec = undisturbed.spec(&fleet, fleet.path());
     let run = fleet.submit(&spec);
     undisturbed.assert_same(&fleet, &run, LIMIT);

@@ -149,7 +149,7 @@ fn the_api_describes_itself_to_whoever_asks() {
     let fleet = Fleet::up("verifier");
     let services = python.run("check.py", &["services", &gateway(&fleet)]);
     for line in [
-        "flotilla.v1.Runs Submit Get List Pause Resume Cancel Watch",
+        "flotilla.v1.Runs Submit Get List Pause Resume Cancel Audit Watch",
         "flotilla.v1.Evals History Watch",
         "flotilla.v1.Checkpoints List Get Download",
         "flotilla.v1.Fleet Agents Drain",

@@ -39,6 +39,7 @@ pub(crate) fn spec(run: &str, seed: u64) -> v1::Spec {
             heldout_samples_per_prompt: 2,
             sampling: Some(v1::Sampling { max_new_tokens: 16, ..Default::default() }),
             selection: Some(v1::Selection { keep_per_prompt: 1, min_reward: 0.5 }),
+            training: Some(v1::Training { lora: Some(v1::Lora::default()), ..Default::default() }),
             ..Default::default()
         })),
         ..Default::default()

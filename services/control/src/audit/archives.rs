@@ -16,6 +16,9 @@ use super::{Reading, explain};
 /// What `services/coordinator` calls it.
 const FACTS: &str = "facts.jsonl.gz";
 
+/// Downloads of one archive that came damaged.
+const TRIES_MAX: u32 = 4;
+
 /// Records read ahead of the audit.
 const READ_AHEAD: usize = 16;
 
@@ -124,16 +127,36 @@ async fn fetch(store: &Store, archived: &v1::Archived) -> Result<Lines, String> 
     Ok(lines)
 }
 
+/// Again when it came damaged: that may have happened on the way.
 async fn download(store: &Store, tree: &v1::Tree) -> Result<std::fs::File, String> {
+    let mut tries = 1;
+    loop {
+        match download_once(store, tree).await? {
+            Err(GetError::Corrupt { same_size: true, .. }) if tries < TRIES_MAX => tries += 1,
+            got => return got.map_err(|error| explain(&error)),
+        }
+    }
+}
+
+async fn download_once(
+    store: &Store,
+    tree: &v1::Tree,
+) -> Result<Result<std::fs::File, GetError>, String> {
     let told = |error: std::io::Error| format!("keep it here: {error}");
     let mut file = tempfile::tempfile().map_err(told)?;
-    let get = |error: GetError| explain(&error);
-    let mut chunks = store.read_file(tree, FACTS).await.map_err(get)?;
-    while let Some(chunk) = chunks.try_next().await.map_err(get)? {
-        file.write_all(&chunk).map_err(told)?;
+    let mut chunks = match store.read_file(tree, FACTS).await {
+        Ok(chunks) => chunks,
+        Err(error) => return Ok(Err(error)),
+    };
+    loop {
+        match chunks.try_next().await {
+            Ok(Some(chunk)) => file.write_all(&chunk).map_err(told)?,
+            Ok(None) => break,
+            Err(error) => return Ok(Err(error)),
+        }
     }
     file.rewind().map_err(told)?;
-    Ok(file)
+    Ok(Ok(file))
 }
 
 /// Until nobody listens, or a line is wrong.

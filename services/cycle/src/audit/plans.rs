@@ -6,6 +6,9 @@ use wire::{JobId, v1};
 
 use crate::{plan, state::Run};
 
+/// More than a file of prompts can hold.
+const PROMPTS_MAX: u32 = 1 << 24;
+
 pub(super) fn plan(run: &Run, number: u32, plan: &v1::Plan) -> Vec<String> {
     let Some(raft) = run.raft() else {
         return vec!["a plan in a run that samples nothing".into()];
@@ -19,19 +22,43 @@ pub(super) fn plan(run: &Run, number: u32, plan: &v1::Plan) -> Vec<String> {
         found.push("planned before the cycle before it was done".into());
     }
     found.extend(jobs(plan));
-    let chosen = match number {
-        0 => Vec::new(),
+    let choose = |count| match (number, count) {
+        (0, _) | (_, 0) => Vec::new(),
         _ => plan::choose_prompts(run.spec.seed, raft, number),
     };
-    let heldout: Vec<u32> = (0..raft.heldout_count).collect();
-    let purposes = [
-        (v1::Purpose::Train, chosen, raft.samples_per_prompt),
-        (v1::Purpose::Heldout, heldout, raft.heldout_samples_per_prompt),
-    ];
-    for (purpose, lines, count) in purposes {
-        found.extend(coverage(plan, purpose, &lines, count));
+    let wanted = match (number, raft.prompts_per_cycle) {
+        (0, _) => 0,
+        (_, 0) => raft.prompt_count,
+        (_, some) => some.min(raft.prompt_count),
+    };
+    let all = |count| (0..count).collect();
+    let train = (v1::Purpose::Train, wanted, raft.samples_per_prompt);
+    let heldout = (v1::Purpose::Heldout, raft.heldout_count, raft.heldout_samples_per_prompt);
+    // The spec is not believed: what it says is written out only where the plan is as long.
+    let sane = raft.prompt_count <= PROMPTS_MAX;
+    if !sane {
+        found.push(format!("the spec counts {} prompts; no file has so many", raft.prompt_count));
+    }
+    for (purpose, wanted, count) in [train, heldout] {
+        let drawn = lines(plan, purpose);
+        if drawn != wanted as usize && count > 0 {
+            let name = purpose.as_str_name().to_lowercase();
+            found.push(format!("draws from {drawn} {name} prompts, but there are {wanted}"));
+        }
+        let chosen: Vec<u32> = match purpose {
+            _ if !sane || drawn < wanted as usize => continue,
+            v1::Purpose::Heldout => all(wanted),
+            v1::Purpose::Train | v1::Purpose::Unspecified => choose(wanted),
+        };
+        found.extend(coverage(plan, purpose, &chosen, count));
     }
     found
+}
+
+/// How many different prompts a plan draws from.
+fn lines(plan: &v1::Plan, purpose: v1::Purpose) -> usize {
+    let jobs = plan.jobs.iter().filter(|job| job.purpose() == purpose);
+    jobs.flat_map(|job| &job.draws).map(|draw| draw.prompt).collect::<BTreeSet<u32>>().len()
 }
 
 fn jobs(plan: &v1::Plan) -> Vec<String> {

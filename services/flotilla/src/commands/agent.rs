@@ -48,6 +48,7 @@ pub(crate) async fn agent(fleet: &FleetArgs, args: AgentArgs) -> anyhow::Result<
     let launch = Launch {
         program: std::env::current_exe().context("find this program")?,
         wrapper: args.worker_wrapper.clone(),
+        silence: args.worker_silence.map(Duration::from_secs),
         threads: args.threads.map_or(cores, |threads| threads as usize),
         device: args.device.clone(),
         directory: directory.clone(),

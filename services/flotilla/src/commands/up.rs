@@ -30,8 +30,11 @@ const COORDINATOR_LIMIT: Duration = Duration::from_secs(20);
 const COORDINATOR_POLL: Duration = Duration::from_millis(50);
 
 /// Bounds on what a new log may take when nobody says.
-const LOG_GIB_MIN: f64 = 0.1;
+const LOG_GIB_MIN: f64 = 0.01;
 const LOG_GIB_MAX: f64 = 64.0;
+
+/// What the nats-server has below the fleet's directory.
+const NATS: &str = "nats";
 
 /// Between tries to bring the NATS server back.
 const SERVER_PAUSE: Duration = Duration::from_secs(2);
@@ -47,7 +50,7 @@ pub(crate) async fn up(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Result<ExitC
         binary: args.nats_server.clone(),
         port: args.port,
         listen: args.listen,
-        ..ServerOptions::new(directory.join("nats"))
+        ..ServerOptions::new(directory.join(NATS))
     };
     let mut server = ManagedServer::start(&options).await?;
     let file = FleetFile {
@@ -153,7 +156,7 @@ fn coordinator(
 ) -> Member {
     let (log_limit, gib) = match args.log_max_gib {
         Some(gib) => ("--log-max-gib", gib),
-        None => ("--new-log-max-gib", new_log_gib(directory)),
+        None => ("--new-log-max-gib", new_log_gib(&directory.join(NATS))),
     };
     let arguments = [
         "coordinator",
