@@ -132,9 +132,10 @@ impl Client {
         let mut before = None;
         until("samples come in", limit, || {
             let (accepted, _) = self.samples(run)?;
-            (accepted >= *before.get_or_insert(accepted) + more).then_some(())
+            let come = accepted >= *before.get_or_insert(accepted) + more;
+            assert!(come || self.outcome(run).is_none(), "too fast to be disturbed");
+            come.then_some(())
         });
-        assert!(self.outcome(run).is_none(), "too fast to be disturbed");
     }
 
     /// The last lines of every log, for a failing test.
