@@ -17,7 +17,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use wire::{AgentId, Pool, v1};
 
 use crate::{
-    Role,
+    Role, legacy,
     presence::{Presence, memory_bytes, timestamp_now},
     runs::Runs,
     work::{Post, Shared, role_name},
@@ -75,6 +75,7 @@ impl Agent {
         for role in &roles {
             queues.push(bus.work(role.kind(), &config.pool, config.lease).await?);
         }
+        legacy::hand_back(&bus, &config.directory, config.lease).await;
         let mut following = follow_runs(&runs, &bus, &stop).await;
         let background = TaskTracker::new();
         let over = CancellationToken::new();

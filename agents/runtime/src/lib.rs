@@ -10,6 +10,7 @@ mod failure;
 mod job;
 mod keep;
 mod launch;
+mod legacy;
 mod patience;
 mod presence;
 mod protocol;

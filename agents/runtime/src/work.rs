@@ -20,6 +20,7 @@ use crate::{
     Job, JobError, Role,
     agent::Config,
     failure, keep,
+    legacy::Note,
     presence::{Presence, Trouble},
     runs::Runs,
 };
@@ -110,9 +111,14 @@ impl Post {
             let at_hand = Held::look(&self.at_hand, record);
             conduct::receive(&record.fact.body, delivery.delivered, course, at_hand)
         };
+        if receive() == Reception::Leave {
+            return Ok(Duration::ZERO);
+        }
+        let note = Note::leave(&self.shared.config.directory, delivery);
+        let hand = InHand { delivery, note };
         while receive() == Reception::Wait {
             let parked = Waiting::begin(&self.waiting, 1);
-            let stopped = self.keeping(delivery, self.shared.runs.goes_on(run)).await.is_none();
+            let stopped = self.keeping(&hand, self.shared.runs.goes_on(run)).await.is_none();
             drop(parked);
             if stopped {
                 return self.hand_back(delivery).await;
@@ -134,7 +140,7 @@ impl Post {
         let outcome = if reception == Reception::Poison {
             Err(self.poison(&job, delivery).await)
         } else {
-            self.see_through(&job, delivery).await
+            self.see_through(&job, &hand).await
         };
         match outcome {
             Ok(()) => {
@@ -151,10 +157,10 @@ impl Post {
     }
 
     /// Tries until the job is done, fails, or what it needs has been away for long.
-    async fn see_through(&self, job: &Job, delivery: &Delivery) -> Result<(), JobError> {
+    async fn see_through(&self, job: &Job, hand: &InHand<'_>) -> Result<(), JobError> {
         let kind = self.role.kind();
         for look in 0.. {
-            let error = match self.attempt(job, delivery).await {
+            let error = match self.attempt(job, hand).await {
                 Err(error @ JobError::Failed { fault: Fault::Away, .. }) => error,
                 settled => return settled,
             };
@@ -171,7 +177,7 @@ impl Post {
                 let _ = failure::record(kind, job, &error).await;
                 tokio::time::sleep(pause).await;
             };
-            if self.keeping(delivery, told).await.is_none() {
+            if self.keeping(hand, told).await.is_none() {
                 return Err(JobError::Stopped);
             }
         }
@@ -179,7 +185,7 @@ impl Post {
     }
 
     /// Does the job for as long as the run goes on and the agent stays. A panic is a failure.
-    async fn attempt(&self, job: &Job, delivery: &Delivery) -> Result<(), JobError> {
+    async fn attempt(&self, job: &Job, hand: &InHand<'_>) -> Result<(), JobError> {
         let work = std::panic::AssertUnwindSafe(self.role.run(job)).catch_unwind();
         let work = async {
             work.await.unwrap_or_else(|_| {
@@ -188,18 +194,18 @@ impl Post {
         };
         tokio::select! {
             biased;
-            outcome = self.keeping(delivery, work) => outcome.unwrap_or(Err(JobError::Stopped)),
+            outcome = self.keeping(hand, work) => outcome.unwrap_or(Err(JobError::Stopped)),
             () = self.shared.runs.over(&job.run) => Err(JobError::Stopped),
         }
     }
 
     /// Keeps the lease while `doing`. `None` when the agent must leave.
-    async fn keeping<T>(&self, delivery: &Delivery, doing: impl Future<Output = T>) -> Option<T> {
+    async fn keeping<T>(&self, hand: &InHand<'_>, doing: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
             done = doing => Some(done),
             () = self.shared.leave.cancelled() => None,
-            never = keep::lease(delivery) => match never {},
+            never = keep::lease(hand.delivery, &hand.note) => match never {},
         }
     }
 
@@ -285,6 +291,12 @@ impl Post {
             progress: shared.presence.begin(record.sequence, active),
         }
     }
+}
+
+/// A delivery whose lease is kept, and the note that says so.
+struct InHand<'a> {
+    delivery: &'a Delivery,
+    note: Note,
 }
 
 /// A job's cycle and name, for people.

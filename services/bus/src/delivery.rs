@@ -15,6 +15,9 @@ use crate::{
     request::{ANSWER_LIMIT, RequestError},
 };
 
+/// How the names of all deliveries from the log begin.
+const DELIVERIES: &str = "$JS.ACK.";
+
 /// For an ack to get through a restart of the server.
 const ACK_LIMIT: Duration = Duration::from_secs(15);
 
@@ -43,6 +46,21 @@ pub struct Delivery {
     pub(crate) bus: Bus,
 }
 
+impl Bus {
+    /// Hands a delivery back by its name, for a process that is gone: somebody gets it at once.
+    ///
+    /// # Errors
+    /// When that is no delivery's name, or the server did not confirm.
+    pub async fn hand_back(&self, name: &str) -> Result<(), RequestError> {
+        let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'*' | b'>');
+        if !name.starts_with(DELIVERIES) || !name.bytes().all(plain) {
+            return Err(RequestError::Malformed { detail: "no delivery is called so".to_owned() });
+        }
+        let body = Bytes::from_static(b"-NAK");
+        self.ask(name.to_owned(), HeaderMap::new(), body, ANSWER_LIMIT).await.map(drop)
+    }
+}
+
 impl Delivery {
     /// How long the delivery stays ours without `progress`; call that every third of it.
     pub fn lease(&self) -> Duration {
@@ -56,6 +74,11 @@ impl Delivery {
     pub async fn progress(&self) -> Result<(), AckError> {
         let sent = self.bus.shared.client.publish(self.reply.clone(), "+WPI".into()).await;
         sent.map_err(|_| self.error("keep", RequestError::Closed))
+    }
+
+    /// What the server knows the delivery by; see [`Bus::hand_back`].
+    pub fn name(&self) -> &str {
+        &self.reply
     }
 
     /// Done: nobody gets it again. Waits until the server knows; but it writes down what it

@@ -191,8 +191,12 @@ fn start(
 ) -> Child {
     let log = directory.join("up.log");
     let log = std::fs::OpenOptions::new().create(true).append(true).open(log).expect("a log");
+    // Short, unless the test says otherwise: most wait for one.
+    let set = arguments.iter().any(|argument| argument == "--lease");
+    let lease: &[&str] = if set { &[] } else { &["--lease", "3"] };
     Command::new(binary())
-        .args(["up", "--lease", "3", "--die-with-parent", "--agents", agents])
+        .args(["up", "--die-with-parent", "--agents", agents])
+        .args(lease)
         .arg("--dir")
         .arg(directory)
         .args(arguments)

@@ -43,6 +43,19 @@ fn a_generator_killed_in_mid_job_costs_nothing_but_time() {
 }
 
 #[test]
+fn what_a_killed_agent_held_is_begun_again_by_its_successor_however_long_the_lease() {
+    let fleet = Fleet::up_with("trainer,generator,verifier,evaluator", &["--lease", "300"], []);
+    let files = Files::create(fleet.path());
+    let base = fleet.submit(&files.sft(5, 0));
+    fleet.finish(&base, LIMIT);
+    let run = fleet.submit(&files.raft(&base, LONG));
+    await_some_samples(&fleet, &run);
+    fleet.kill("generator-1");
+    fleet.finish(&run, LIMIT);
+    fleet.audit_clean(&run);
+}
+
+#[test]
 fn a_coordinator_killed_in_mid_cycle_costs_nothing_but_time() {
     let (fleet, files, base) = fleet_with_base();
     let run = fleet.submit(&files.raft(&base, LONG));
@@ -51,26 +64,4 @@ fn a_coordinator_killed_in_mid_cycle_costs_nothing_but_time() {
     let ended = fleet.finish(&run, LIMIT);
     assert_eq!(ended["cyclesDone"][1]["sampled"], 192 * 8);
     fleet.audit_clean(&run);
-}
-
-#[test]
-fn a_trainer_killed_in_mid_training_starts_again_and_publishes_the_same() {
-    let fleet = Fleet::up("trainer,evaluator");
-    let files = Files::create(fleet.path());
-    let undisturbed = fleet.submit(&files.sft(60, 20));
-    let manifests = |run: &str| -> Vec<String> {
-        let ended = fleet.finish(run, LIMIT);
-        let checkpoints = ended["checkpoints"].as_array().unwrap();
-        let manifest = |c: &serde_json::Value| c["checkpoint"]["tree"]["manifest"].to_string();
-        checkpoints.iter().map(manifest).collect()
-    };
-    let expected = manifests(&undisturbed);
-    let disturbed = fleet.submit(&files.sft(60, 20));
-    until("the first checkpoint", LIMIT, || {
-        let listed = fleet.json(&["checkpoint", "list", &disturbed]).ok()?;
-        (!listed.as_array()?.is_empty()).then_some(())
-    });
-    fleet.kill("trainer-1");
-    assert_eq!(manifests(&disturbed), expected);
-    fleet.audit_clean(&disturbed);
 }
