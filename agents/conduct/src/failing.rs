@@ -26,6 +26,37 @@ pub enum Fault {
     Away,
     /// This box's disk is full.
     Disk,
+    /// This box would do the work wrongly, and knows it; or cannot just now.
+    Box,
+    /// A known way to die that this box's driver, libraries or card stand for: whatever it is
+    /// handed would end the same.
+    Broken,
+    /// A known way to die that may pass, by its name; meeting it twice is the box.
+    Passing(&'static str),
+    /// More than this box has room for, as it turned out.
+    TooLarge,
+    /// More than any box that is there has room for.
+    NoRoom,
+}
+
+impl Fault {
+    /// What is written of it: whether it counts against the work.
+    fn cause(self) -> v1::failure::Cause {
+        match self {
+            Self::Content | Self::Work | Self::Passing(_) | Self::TooLarge => {
+                v1::failure::Cause::Work
+            }
+            Self::Company | Self::Away | Self::Disk | Self::Box | Self::Broken | Self::NoRoom => {
+                v1::failure::Cause::Surroundings
+            }
+        }
+    }
+
+    /// Whether it is told though the last failure was of the surroundings too: who says these
+    /// says them rarely.
+    fn is_told_again(self) -> bool {
+        matches!(self, Self::Broken | Self::NoRoom)
+    }
 }
 
 /// One failed try.
@@ -72,11 +103,12 @@ pub fn owed(place: &Place, suites: &[v1::Suite]) -> Vec<(String, Option<Place>)>
 /// what surrounds the work is still as it was.
 pub fn failure(blow: &Blow<'_>, id: &str, last: Option<&v1::Failure>) -> Option<v1::Failure> {
     use v1::failure::Cause;
-    let cause = match blow.fault {
-        Fault::Content | Fault::Work => Cause::Work,
-        Fault::Company | Fault::Away | Fault::Disk => Cause::Surroundings,
+    let cause = blow.fault.cause();
+    let as_before = |last: &v1::Failure| {
+        let same = last.agent == blow.agent && last.message == blow.message;
+        last.cause() == Cause::Surroundings && (same || !blow.fault.is_told_again())
     };
-    if cause == Cause::Surroundings && last.is_some_and(|last| last.cause() == cause) {
+    if cause == Cause::Surroundings && last.is_some_and(as_before) {
         return None;
     }
     let mut agents = last.map_or_else(Vec::new, |last| last.agents.clone());
@@ -147,7 +179,35 @@ mod tests {
         let first = fail(Fault::Away, &["a"]).unwrap();
         assert!(!first.r#final && first.agents.is_empty());
         assert_eq!(fail(Fault::Disk, &["a"; 9]), None);
+        assert_eq!(fail(Fault::Box, &["a"; 9]), None);
         assert_eq!(fail(Fault::Company, &["a", "b", "c"]), None);
+    }
+
+    #[test]
+    fn a_broken_box_counts_against_no_job_and_each_is_told_once() {
+        let all = fail(Fault::Broken, &["a", "b", "c", "d"]).unwrap();
+        assert!(!all.r#final && all.agents.is_empty());
+        assert_eq!((all.attempt, &*all.agent), (4, "d"));
+        assert_eq!(fail(Fault::Broken, &["a", "b", "b"]), None);
+    }
+
+    #[test]
+    fn that_no_box_has_room_is_told_whatever_was_away_before() {
+        let away = fail(Fault::Away, &["a"]).unwrap();
+        let run = RunId::new("r1").unwrap();
+        let (kind, agent, fault) = (WorkKind::Train, "a", Fault::NoRoom);
+        let blow = |message| Blow { run: &run, kind, agent, fault, message, log_tail: "" };
+        let told = failure(&blow("no trainer has room"), "1", Some(&away)).unwrap();
+        assert!(!told.r#final && told.agents.is_empty());
+        assert_eq!(failure(&blow("no trainer has room"), "1", Some(&told)), None);
+    }
+
+    #[test]
+    fn what_may_pass_and_what_was_too_large_count_as_any_failure() {
+        for fault in [Fault::Passing("gpu_hang"), Fault::TooLarge] {
+            let third = fail(fault, &["a", "b", "c"]).unwrap();
+            assert!(third.r#final, "{fault:?}");
+        }
     }
 
     #[test]

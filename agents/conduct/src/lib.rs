@@ -6,10 +6,14 @@
 
 mod course;
 mod failing;
+mod halving;
+mod placing;
 mod reception;
 mod temper;
 
 pub use course::{Course, Courses};
 pub use failing::{Blow, Fault, Then, failure, owed, then};
+pub use halving::halved;
+pub use placing::{Peer, Placing, Room, place};
 pub use reception::{AtHand, PASS_ON_MS, Reception, poison, receive};
 pub use temper::{Rest, Temper};

@@ -1,8 +1,11 @@
 //! How an agent takes its own failures: it rests so that others get the job, keeps away
-//! from work while its disk is full, and goes into quarantine when it fails at one job
+//! from work it cannot do (its disk is full), and goes into quarantine when it fails at one job
 //! after another.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use crate::Fault;
 
@@ -16,9 +19,13 @@ const QUARANTINE_LEASES: u32 = 10;
 /// that another gets it.
 const REST: Duration = Duration::from_millis(500);
 
-/// A box that lacks space looks again after this, then twice as long, and so on.
-const DISK_REST: Duration = Duration::from_secs(2);
-const DISK_REST_MAX: Duration = Duration::from_secs(300);
+/// A box that cannot do the work looks again after this, then twice as long, and so on.
+const BOX_REST: Duration = Duration::from_secs(2);
+const BOX_REST_MAX: Duration = Duration::from_secs(300);
+
+/// A box whose driver, libraries or card end whatever it is handed is not asked again for so
+/// long. Whoever puts it right starts the agent anew.
+const BROKEN_REST: Duration = Duration::from_secs(3600);
 
 /// What is shared is looked for again after this, then twice as long, and so on.
 const AWAY_REST: Duration = Duration::from_secs(1);
@@ -32,7 +39,10 @@ const LOOKS_MAX: u32 = 240;
 pub struct Temper {
     /// Jobs failed since the last success, by the subject that called for them.
     failed: BTreeSet<String>,
-    full: u32,
+    /// Times in a row that the box could not.
+    unfit: u32,
+    /// Ways to die met since the last success, and how often.
+    met: BTreeMap<&'static str, u32>,
 }
 
 /// What the role does before it takes the next job.
@@ -64,10 +74,21 @@ impl Temper {
             // Nobody's but the job's.
             Fault::Content => return rest(Duration::ZERO, String::new()),
             Fault::Company | Fault::Away => return rest(delay + REST, String::new()),
-            Fault::Disk => {
-                let pause = DISK_REST.saturating_mul(1 << self.full.min(16)).min(DISK_REST_MAX);
-                self.full = self.full.saturating_add(1);
+            Fault::Disk | Fault::Box | Fault::TooLarge | Fault::NoRoom => {
+                let pause = BOX_REST.saturating_mul(1 << self.unfit.min(16)).min(BOX_REST_MAX);
+                self.unfit = self.unfit.saturating_add(1);
                 return rest(pause, message.to_owned());
+            }
+            Fault::Broken => {
+                let trouble = format!("in quarantine until it is started anew: {message}");
+                return Rest { pause: BROKEN_REST, trouble, quarantine: true };
+            }
+            Fault::Passing(class) => {
+                let times = self.met.entry(class).or_default();
+                *times = times.saturating_add(1);
+                if *times > 1 {
+                    return suspect(class, *times, message, lease);
+                }
             }
             Fault::Work => {}
         }
@@ -90,6 +111,16 @@ impl Temper {
     pub fn away(look: u32) -> Option<Duration> {
         let pause = AWAY_REST.saturating_mul(1 << look.min(16)).min(AWAY_REST_MAX);
         (look < LOOKS_MAX).then_some(pause)
+    }
+}
+
+/// It rests for twice as long each time: it may be the only box there is.
+fn suspect(class: &str, times: u32, message: &str, lease: Duration) -> Rest {
+    let leases = 1 << (times - 1).min(16);
+    Rest {
+        pause: lease.saturating_mul(leases).min(BROKEN_REST),
+        trouble: format!("in quarantine: {class} {times} times on this box, now: {message}"),
+        quarantine: true,
     }
 }
 
@@ -119,7 +150,7 @@ mod tests {
     #[test]
     fn what_is_not_the_agents_fault_does_not_count_against_it() {
         let mut temper = Temper::default();
-        for fault in [Fault::Content, Fault::Away, Fault::Disk, Fault::Company] {
+        for fault in [Fault::Content, Fault::Away, Fault::Disk, Fault::Box, Fault::Company] {
             for job in ["a", "b", "c"] {
                 assert!(!fail(&mut temper, job, fault).quarantine);
             }
@@ -128,12 +159,44 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_looked_at_ever_less_often_and_told() {
+    fn the_same_way_to_die_twice_on_a_box_is_a_quarantine_and_different_ones_are_not() {
+        let mut temper = Temper::default();
+        assert!(!fail(&mut temper, "a", Fault::Passing("hang")).quarantine);
+        assert!(!fail(&mut temper, "a", Fault::Passing("gpu_mem_fault")).quarantine);
+        let rest = fail(&mut temper, "a", Fault::Passing("hang"));
+        assert!(rest.quarantine && rest.pause == 2 * LEASE, "{rest:?}");
+        assert!(rest.trouble.contains("hang 2 times"), "{}", rest.trouble);
+        let third = fail(&mut temper, "a", Fault::Passing("hang"));
+        assert!(third.quarantine && third.pause == 4 * LEASE, "{third:?}");
+        let rests = (0..99).map(|_| fail(&mut temper, "a", Fault::Passing("hang")).pause);
+        assert_eq!(rests.max(), Some(BROKEN_REST));
+        temper.done();
+        assert!(!fail(&mut temper, "b", Fault::Passing("hang")).quarantine, "it passed");
+    }
+
+    #[test]
+    fn a_broken_box_takes_nothing_for_an_hour() {
+        let mut temper = Temper::default();
+        let rest = fail(&mut temper, "a", Fault::Broken);
+        assert!(rest.quarantine && rest.pause == BROKEN_REST, "{rest:?}");
+    }
+
+    #[test]
+    fn a_box_with_too_little_room_lets_others_try_first() {
+        let mut temper = Temper::default();
+        let rests: Vec<Rest> = (0..3).map(|_| fail(&mut temper, "a", Fault::TooLarge)).collect();
+        assert!(rests.iter().all(|rest| !rest.quarantine && rest.pause >= BOX_REST));
+        assert!(rests[0].pause < rests[2].pause);
+    }
+
+    #[test]
+    fn a_box_that_cannot_looks_again_ever_less_often_and_says_so() {
         let mut temper = Temper::default();
         let rests: Vec<Duration> =
             (0..10).map(|_| fail(&mut temper, "a", Fault::Disk).pause).collect();
-        assert!(rests.windows(2).all(|pair| pair[1] == (2 * pair[0]).min(DISK_REST_MAX)));
+        assert!(rests.windows(2).all(|pair| pair[1] == (2 * pair[0]).min(BOX_REST_MAX)));
         assert_eq!(fail(&mut temper, "a", Fault::Disk).trouble, "no");
+        assert_eq!(fail(&mut temper, "b", Fault::Box).trouble, "no");
         let looks: Duration = (0..).map_while(Temper::away).sum();
         assert!(looks > Duration::from_secs(3000) && looks < Duration::from_secs(4000));
     }

@@ -14,17 +14,33 @@ pub struct IdError {
     pub name: String,
 }
 
+/// Of any name.
+pub const NAME_BYTES_MAX: usize = 64;
+
 /// Of a name in an error.
 const NAME_CHARS_MAX: usize = 100;
 
 fn check(what: &'static str, name: &str) -> Result<(), IdError> {
     let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_';
     let starts_well = name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
-    if starts_well && name.len() <= 64 && name.bytes().all(legal) {
+    if starts_well && name.len() <= NAME_BYTES_MAX && name.bytes().all(legal) {
         return Ok(());
     }
     // A hostile name must not drown what is said of it.
     Err(IdError { what, name: name.chars().take(NAME_CHARS_MAX).collect() })
+}
+
+/// Of a name made from somebody's words; a number is still to fit behind it.
+const SLUG_BYTES_MAX: usize = 48;
+
+/// A legal name that looks like the text; `None` when nothing of it may stand in one.
+pub fn slug(text: &str) -> Option<String> {
+    let legal = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
+    let name: String = text.to_lowercase().chars().map(legal).collect();
+    let name = name.trim_start_matches(['-', '_']);
+    // One byte a character by now.
+    let name = name[..name.len().min(SLUG_BYTES_MAX)].trim_end_matches('-');
+    (!name.is_empty()).then(|| name.to_owned())
 }
 
 macro_rules! id {
@@ -106,5 +122,15 @@ mod tests {
         for name in ["a", "raft-1", "0_b", &"x".repeat(64)] {
             assert!(RunId::new(name).is_ok(), "{name:?} was refused");
         }
+    }
+
+    #[test]
+    fn any_text_makes_a_legal_name_or_none() {
+        let cases = [("out", "out"), ("Qwen2.5 0.5B/", "qwen2-5-0-5b"), ("_x", "x"), ("é-1", "1")];
+        for (text, name) in cases {
+            assert_eq!(slug(text).as_deref(), Some(name), "{text:?}");
+        }
+        assert_eq!(slug("--"), None);
+        assert!(RunId::new(slug(&"x".repeat(200)).unwrap() + "-1000000").is_ok());
     }
 }

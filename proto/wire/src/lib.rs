@@ -23,7 +23,7 @@ pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "
 pub use digest::{Digest, DigestError};
 pub use example::{Example, ExamplesError};
 pub use fact::{Body, Fact, FactError, LineError, Record};
-pub use id::{AgentId, IdError, JobId, Pool, RunId, SuiteName};
+pub use id::{AgentId, IdError, JobId, NAME_BYTES_MAX, Pool, RunId, SuiteName, slug};
 pub use pbjson_types::Timestamp;
 pub use prompt::{PROMPT_BYTES_MAX, Prompt, PromptsError};
 pub use seed::{derive, sample_seed};

@@ -218,7 +218,8 @@ impl WorkQueue {
         self.bus.api::<Value>(&verb, &body).await.map(|_| ())
     }
 
-    fn give_back(&mut self) {
+    /// Asks for nothing until the next call of `next`; what arrived meanwhile goes back at once.
+    pub fn give_back(&mut self) {
         if let Some(pull) = self.pull.take()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {

@@ -60,7 +60,8 @@ pub(crate) fn jobs<'a>(
         let held = Held { run: run.id.clone(), cycle: number, job: id.to_string() };
         let expected = sample_ms.map(|ms| ms * f64::from(job.planned()));
         if !inputs.fleet.holds(WorkKind::Generate, &held) {
-            if is_lost(&job.ordered, waited, inputs.waiting) {
+            let unheld = inputs.fleet.unheld_ms(WorkKind::Generate, &held, waited);
+            if is_lost(&job.ordered, unheld, inputs.waiting) {
                 again.push((id, job));
             }
         } else if expected.is_some_and(|ms| is_overdue(&job.ordered, waited, ms, inputs.waiting)) {
@@ -79,9 +80,9 @@ pub(crate) fn jobs<'a>(
 }
 
 /// Whether an order was written that nobody has held for long, though somebody could.
-pub(crate) fn is_lost(ordered: &Ordered, waited_ms: u64, waiting: &Waiting) -> bool {
+pub(crate) fn is_lost(ordered: &Ordered, unheld_ms: u64, waiting: &Waiting) -> bool {
     let tries = ordered.in_round.clamp(1, ORDERS_MAX);
-    ordered.in_round < ORDERS_MAX && waited_ms >= waiting.unheld_ms << (tries - 1)
+    ordered.in_round < ORDERS_MAX && unheld_ms >= waiting.unheld_ms << (tries - 1)
 }
 
 fn is_overdue(ordered: &Ordered, waited_ms: u64, expected_ms: f64, waiting: &Waiting) -> bool {

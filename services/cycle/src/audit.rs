@@ -21,6 +21,8 @@ pub struct Audit {
     pub tally: Tally,
     /// In log order. Empty for a clean log.
     pub findings: Vec<Finding>,
+    /// What the log holds to by the spec's leave alone, for people.
+    pub caveats: Vec<String>,
 }
 
 /// What a run's facts add up to.
@@ -54,6 +56,8 @@ pub struct Auditor {
     /// Attempts ordered of each job.
     ordered: BTreeMap<(u32, JobId), BTreeSet<u32>>,
     findings: Vec<Finding>,
+    /// Samples by agent and by why their policy could not be verified.
+    unverified: BTreeMap<(String, String), u64>,
     /// Of cycles that were archived: the run holds their parts no longer.
     settled: Tally,
     unfinished: Vec<String>,
@@ -124,6 +128,7 @@ impl Auditor {
         {
             self.ordered.entry((*cycle, job.clone())).or_default().insert(*attempt);
         }
+        self.note_caveat(&record.fact.body);
         if let Some(run) = &mut self.run {
             run.fold(record);
             // Taken at once: folding forgets what it thought of a cycle that was archived.
@@ -133,6 +138,15 @@ impl Auditor {
                 what,
             };
             self.findings.extend(std::mem::take(&mut run.anomalies).into_iter().map(anomaly));
+        }
+    }
+
+    fn note_caveat(&mut self, body: &Body) {
+        let Body::Samples(samples) = body else { return };
+        let raft = self.run.as_ref().and_then(Run::raft);
+        if raft.is_some_and(|raft| raft.accept_unverified_policy) && !samples.caveat.is_empty() {
+            let why = (samples.agent.clone(), samples.caveat.clone());
+            *self.unverified.entry(why).or_default() += samples.samples.len() as u64;
         }
     }
 
@@ -194,7 +208,8 @@ impl Auditor {
 
     /// The verdict on all that was taken. `None` when there was no spec.
     pub fn finish(self) -> Option<Audit> {
-        let Self { run, facts, mut findings, settled, mut unfinished, unread, .. } = self;
+        let Self { run, facts, mut findings, unverified, settled, mut unfinished, unread, .. } =
+            self;
         let run = run?;
         findings.retain(|finding| {
             let subject: Option<Subject> = finding.subject.as_ref().and_then(|s| s.parse().ok());
@@ -212,7 +227,11 @@ impl Auditor {
                 findings.extend(unfinished.into_iter().map(missing));
             }
         }
-        Some(Audit { tally: tally(&run, facts, settled), findings })
+        let caveat = |((agent, why), count): ((String, String), u64)| {
+            format!("{count} samples by {agent} count, as the spec accepts, though {why}")
+        };
+        let caveats = unverified.into_iter().map(caveat).collect();
+        Some(Audit { tally: tally(&run, facts, settled), findings, caveats })
     }
 }
 

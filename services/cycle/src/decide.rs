@@ -58,6 +58,7 @@ pub fn decide(run: &Run, inputs: Inputs<'_>) -> Vec<Command> {
     match &run.spec.kind {
         Some(v1::spec::Kind::Sft(sft)) => supervised(run, sft, cycle, inputs),
         Some(v1::spec::Kind::Raft(raft)) => Turn { run, raft, number, cycle, inputs }.next(),
+        Some(v1::spec::Kind::Watched(_)) => watched(run, cycle),
         None => vec![fail(run, "the spec asks for no kind of run".into())],
     }
 }
@@ -92,6 +93,11 @@ fn supervised(run: &Run, sft: &v1::spec::Sft, cycle: &Cycle, inputs: Inputs<'_>)
     order_training(run, cycle, order, inputs)
 }
 
+/// A watched run is one cycle whose checkpoints nobody orders.
+fn watched(run: &Run, cycle: &Cycle) -> Vec<Command> {
+    if cycle.final_checkpoint().is_some() { finish_cycle(run, 0, cycle) } else { Vec::new() }
+}
+
 fn train_order(run: &Run, cycle: u32) -> v1::TrainOrder {
     v1::TrainOrder {
         run: run.id.to_string(),
@@ -115,7 +121,11 @@ fn order_training(
         let waited = inputs.now_ms.saturating_sub(ordered.at_ms);
         let lost = inputs.fleet.idle(WorkKind::Train) > 0
             && !inputs.fleet.holds(WorkKind::Train, &held)
-            && again::is_lost(ordered, waited, inputs.waiting);
+            && again::is_lost(
+                ordered,
+                inputs.fleet.unheld_ms(WorkKind::Train, &held, waited),
+                inputs.waiting,
+            );
         if !lost {
             return Vec::new();
         }
@@ -283,6 +293,7 @@ impl Turn<'_> {
             seed: derive(self.run.spec.seed, &["generate", &seed_path]),
             requests: job.draws.iter().filter_map(request).collect(),
             round: self.run.round,
+            accept_unverified_policy: self.raft.accept_unverified_policy,
         };
         let place = Place::GenerateOrder { pool: pool(self.run), cycle, job: id.clone(), attempt };
         command(self.run, place, Body::GenerateOrder(order))

@@ -3,7 +3,7 @@
 //! Never more than a hint. It may be seconds old, or empty; what is decided with it costs
 //! at worst an order too many.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{RunId, WorkKind};
 
@@ -13,6 +13,8 @@ pub struct Fleet {
     pub generators: Vec<Member>,
     pub verifiers: Vec<Member>,
     pub trainers: Vec<Member>,
+    /// Milliseconds since jobs were last seen in somebody's hands.
+    pub held_ago_ms: BTreeMap<(WorkKind, Held), u64>,
 }
 
 /// One agent in one role.
@@ -44,6 +46,12 @@ impl Fleet {
 
     pub(crate) fn holds(&self, kind: WorkKind, held: &Held) -> bool {
         self.members(kind).iter().any(|member| member.holds.contains(held))
+    }
+
+    /// How long nobody has held a job that was ordered so long ago.
+    pub(crate) fn unheld_ms(&self, kind: WorkKind, held: &Held, ordered_ago_ms: u64) -> u64 {
+        let seen = self.held_ago_ms.get(&(kind, held.clone())).copied();
+        seen.map_or(ordered_ago_ms, |ago| ago.min(ordered_ago_ms))
     }
 
     pub(crate) fn idle(&self, kind: WorkKind) -> usize {

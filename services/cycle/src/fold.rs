@@ -154,6 +154,7 @@ impl Run {
     ) -> Result<(), String> {
         let purpose = self.job(number, id)?.purpose;
         let policy = self.policy(number, purpose);
+        let accepts_unverified = self.raft().is_some_and(|raft| raft.accept_unverified_policy);
         if self.cycle(number)?.is_past(purpose) {
             return Ok(());
         }
@@ -161,12 +162,15 @@ impl Run {
         if job.set_aside.is_some() {
             return Ok(());
         }
-        let void = why_void(job, policy.as_ref(), samples);
+        let unverified = (!accepts_unverified && !samples.caveat.is_empty())
+            .then(|| format!("the spec does not accept that {}", samples.caveat));
+        let void = why_void(job, policy.as_ref(), samples).or(unverified);
         job.samples = Some(Samples {
             sequence: record.sequence,
             agent: samples.agent.clone(),
             count: u32::try_from(samples.samples.len()).unwrap_or(u32::MAX),
             wall_s: samples.wall_s,
+            joules: samples.joules,
             void: void.clone(),
             samples: samples.samples.clone(),
         });

@@ -9,6 +9,7 @@ use crate::state::{Cycle, Times};
 /// The summary a `cycle.<c>.done` fact carries.
 pub(crate) fn summarize(number: u32, cycle: &Cycle) -> v1::CycleDone {
     let times = Spans::of(&cycle.times);
+    let (joules, metered) = energy(cycle);
     v1::CycleDone {
         cycle: number,
         sampled: cycle
@@ -27,7 +28,18 @@ pub(crate) fn summarize(number: u32, cycle: &Cycle) -> v1::CycleDone {
         set_aside: cycle
             .set_aside(v1::Purpose::Train)
             .saturating_add(cycle.set_aside(v1::Purpose::Heldout)),
+        joules,
+        metered,
     }
+}
+
+/// What drawing training samples took where it was measured, and how many those were.
+fn energy(cycle: &Cycle) -> (f64, u32) {
+    let drawn = cycle.jobs_for(v1::Purpose::Train).filter_map(|(_, job)| job.samples.as_ref());
+    let measured = drawn.filter(|samples| samples.joules.is_finite() && samples.joules > 0.0);
+    measured.fold((0.0, 0_u32), |(joules, metered), samples| {
+        (joules + samples.joules, metered.saturating_add(samples.count))
+    })
 }
 
 /// Seconds of each phase. They follow each other: verification that overlaps

@@ -94,6 +94,8 @@ pub struct Samples {
     pub agent: String,
     pub count: u32,
     pub wall_s: f64,
+    /// 0 where nobody measured.
+    pub joules: f64,
     /// Why none of them may be used, if so.
     pub void: Option<String>,
     pub samples: Vec<v1::samples::Sample>,
@@ -154,7 +156,21 @@ impl Run {
     pub fn raft(&self) -> Option<&v1::spec::Raft> {
         match &self.spec.kind {
             Some(v1::spec::Kind::Raft(raft)) => Some(raft),
-            Some(v1::spec::Kind::Sft(_)) | None => None,
+            Some(v1::spec::Kind::Sft(_) | v1::spec::Kind::Watched(_)) | None => None,
+        }
+    }
+
+    /// The training is somebody else's: nothing is ordered, checkpoints come as they are found.
+    pub fn is_watched(&self) -> bool {
+        matches!(self.spec.kind, Some(v1::spec::Kind::Watched(_)))
+    }
+
+    /// The kind of run, as users write it.
+    pub fn kind(&self) -> &'static str {
+        match self.spec.kind {
+            Some(v1::spec::Kind::Raft(_)) => "raft",
+            Some(v1::spec::Kind::Watched(_)) => "watched",
+            Some(v1::spec::Kind::Sft(_)) | None => "sft",
         }
     }
 
@@ -180,7 +196,10 @@ impl Run {
         if self.done.is_some() {
             return Phase::Done;
         }
-        self.cycles.get(&self.current_cycle()).map_or(Phase::Plan, Cycle::phase)
+        match self.cycles.get(&self.current_cycle()).map_or(Phase::Plan, Cycle::phase) {
+            Phase::Plan if self.is_watched() => Phase::Train,
+            phase => phase,
+        }
     }
 }
 

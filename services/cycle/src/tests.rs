@@ -6,7 +6,7 @@ mod trouble;
 
 use wire::v1;
 
-use self::log::{Log, raft, sft};
+use self::log::{Log, raft, sft, watched};
 use crate::{Phase, audit};
 
 #[test]
@@ -59,6 +59,25 @@ fn an_sft_run_trains_once_and_waits_for_its_evals() {
 }
 
 #[test]
+fn a_watched_run_orders_nothing_and_ends_with_its_last_checkpoints_evals() {
+    let mut log = Log::new(watched());
+    log.coordinate();
+    assert_eq!(log.records().len(), 1, "nobody is told to train");
+    assert_eq!(log.run().phase(), Phase::Train);
+    log.find_checkpoint(10);
+    log.evaluate();
+    log.coordinate();
+    assert_eq!(log.run().phase(), Phase::Train, "more may come");
+    log.find_checkpoint(30);
+    log.coordinate();
+    assert_eq!(log.run().phase(), Phase::Evaluate);
+    log.evaluate();
+    log.coordinate();
+    assert_eq!(log.run().done.unwrap().status(), v1::done::Status::Succeeded);
+    assert_eq!(audit(log.records()).unwrap().findings, []);
+}
+
+#[test]
 fn deciding_twice_writes_nothing_twice() {
     let mut log = Log::new(raft(1));
     log.coordinate();
@@ -106,6 +125,38 @@ fn samples_of_another_policy_are_never_selected() {
     assert_eq!(selected.considered, 160);
     assert_eq!(run.anomalies.len(), 1);
     assert!(run.anomalies[0].what.contains("another policy"), "{:?}", run.anomalies);
+}
+
+#[test]
+fn samples_of_a_policy_nobody_could_verify_are_void_unless_the_spec_accepts_them() {
+    let void = |accepts: bool| {
+        let mut spec = raft(1);
+        let Some(v1::spec::Kind::Raft(raft)) = &mut spec.kind else { panic!("a raft run") };
+        raft.accept_unverified_policy = accepts;
+        let mut log = Log::new(spec);
+        log.until(Phase::Generate);
+        assert!(log.generate_orders().all(|order| order.accept_unverified_policy == accepts));
+        log.generate_somewhere();
+        log.run_to_the_end();
+        let report = audit(log.records()).unwrap();
+        let findings: Vec<String> = report.findings.into_iter().map(|found| found.what).collect();
+        let void = log.run().cycles[&1].selected.as_ref().unwrap().dropped.get("void").copied();
+        (void, findings, report.caveats)
+    };
+    let (dropped, findings, caveats) = void(false);
+    assert!(dropped.is_some_and(|count| count > 0), "{dropped:?}");
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert!(findings[0].contains("does not accept that nobody knows"), "{findings:?}");
+    assert_eq!(caveats, Vec::<String>::new());
+
+    let (dropped, findings, caveats) = void(true);
+    assert_eq!((dropped, findings), (None, Vec::new()));
+    assert!(
+        caveats[0].ends_with(
+            "samples by g1 count, as the spec accepts, though nobody knows what generated them"
+        ),
+        "{caveats:?}"
+    );
 }
 
 #[test]

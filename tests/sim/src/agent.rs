@@ -25,6 +25,9 @@ const FOLLOW: u64 = 1;
 const PULLS: u64 = 2;
 const FIRST_ID: u64 = 16;
 
+/// The one that does work of every kind; there are others for each.
+const BROKEN: usize = 5;
+
 /// What an agent says of itself.
 #[derive(Debug, Clone)]
 pub(crate) struct Says {
@@ -43,6 +46,7 @@ pub(crate) struct Nature {
     /// A chance in a thousand that a job fails, and that the agent dies at a step of one.
     pub(crate) fails: u32,
     pub(crate) dies: u32,
+    pub(crate) broken: bool,
     pub(crate) poison: bool,
     pub(crate) zombie: bool,
     pub(crate) bug: Option<Bug>,
@@ -70,6 +74,7 @@ impl Agent {
             lies: faults.liar && number == 2,
             fails: if faults.sick || (faults.flaky && number == 0) { 500 } else { 0 },
             dies: faults.dies,
+            broken: faults.broken && number == BROKEN,
             poison: faults.poison,
             zombie: faults.zombies,
             bug: faults.bug,
@@ -292,7 +297,7 @@ impl Peer for Agent {
                 _ => Vec::new(),
             },
             Input::Healed => {
-                (self.nature.dies, self.nature.fails) = (0, 0);
+                (self.nature.dies, self.nature.fails, self.nature.broken) = (0, 0, false);
                 Vec::new()
             }
             Input::Heard(_) => Vec::new(),

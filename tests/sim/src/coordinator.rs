@@ -32,6 +32,8 @@ pub(crate) struct Coordinator {
     /// What is still to be written of the last decisions, in order.
     queue: VecDeque<cycle::Command>,
     heard: BTreeMap<String, (u64, std::rc::Rc<Says>)>,
+    /// When each job was last in somebody's hands.
+    held: BTreeMap<(WorkKind, Held), u64>,
     /// Time of the log's last entry, and when it came here.
     clock: (u64, u64),
     leads: bool,
@@ -62,6 +64,7 @@ impl Coordinator {
             asked: None,
             queue: VecDeque::new(),
             heard: BTreeMap::new(),
+            held: BTreeMap::new(),
             clock: (0, 0),
             leads: true,
             prompts: [task::prompts("p"), task::prompts("h")],
@@ -133,6 +136,7 @@ impl Coordinator {
             generators: with(WorkKind::Generate),
             verifiers: with(WorkKind::Verify),
             trainers: with(WorkKind::Train),
+            held_ago_ms: self.held.iter().map(|(job, at)| (job.clone(), now_ms - at)).collect(),
         }
     }
 
@@ -214,6 +218,10 @@ impl Peer for Coordinator {
             }
             Input::Timer(id) => self.timed_out(id),
             Input::Heard(says) => {
+                for (kind, cycle, job) in &says.holds {
+                    let held = Held { run: run(), cycle: *cycle, job: job.clone() };
+                    self.held.insert((*kind, held), now_ms);
+                }
                 self.heard.insert(says.agent.clone(), (now_ms, says));
                 Vec::new()
             }

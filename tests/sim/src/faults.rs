@@ -26,6 +26,8 @@ pub struct Faults {
     pub dies: u32,
     /// Of agents: one fails at many jobs, one makes samples of another policy, one is slow.
     pub flaky: bool,
+    /// One whose driver ends whatever it is handed: no fault of the run's.
+    pub broken: bool,
     /// All of them fail at many jobs, as with a bad driver update.
     pub sick: bool,
     pub liar: bool,
@@ -83,6 +85,7 @@ impl Faults {
             cancel: false,
             dies: 0,
             flaky: false,
+            broken: false,
             sick: false,
             liar: false,
             zombies: false,
@@ -123,6 +126,8 @@ impl Faults {
             forgets: sometimes(0.5, 2) > 0,
             clock_jumps: sometimes(0.5, 2) > 0,
             coordinators: if sometimes(0.3, 2) > 0 { 3 } else { 2 },
+            // Drawn last, so that what the others of a seed are stays as it was.
+            broken: sometimes(0.25, 2) > 0,
             bug: None,
         }
     }

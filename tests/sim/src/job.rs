@@ -189,7 +189,12 @@ impl Job {
 
     fn worked(&mut self, nature: &Nature, random: &mut fastrand::Rng) -> Step {
         if random.u32(0..1000) < nature.fails {
-            return self.look_for_failures(Fault::Work);
+            // A known way to die, or not.
+            let fault = if random.bool() { Fault::Passing("gpu_hang") } else { Fault::Work };
+            return self.look_for_failures(fault);
+        }
+        if nature.broken {
+            return self.look_for_failures(Fault::Broken);
         }
         let results = self.results(nature, random);
         if nature.bug == Some(Bug::AcksFirst) {

@@ -90,7 +90,13 @@ fn each_kind_of_trouble_is_met() {
     assert!(met(|f| f.crash_every > 0) && met(|f| f.freeze_every > 0) && met(|f| f.cut_every > 0));
     assert!(met(|f| f.server_every > 0) && met(|f| f.store_every > 0));
     assert!(met(|f| f.pause_every > 0) && met(|f| f.cancel) && met(|f| f.dies > 0));
-    assert!(met(|f| f.flaky) && met(|f| f.liar) && met(|f| f.slow) && met(|f| f.poison));
+    assert!(
+        met(|f| f.broken)
+            && met(|f| f.flaky)
+            && met(|f| f.liar)
+            && met(|f| f.slow)
+            && met(|f| f.poison)
+    );
     let outcomes = (1..=40).map(|seed| simulate(seed, &Faults::of(seed), false).unwrap());
     let kills: u64 = outcomes.map(|outcome| outcome.kills).sum();
     assert!(kills > 200, "{kills}");

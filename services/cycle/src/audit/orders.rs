@@ -30,6 +30,9 @@ pub(super) fn generate(
     if order.sampling != raft.sampling {
         found.push("its sampling is not the spec's".into());
     }
+    if order.accept_unverified_policy != raft.accept_unverified_policy {
+        found.push("whether its policy must be verified is not as the spec says".into());
+    }
     if order.seed != generate_seed(run.spec.seed, number, job.purpose) {
         found.push("its seed does not follow from the run's".into());
     }
@@ -102,6 +105,7 @@ pub(super) fn train(run: &Run, number: u32, order: &v1::TrainOrder) -> Vec<Strin
             let same = order.base == run.spec.base && order.adapter.is_none();
             expect(same, "trains something else than the spec's base");
         }
+        Some(v1::spec::Kind::Watched(_)) => return vec!["a watched run orders nothing".into()],
         None => {}
     }
     let seed = derive(run.spec.seed, &["train", &number.to_string()]);

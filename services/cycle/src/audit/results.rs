@@ -84,6 +84,9 @@ pub(super) fn checkpoint(run: &Run, number: u32, checkpoint: &v1::Checkpoint) ->
             && checkpoint.r#final;
         return if adopted { Vec::new() } else { vec!["it is not the spec's base".into()] };
     }
+    if run.is_watched() {
+        return watched_checkpoint(number, checkpoint, manifest(spec_base));
+    }
     let mut found = Vec::new();
     let mut expect = |holds: bool, what: &str| {
         if !holds {
@@ -116,10 +119,39 @@ pub(super) fn checkpoint(run: &Run, number: u32, checkpoint: &v1::Checkpoint) ->
     found
 }
 
+/// How it was trained nobody here knows; what it stands on is the spec's.
+fn watched_checkpoint(
+    number: u32,
+    checkpoint: &v1::Checkpoint,
+    spec_base: Option<String>,
+) -> Vec<String> {
+    let manifest = |tree: &Option<v1::Tree>| tree.as_ref().map(|tree| tree.manifest.clone());
+    let v1::Checkpoint { step, steps, r#final, .. } = checkpoint;
+    let named = if *r#final { step == steps } else { *steps == 0 || step < steps };
+    let content = checkpoint.content();
+    let base = manifest(&checkpoint.base);
+    let based = match content {
+        v1::checkpoint::Content::Adapter => base.is_some() && base == spec_base,
+        v1::checkpoint::Content::Model | v1::checkpoint::Content::Unspecified => base.is_none(),
+    };
+    let parented = manifest(&checkpoint.parent) == spec_base;
+    let rules = [
+        (number == 0, "a watched run has no other cycle than 0"),
+        (named, "its step, steps and final contradict"),
+        (checkpoint.tree.is_some(), "it names no tree"),
+        (content != v1::checkpoint::Content::Unspecified, "it says not what it holds"),
+        (based, "its base is not the spec's"),
+        (parented, "its parent is not the spec's base"),
+        (checkpoint.resume.is_none(), "nobody resumes a watched run"),
+    ];
+    rules.into_iter().filter(|(holds, _)| !holds).map(|(_, what)| what.to_owned()).collect()
+}
+
 fn training(run: &Run) -> Option<&v1::Training> {
     match run.spec.kind.as_ref()? {
         v1::spec::Kind::Sft(sft) => sft.training.as_ref(),
         v1::spec::Kind::Raft(raft) => raft.training.as_ref(),
+        v1::spec::Kind::Watched(_) => None,
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{Fleet, Held, Inputs, Member, Phase, Run, Sizing, Waiting, decide};
 pub(super) const WAITING: Waiting = Waiting { unheld_ms: 90_000, overdue_ms: 60_000 };
 
 pub(super) struct Log {
-    id: RunId,
+    pub(super) id: RunId,
     records: Vec<Record>,
     subjects: BTreeSet<String>,
     controls: u64,
@@ -57,6 +57,11 @@ pub(super) fn raft(cycles: u32) -> v1::Spec {
         training: Some(v1::Training { lora: Some(v1::Lora::default()), ..Default::default() }),
         ..Default::default()
     }))
+}
+
+pub(super) fn watched() -> v1::Spec {
+    let (source, host) = ("out".into(), "box".into());
+    spec(v1::spec::Kind::Watched(v1::spec::Watched { source, host }))
 }
 
 pub(super) fn prompts(prefix: &str, count: usize) -> Vec<Prompt> {
@@ -146,6 +151,10 @@ impl Log {
     }
 
     fn sample(&mut self, order: &v1::GenerateOrder, base: &str) {
+        self.sample_from(order, base, "");
+    }
+
+    fn sample_from(&mut self, order: &v1::GenerateOrder, base: &str, caveat: &str) {
         let samples = order.requests.iter().flat_map(|request| {
             (request.first..request.first + request.count).map(|index| v1::samples::Sample {
                 prompt_id: request.prompt_id.clone(),
@@ -165,6 +174,7 @@ impl Log {
             adapter: order.adapter.clone().map_or(String::new(), |tree| tree.manifest),
             agent: "g1".into(),
             wall_s: 10.0,
+            caveat: caveat.into(),
             samples: samples.collect(),
             ..Default::default()
         };
@@ -179,6 +189,17 @@ impl Log {
             .cloned()
             .unwrap();
         self.sample(&order, "stale");
+    }
+
+    /// The first job of each purpose is made by an endpoint nobody can check.
+    pub(super) fn generate_somewhere(&mut self) {
+        for purpose in [v1::Purpose::Train, v1::Purpose::Heldout] {
+            let order = self.generate_orders().find(|order| order.purpose() == purpose).cloned();
+            if let Some(order) = order {
+                let base = order.base.clone().unwrap().manifest;
+                self.sample_from(&order, &base, "nobody knows what generated them");
+            }
+        }
     }
 
     pub(super) fn verify(&mut self) {
@@ -231,6 +252,22 @@ impl Log {
             };
             self.write(Place::Checkpoint { cycle: order.cycle, step: 10 }, Body::Checkpoint(body));
         }
+    }
+
+    /// What an agent found in a directory that it watches, of a training of 30 steps.
+    pub(super) fn find_checkpoint(&mut self, step: u32) {
+        let body = v1::Checkpoint {
+            run: self.id.to_string(),
+            step,
+            steps: 30,
+            r#final: step == 30,
+            content: v1::checkpoint::Content::Adapter.into(),
+            tree: tree(&format!("adapter-{step}")),
+            base: tree("base"),
+            parent: tree("base"),
+            ..Default::default()
+        };
+        self.write(Place::Checkpoint { cycle: 0, step }, Body::Checkpoint(body));
     }
 
     pub(super) fn evaluate(&mut self) {

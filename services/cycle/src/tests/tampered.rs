@@ -2,7 +2,7 @@
 
 use wire::{Body, Place, Prompt, Record, v1};
 
-use super::log::{Log, prompts, raft, sft};
+use super::log::{Log, prompts, raft, sft, watched};
 use crate::{Audit, Auditor};
 
 /// What is done to a clean log, and what the audit must say: where, and what of it.
@@ -298,6 +298,43 @@ fn a_supervised_run_belongs_to_its_spec() {
     let mut records = clean;
     body!(records, TrainOrder, "flotilla.r1.order.train").dataset = None;
     assert_eq!(audit(&records).findings[0].what, "its dataset is not the spec's");
+}
+
+/// What is done to a checkpoint, and what the audit must say of it.
+type Change = (fn(&mut v1::Checkpoint), &'static str);
+
+#[test]
+fn a_watched_run_stands_on_its_specs_base() {
+    let mut log = Log::new(watched());
+    for step in [10, 20, 30] {
+        log.find_checkpoint(step);
+        log.evaluate();
+        log.coordinate();
+    }
+    let clean = log.records().to_vec();
+    assert_eq!(audit(&clean).findings, []);
+    let stranger = || Some(v1::Tree { manifest: "stranger".into(), ..Default::default() });
+    let changes: [Change; 6] = [
+        (|c| c.base = Some(v1::Tree::default()), "its base is not the spec's"),
+        (|c| c.base = None, "its base is not the spec's"),
+        (|c| c.parent = None, "its parent is not the spec's base"),
+        (|c| c.r#final = true, "its step, steps and final contradict"),
+        (|c| c.tree = None, "it names no tree"),
+        (|c| c.resume = Some(v1::Tree::default()), "nobody resumes a watched run"),
+    ];
+    for (change, what) in changes {
+        let mut records = clean.clone();
+        change(body!(records, Checkpoint, "flotilla.r1.checkpoint.0.20"));
+        let findings = audit(&records).findings;
+        assert!(findings.iter().any(|finding| finding.what == what), "{what}: {findings:#?}");
+    }
+    let mut records = clean.clone();
+    body!(records, Spec, "flotilla.r1.spec").base.as_mut().unwrap().tree = stranger();
+    let findings = audit(&records).findings;
+    assert_eq!(findings.len(), 6, "base and parent of three checkpoints: {findings:#?}");
+    let mut records = clean;
+    records.remove(position(&records, "flotilla.r1.checkpoint.0.20"));
+    assert_eq!(audit(&records).findings[0].what, "an eval before its checkpoint");
 }
 
 #[test]

@@ -1,9 +1,12 @@
 //! What a run makes of jobs that fail, orders that get lost and boxes that are slow.
 
-use wire::v1::{self, Purpose::Train};
+use wire::{
+    WorkKind,
+    v1::{self, Purpose::Train},
+};
 
-use super::log::{Log, raft};
-use crate::{Phase, audit};
+use super::log::{Log, WAITING, raft};
+use crate::{Held, Phase, audit};
 
 fn attempts(log: &Log, job: &str) -> usize {
     log.generate_orders().filter(|order| order.cycle == 1 && order.job == job).count()
@@ -123,6 +126,20 @@ fn an_order_nobody_holds_is_written_again_ever_less_often() {
     assert!(times.windows(3).all(|t| t[2] - t[1] > t[1] - t[0]), "{times:?}");
     log.run_to_the_end();
     assert_eq!(audit(log.records()).unwrap().findings, []);
+}
+
+#[test]
+fn an_order_somebody_held_a_moment_ago_is_not_lost() {
+    let mut log = at_generate();
+    let job = log.jobs(1, Train)[0].clone();
+    log.now_ms = 1_000_000;
+    let held = Held { run: log.id.clone(), cycle: 1, job: job.clone() };
+    log.fleet.held_ago_ms.insert((WorkKind::Generate, held.clone()), 5_000);
+    log.coordinate();
+    assert_eq!(attempts(&log, &job), 1, "it is on its way to another agent");
+    log.fleet.held_ago_ms.insert((WorkKind::Generate, held), WAITING.unheld_ms);
+    log.coordinate();
+    assert_eq!(attempts(&log, &job), 2);
 }
 
 #[test]
