@@ -5,10 +5,16 @@
 //! index: sizes, links and times on disk are the state, so a killed process leaves nothing
 //! that the next one would believe.
 //!
+//! Files of base models that lie on this machine already are not fetched: their tree holds
+//! symbolic links to them. They are the user's, so they count for nothing and are never removed,
+//! and they are looked at again before each use, for nobody keeps the user from changing them.
+//!
 //! Every file is hashed when it is fetched and again when a process first uses it; after that
 //! its inode, size and modification time must not have changed.
 
 mod assemble;
+mod elsewhere;
+mod local;
 mod lock;
 mod space;
 mod verify;
@@ -21,14 +27,22 @@ use std::{
     time::SystemTime,
 };
 
+use hub::Hub;
 use wire::{Digest, v1};
 
-use self::{lock::Flight, space::Space, verify::Verified};
+use self::{
+    local::Local,
+    lock::Flight,
+    space::{Space, Temp},
+    verify::Verified,
+};
 use crate::{
+    digests::Digests,
     error::{CacheError, GetError},
     manifest::Manifest,
     store::{Store, Wanted, blocking},
 };
+pub use elsewhere::Elsewhere;
 
 /// Clones share what this process has verified.
 #[derive(Clone)]
@@ -39,6 +53,8 @@ pub struct Cache {
 struct Inner {
     space: Space,
     verified: Verified,
+    local: Local,
+    hub: Option<Hub>,
 }
 
 /// A verified file of the cache, which is not evicted while this is held.
@@ -80,8 +96,18 @@ impl Cache {
     /// # Errors
     /// When the directory cannot be created.
     pub fn open(dir: &Path, max_bytes: u64) -> Result<Self, CacheError> {
+        Self::with(dir, max_bytes, Elsewhere::default())
+    }
+
+    /// As [`Cache::open`]; files of base models are also looked for elsewhere.
+    ///
+    /// # Errors
+    /// When the directory cannot be created.
+    pub fn with(dir: &Path, max_bytes: u64, elsewhere: Elsewhere) -> Result<Self, CacheError> {
         let space = Space::open(dir, max_bytes)?;
-        Ok(Self { inner: Arc::new(Inner { space, verified: Verified::default() }) })
+        let Elsewhere { models, hub } = elsewhere;
+        let local = Local::new(models, Digests::at(space.dir().join("digests.jsonl")));
+        Ok(Self { inner: Arc::new(Inner { space, verified: Verified::default(), local, hub }) })
     }
 
     /// A blob as a local file, fetched if it is not there. Whoever asks for one that is being
@@ -118,18 +144,27 @@ impl Cache {
 
     async fn fetch(&self, store: &Store, wanted: Wanted) -> Result<CachedBlob, GetError> {
         let fetch_once = async || {
-            let (inner, bytes) = (self.inner.clone(), wanted.bytes);
-            let (file, temp) = blocking(move || inner.space.reserve(bytes)).await?;
+            let (file, temp) = self.reserve(wanted.bytes).await?;
             Ok((store.fetch_into(&wanted, file, temp.path()).await?, temp))
         };
         let (file, temp) = store.until_undamaged(fetch_once).await?;
-        let (inner, path) = (self.inner.clone(), self.path_of(wanted.digest));
+        self.commit(file, temp, wanted.digest).await
+    }
+
+    async fn reserve(&self, bytes: u64) -> Result<(File, Temp), CacheError> {
+        let inner = self.inner.clone();
+        blocking(move || inner.space.reserve(bytes)).await
+    }
+
+    /// A file whose bytes were just verified gets its name.
+    async fn commit(&self, file: File, temp: Temp, digest: Digest) -> Result<CachedBlob, GetError> {
+        let (inner, path) = (self.inner.clone(), self.path_of(digest));
         let committed = blocking(move || {
             let failed = |source| CacheError::io("commit", &path, source);
             file.set_permissions(read_only()).map_err(failed)?;
             fs::create_dir_all(path.parent().unwrap_or(&path)).map_err(failed)?;
             temp.rename(&path).map_err(failed)?;
-            inner.verified.note(&file, wanted.digest).map_err(failed)?;
+            inner.verified.note(&file, digest).map_err(failed)?;
             Ok(CachedBlob { path, _in_use: file })
         });
         committed.await

@@ -37,7 +37,7 @@ impl Wanted {
         GetError::Corrupt { url: self.url.clone(), expected, found: found.into(), same_size }
     }
 
-    fn check_size(&self, size: u64) -> Result<(), GetError> {
+    pub(crate) fn check_size(&self, size: u64) -> Result<(), GetError> {
         if size == self.bytes { Ok(()) } else { Err(self.corrupt(format!("{size} bytes"), false)) }
     }
 
@@ -49,7 +49,7 @@ impl Wanted {
 
 impl Store {
     /// Unverified chunks in order, after the object's size was compared.
-    async fn chunks(
+    pub(crate) async fn chunks(
         &self,
         wanted: &Wanted,
     ) -> Result<BoxStream<'static, Result<Bytes, Fault>>, GetError> {
@@ -183,7 +183,10 @@ fn copy_local(path: &FsPath, mut to: File, at: &FsPath, wanted: &Wanted) -> Resu
     Ok(to)
 }
 
-async fn hash_chunk(mut hasher: blake3::Hasher, chunk: Bytes) -> (blake3::Hasher, Bytes) {
+pub(crate) async fn hash_chunk(
+    mut hasher: blake3::Hasher,
+    chunk: Bytes,
+) -> (blake3::Hasher, Bytes) {
     if chunk.len() <= HASH_INLINE {
         hasher.update(&chunk);
         return (hasher, chunk);

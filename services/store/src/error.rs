@@ -2,7 +2,12 @@
 
 use std::{error::Error as StdError, io, path::PathBuf};
 
-use crate::{manifest::ManifestError, path::PathError};
+use hub::Revision;
+
+use crate::{
+    manifest::{Manifest, ManifestError, TreeFile},
+    path::PathError,
+};
 
 type Source = Box<dyn StdError + Send + Sync>;
 
@@ -97,6 +102,21 @@ pub enum GetError {
     Manifest { url: String, source: ManifestError },
     #[error("the tree {url} has no file {path:?}")]
     NoSuchFile { url: String, path: String },
+    #[error(
+        "the base's {file} ({bytes} bytes, {digest}) is nowhere to be had: {tried}; put the \
+         model's directory below one that the agent's --models names, or {download}, or submit \
+         it again with base.upload: always"
+    )]
+    Nowhere {
+        file: String,
+        bytes: u64,
+        digest: String,
+        /// What was tried, and what came of it.
+        tried: String,
+        /// What a person may do about it.
+        download: String,
+        may_pass: bool,
+    },
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -178,10 +198,29 @@ fn io_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
 }
 
 impl GetError {
+    /// A base's file that cannot be had, and the remedies.
+    pub(crate) fn nowhere(manifest: &Manifest, file: &TreeFile, tried: String) -> Self {
+        let download = match manifest.revision() {
+            Some(Revision { repo, commit }) => {
+                format!("run `hf download {repo} --revision {commit}` there")
+            }
+            None => "copy it there".to_owned(),
+        };
+        Self::Nowhere {
+            file: file.path.to_string(),
+            bytes: file.bytes,
+            digest: file.digest.to_string(),
+            tried,
+            download,
+            may_pass: false,
+        }
+    }
+
     /// Whether the same call may succeed later without anybody doing something.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Fault(fault) => fault.may_pass(),
+            Self::Nowhere { may_pass, .. } => *may_pass,
             Self::Cache(CacheError::Full { .. } | CacheError::DiskFull { .. }) => true,
             Self::Cache(CacheError::Io { .. })
             | Self::Digest(_)

@@ -1,7 +1,7 @@
 //! Looking at what is in the store without fetching it, for audits: what is missing, short,
 //! damaged or extra is an answer here and not an error.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures::TryStreamExt;
 use object_store::path::Path;
@@ -29,6 +29,8 @@ pub struct Flaw {
 pub struct Examined {
     pub manifest: Option<Manifest>,
     pub flaws: Vec<Flaw>,
+    /// Files that are not in the store because somebody wanted it so.
+    pub elsewhere: BTreeSet<String>,
 }
 
 /// Told of bytes as they are hashed.
@@ -44,7 +46,7 @@ impl Store {
             Ok(manifest) => manifest,
             Err(error) => {
                 let flaws = vec![self.flaw(error, tree)?];
-                return Ok(Examined { manifest: None, flaws });
+                return Ok(Examined { manifest: None, flaws, elsewhere: BTreeSet::new() });
             }
         };
         let root = RelativePath::new(&*tree.path)?;
@@ -52,14 +54,20 @@ impl Store {
         found.remove(MANIFEST);
         let sums = manifest.to_sums();
         let wanted = manifest.files.iter().map(|file| (file.path.as_str(), file.bytes));
-        let mut flaws = Vec::new();
+        let (mut flaws, mut elsewhere) = (Vec::new(), BTreeSet::new());
         for (path, bytes) in wanted.chain([(SUMS, sums.len() as u64)]) {
             let url = format!("{}/{root}/{path}", self.at.url);
             match found.remove(path) {
+                None if manifest.is_elsewhere() && path != SUMS => {
+                    elsewhere.insert(path.to_owned());
+                }
                 None => flaws.push(Flaw::missing(url)),
                 Some(size) if size != bytes => flaws.push(Flaw::size(url, bytes, size)),
                 Some(_) => {}
             }
+        }
+        if manifest.has_neighbours() {
+            found.clear();
         }
         flaws.extend(found.into_keys().map(|path| Flaw {
             url: format!("{}/{root}/{path}", self.at.url),
@@ -67,11 +75,11 @@ impl Store {
             expected: None,
             found: None,
         }));
-        Ok(Examined { manifest: Some(manifest), flaws })
+        Ok(Examined { manifest: Some(manifest), flaws, elsewhere })
     }
 
     /// The names below a directory, with their sizes; more than a tree may have are left out.
-    async fn list(&self, root: &RelativePath) -> Result<BTreeMap<String, u64>, Fault> {
+    pub(crate) async fn list(&self, root: &RelativePath) -> Result<BTreeMap<String, u64>, Fault> {
         let key = Path::parse(root.as_str()).expect("stricter than object_store's");
         let below = format!("{root}/");
         let mut found = BTreeMap::new();

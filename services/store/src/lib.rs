@@ -5,7 +5,9 @@
 //! Hugging Face tools can load, with a `manifest.json` that was written last: until it
 //! is there the tree does not exist, and its digest is the tree's identity.
 
+mod base;
 mod cache;
+mod digests;
 mod download;
 mod error;
 mod examine;
@@ -18,7 +20,9 @@ mod store;
 mod tree;
 mod upload;
 
-pub use cache::{Cache, CachedBlob, CachedTree};
+pub use base::{AdoptError, Directory, Upload};
+pub use cache::{Cache, CachedBlob, CachedTree, Elsewhere};
+pub use digests::Digests;
 pub use error::{CacheError, CheckError, Fault, GetError, OpenError, PutError, RemoveError};
 pub use examine::{Examined, Flaw, Seen};
 pub use manifest::{About, Manifest, ManifestError, TreeFile};

@@ -153,6 +153,10 @@ impl TreePlace {
         Self::new("models", name)
     }
 
+    pub(crate) fn parent(&self) -> &RelativePath {
+        &self.parent
+    }
+
     pub(crate) fn path(&self, manifest: Digest) -> RelativePath {
         let hex = manifest.to_hex();
         RelativePath(format!("{}/{}-{}", self.parent, self.name, &hex[..SUFFIX_HEX]))

@@ -141,7 +141,7 @@ impl Store {
     }
 
     /// Whether an object of that size is there; its name says what its content should be.
-    async fn holds(&self, key: &Path, size: u64) -> Result<bool, Fault> {
+    pub(crate) async fn holds(&self, key: &Path, size: u64) -> Result<bool, Fault> {
         match self.at.objects.head(key).await {
             Ok(meta) => Ok(meta.size == size),
             Err(object_store::Error::NotFound { .. }) => Ok(false),

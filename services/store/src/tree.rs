@@ -52,7 +52,11 @@ impl Store {
         Ok(tree)
     }
 
-    async fn is_published(&self, root: &RelativePath, json: &Bytes) -> Result<bool, PutError> {
+    pub(crate) async fn is_published(
+        &self,
+        root: &RelativePath,
+        json: &Bytes,
+    ) -> Result<bool, PutError> {
         let key = key_of(root, MANIFEST);
         let got = match self.at.objects.get(&key).await {
             Ok(got) => got,
@@ -123,6 +127,9 @@ impl Store {
             let url = format!("{}/{root}", self.at.url);
             return Err(GetError::NoSuchFile { url, path: path.to_owned() });
         };
+        if manifest.is_elsewhere() {
+            return Err(GetError::nowhere(&manifest, file, "not in the store, by choice".into()));
+        }
         self.verified(self.wanted_file(&root, file)).await
     }
 

@@ -40,13 +40,50 @@ impl Cache {
         }
         let json = store.manifest_json(&root, digest).await?;
         let manifest = store.parse_manifest(tree, &json)?;
-        self.inner.space.check_fits(manifest.bytes())?;
         let inner = self.inner.clone();
         let (in_use, staged) = blocking(move || inner.space.stage()).await?;
         self.place_all(store, &root, &manifest, staged.path()).await?;
         let (inner, at, sums) = (self.inner.clone(), path.clone(), manifest.to_sums());
         blocking(move || inner.complete(staged, &at, &json, &sums)).await?;
         Ok(CachedTree { path, manifest, _in_use: in_use })
+    }
+
+    /// One file of a tree, for what is to be known before all of it is fetched; `None` when the
+    /// tree has none of that name, or a larger one.
+    ///
+    /// # Errors
+    /// As [`Cache::tree`].
+    pub async fn file_of(
+        &self,
+        store: &Store,
+        tree: &v1::Tree,
+        name: &str,
+        limit: u64,
+    ) -> Result<Option<Vec<u8>>, GetError> {
+        let digest: Digest = tree.manifest.parse()?;
+        let root = RelativePath::new(&*tree.path)?;
+        let at = self.inner.space.dir().join("trees").join(digest.to_hex());
+        let inner = self.inner.clone();
+        let (json, _in_use) = match blocking(move || inner.hold_tree(&at, digest)).await? {
+            Some((json, in_use)) => (json, Some(in_use)),
+            None => (store.manifest_json(&root, digest).await?, None),
+        };
+        let manifest = store.parse_manifest(tree, &json)?;
+        let Some(file) = manifest.file(name).filter(|file| file.bytes <= limit) else {
+            return Ok(None);
+        };
+        let mut here = self.locate(&manifest, vec![file.clone()]).await;
+        let (path, _held) = match here.remove(name) {
+            Some(path) => (path, None),
+            None => {
+                let wanted = store.wanted_file(&root, file);
+                let held = self.fetch_file(store, wanted, (&manifest, file)).await?;
+                (held.path().to_owned(), Some(held))
+            }
+        };
+        let from = path.clone();
+        let read = blocking(move || fs::read(from)).await;
+        Ok(Some(read.map_err(|source| CacheError::io("read", path, source))?))
     }
 
     async fn place_all(
@@ -56,15 +93,21 @@ impl Cache {
         manifest: &Manifest,
         dir: &Path,
     ) -> Result<(), GetError> {
-        for file in &manifest.files {
+        let (inner, files, at) = (self.inner.clone(), manifest.files.clone(), dir.to_owned());
+        let absent = blocking(move || inner.absent(&at, files)).await?;
+        let mut here = self.locate(manifest, absent.clone()).await;
+        let to_fetch = absent.iter().filter(|file| !here.contains_key(file.path.as_str()));
+        self.inner.space.check_fits(to_fetch.map(|file| file.bytes).sum())?;
+        for file in absent {
             let target = dir.join(file.path.as_str());
-            let (inner, wanted, at) = (self.inner.clone(), file.clone(), target.clone());
-            if blocking(move || inner.is_placed(&at, &wanted)).await? {
+            let inner = self.inner.clone();
+            if let Some(path) = here.remove(file.path.as_str()) {
+                blocking(move || inner.link_local(&path, target)).await?;
                 continue;
             }
-            let held = self.file(store, store.wanted_file(root, file)).await?;
-            let (inner, wanted) = (self.inner.clone(), file.clone());
-            blocking(move || inner.link(&held, &target, &wanted)).await?;
+            let wanted = store.wanted_file(root, &file);
+            let held = self.fetch_file(store, wanted, (manifest, &file)).await?;
+            blocking(move || inner.link(&held, &target, &file)).await?;
         }
         Ok(())
     }
@@ -86,8 +129,22 @@ impl Inner {
         Ok(None)
     }
 
+    /// Files of a tree that are not where they should be, or not as they should be.
+    fn absent(&self, dir: &Path, files: Vec<TreeFile>) -> Result<Vec<TreeFile>, CacheError> {
+        let mut absent = Vec::new();
+        for file in files {
+            if !self.is_placed(&dir.join(file.path.as_str()), &file)? {
+                absent.push(file);
+            }
+        }
+        Ok(absent)
+    }
+
     fn is_placed(&self, path: &Path, wanted: &TreeFile) -> Result<bool, CacheError> {
         let failed = |source| CacheError::io("use", path, source);
+        if let Some(intact) = self.is_linked(path, wanted) {
+            return Ok(intact);
+        }
         let file = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             opened => opened.map_err(failed)?,

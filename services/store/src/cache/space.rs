@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicU64, Ordering},
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use super::lock;
@@ -128,6 +128,11 @@ impl Space {
     fn sweep(&self) -> io::Result<()> {
         for entry in fs::read_dir(self.dir.join("tmp"))? {
             let path = entry?.path();
+            // A link to a file of a base, which is not ours to lock.
+            if fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_symlink()) {
+                remove_old(&path)?;
+                continue;
+            }
             let Ok(file) = File::open(&path) else { continue };
             if lock::try_exclusive(&file)? {
                 remove(&path)?;
@@ -243,6 +248,15 @@ fn entries(dir: &Path) -> io::Result<Vec<(PathBuf, Metadata)>> {
         }
     }
     Ok(found)
+}
+
+/// A link that is being made has its name in `tmp/` for an instant.
+const LINK_AGE: Duration = Duration::from_secs(60);
+
+fn remove_old(link: &Path) -> io::Result<()> {
+    let made = fs::symlink_metadata(link).and_then(|meta| meta.modified());
+    let is_old = made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > LINK_AGE));
+    if is_old { remove(link) } else { Ok(()) }
 }
 
 fn remove(path: &Path) -> io::Result<()> {
