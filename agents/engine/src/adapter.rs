@@ -2,78 +2,13 @@
 
 mod peft;
 
-use crate::config::Config;
 use crate::random::Random;
 use crate::tensors::TensorFileError;
 use candle_core::{Device, Tensor};
-use std::collections::{BTreeMap, BTreeSet};
+use formats::peft::{MAX_RANK, Settings, SettingsError};
+use formats::{Config, LoraSpec, Module};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-
-/// A projection of a layer that can carry a LoRA pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Module {
-    Query,
-    Key,
-    Value,
-    Output,
-    Gate,
-    Up,
-    Down,
-}
-
-impl Module {
-    /// In the order a layer computes them.
-    pub const ALL: [Self; 7] =
-        [Self::Query, Self::Key, Self::Value, Self::Output, Self::Gate, Self::Up, Self::Down];
-
-    /// As in PEFT's `target_modules`: `q_proj`, …
-    pub fn name(self) -> &'static str {
-        self.path().rsplit('.').next().unwrap_or_default()
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|module| module.name() == name)
-    }
-
-    pub(crate) fn path(self) -> &'static str {
-        match self {
-            Self::Query => "self_attn.q_proj",
-            Self::Key => "self_attn.k_proj",
-            Self::Value => "self_attn.v_proj",
-            Self::Output => "self_attn.o_proj",
-            Self::Gate => "mlp.gate_proj",
-            Self::Up => "mlp.up_proj",
-            Self::Down => "mlp.down_proj",
-        }
-    }
-
-    /// `model.layers.<layer>.<path>.<rest>`
-    pub(crate) fn parameter(self, layer: usize, rest: &str) -> String {
-        format!("model.layers.{layer}.{}.{rest}", self.path())
-    }
-
-    /// (outputs, inputs)
-    pub(crate) fn shape(self, config: &Config) -> (usize, usize) {
-        let (query, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        match self {
-            Self::Query => (query, config.hidden_size),
-            Self::Key | Self::Value => (kv, config.hidden_size),
-            Self::Output => (config.hidden_size, query),
-            Self::Gate | Self::Up => (config.intermediate_size, config.hidden_size),
-            Self::Down => (config.hidden_size, config.intermediate_size),
-        }
-    }
-}
-
-/// What a new adapter looks like.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LoraSpec {
-    pub rank: usize,
-    pub alpha: f64,
-    pub modules: BTreeSet<Module>,
-    /// Scale by alpha / sqrt(rank) in place of alpha / rank.
-    pub rslora: bool,
-}
 
 /// One low-rank pair: the module gains `scale * B A`. `a` is `[rank, in]`, `b` is `[out, rank]`.
 #[derive(Debug, Clone)]
@@ -88,38 +23,36 @@ pub(crate) struct Pair {
 pub struct Adapter {
     pub(crate) pairs: BTreeMap<(usize, Module), Pair>,
     /// What `adapter_config.json` says; saved again as it was read.
-    pub(crate) settings: peft::Settings,
+    pub(crate) settings: Settings,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum AdapterError {
     #[error("could not read or write {path}; is it a PEFT adapter directory?")]
     File { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not valid JSON")]
-    Json { path: PathBuf, source: serde_json::Error },
-    #[error("{path}: field `{field}` is missing")]
-    Missing { path: PathBuf, field: &'static str },
-    #[error("{path}: field `{field}` is {found}, expected {expected}")]
-    Invalid { path: PathBuf, field: &'static str, found: String, expected: &'static str },
-    #[error("{path}: `{field}` = {found} is not supported; save the adapter as plain LoRA")]
-    Unsupported { path: PathBuf, field: String, found: String },
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
     #[error(
         "{path}: tensor `{name}` belongs to nothing this model has; was the adapter trained on another base model?"
     )]
     UnknownTensor { path: PathBuf, name: String },
+    #[error(
+        "{path}: tensor `{name}` changes the embedding or the head, which is not supported; train an adapter of projections only"
+    )]
+    Tables { path: PathBuf, name: String },
     #[error(
         "a LoRA adapter needs a rank from 1 to {most}, at least one module and a finite alpha other than 0"
     )]
     Spec { most: usize },
     #[error("the adapter's shapes do not fit this model; load it with the model it was trained on")]
     OtherModel,
+    #[error("a bf16 model takes one adapter; merge the first into the base as files")]
+    Second,
     #[error("could not use the adapter's tensors")]
     Tensors(#[from] TensorFileError),
     #[error("tensor operation failed on the adapter")]
     Tensor(#[from] candle_core::Error),
 }
-
-pub(crate) const MAX_RANK: usize = 1 << 14;
 
 impl Adapter {
     /// A is Kaiming-uniform as in PEFT, B is zero: the model starts unchanged.
@@ -128,7 +61,7 @@ impl Adapter {
         if !sane || !spec.alpha.is_finite() || spec.alpha == 0.0 {
             return Err(AdapterError::Spec { most: MAX_RANK });
         }
-        let settings = peft::Settings::plain(spec);
+        let settings = Settings::plain(spec);
         let mut pairs = BTreeMap::new();
         for layer in 0..config.layers {
             for module in spec.modules.iter().copied() {

@@ -5,8 +5,8 @@
 //! `RAYON_NUM_THREADS` (or a pool the caller installs), bounds it, and no result depends on it.
 
 mod adapter;
-mod config;
 mod generate;
+mod layout;
 mod load;
 mod model;
 mod ops;
@@ -18,15 +18,16 @@ mod tensors;
 mod tokenizer;
 mod train;
 
-pub use adapter::{Adapter, AdapterError, LoraSpec, Module};
+pub use adapter::{Adapter, AdapterError};
 pub use candle_core::Device;
-pub use config::{Architecture, Config, ConfigError};
+pub use formats::{Architecture, Config, ConfigError, LoraSpec, Module};
 pub use generate::{
     AdmitError, Answer, Completion, Finish, GenerateError, Generator, Prompt, Request, Sampling,
     generate_all,
 };
+pub use layout::{Layout, layout};
 pub use load::{LoadError, load};
-pub use model::{Model, ModelError, parse_device};
+pub use model::{Dtype, Model, ModelError, parse_device};
 pub use perplexity::{Document, Perplexity, PerplexityError, chunks, documents, sliding};
 pub use scratch::{ScratchError, Shape, write_scratch};
 pub use sequence::SequenceError;

@@ -1,6 +1,8 @@
 //! A model ready for use: weights, adapter and tokenizer together.
 
-use crate::{Adapter, AdapterError, Model, ModelError, Tokenizer, TokenizerError, parse_device};
+use crate::{
+    Adapter, AdapterError, Dtype, Model, ModelError, Tokenizer, TokenizerError, parse_device,
+};
 use std::path::Path;
 
 #[derive(Debug, thiserror::Error)]
@@ -15,21 +17,25 @@ pub enum LoadError {
     Merge(#[source] AdapterError),
     #[error("load the tokenizer")]
     Tokenizer(#[source] TokenizerError),
+    #[error("match the tokenizer with the model")]
+    Mismatch(#[source] TokenizerError),
 }
 
-/// The model of a directory on a device (see [`parse_device`]), an adapter merged into it if one
-/// is given, and its tokenizer.
+/// The model of a directory on a device (see [`parse_device`]), with an adapter if one is given,
+/// and its tokenizer.
 pub fn load(
     base: &Path,
     adapter: Option<&Path>,
     device: &str,
+    dtype: Dtype,
 ) -> Result<(Model, Tokenizer), LoadError> {
     let device = parse_device(device).map_err(LoadError::Device)?;
-    let mut model = Model::load(base, &device).map_err(LoadError::Model)?;
+    let tokenizer = Tokenizer::load(base).map_err(LoadError::Tokenizer)?;
+    let mut model = Model::load_as(base, &device, dtype).map_err(LoadError::Model)?;
+    tokenizer.check_fits(model.config()).map_err(LoadError::Mismatch)?;
     if let Some(path) = adapter {
         let adapter = Adapter::load(path, model.config()).map_err(LoadError::Adapter)?;
-        model = model.with_adapter(&adapter).map_err(LoadError::Merge)?;
+        model = model.adapted(&adapter).map_err(LoadError::Merge)?;
     }
-    let tokenizer = Tokenizer::load(base).map_err(LoadError::Tokenizer)?;
     Ok((model, tokenizer))
 }

@@ -1,25 +1,60 @@
 //! A model in memory, and its Hugging Face directory.
 
 pub(crate) mod forward;
+mod gguf;
+mod memory;
 pub(crate) mod weights;
 
 use crate::adapter::{Adapter, AdapterError};
-use crate::config::{Config, ConfigError};
-use crate::ops::{attention::Heads, matmul};
+use crate::ops::{attention::Heads, matmul, rope};
 use crate::random::Random;
-use crate::tensors::{self, TensorFileError};
-use candle_core::{Device, Tensor};
-use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use crate::tensors::{self, TensorFile, TensorFileError};
+use candle_core::{DType, Device, Tensor};
+use formats::{
+    Config, ConfigError, DirError, GgufModelError, SIDE_FILES, SINGLE_FILE, weight_files,
+};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use weights::{Kind, Parameter, Weights};
+
+/// What a model's matrices are held as. All else, and every sum, is f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Dtype {
+    #[default]
+    F32,
+    Bf16,
+}
+
+impl Dtype {
+    pub const NAMES: [&str; 2] = ["f32", "bf16"];
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::F32, Self::Bf16].into_iter().find(|dtype| dtype.name() == name)
+    }
+
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+
+    fn of(self, kind: Kind) -> DType {
+        match (self, kind) {
+            (Self::Bf16, Kind::Matrix) => DType::BF16,
+            (Self::Bf16, Kind::Bias | Kind::Norm) | (Self::F32, _) => DType::F32,
+        }
+    }
+}
 
 /// Cloning shares the weights.
 #[derive(Debug, Clone)]
 pub struct Model {
     pub(crate) config: Config,
     pub(crate) weights: Weights,
+    /// Computed apart: in bf16 a weight would lose what little an adapter adds to it.
+    pub(crate) beside: Option<Arc<Adapter>>,
     pub(crate) device: Device,
+    pub(crate) dtype: Dtype,
+    frequencies: Vec<f32>,
     source: Option<PathBuf>,
 }
 
@@ -33,10 +68,18 @@ pub enum ModelError {
     Device { name: String, source: Option<candle_core::Error> },
     #[error("could not read or write {path}")]
     File { path: PathBuf, source: std::io::Error },
-    #[error("{path} does not list the weight files; download it again")]
-    Index { path: PathBuf, source: Option<serde_json::Error> },
+    #[error("could not find the model's weights")]
+    Dir(#[from] DirError),
+    #[error("could not use the model")]
+    Gguf(#[from] GgufModelError),
     #[error("could not use the model's weights")]
     Weights(#[from] TensorFileError),
+    #[error(
+        "the model that config.json describes has {parameters} parameters, {needed_gib} GiB as {dtype}, and {available_gib} GiB of memory are available; take a smaller model, bf16 or a larger box"
+    )]
+    TooLarge { parameters: u128, needed_gib: u128, available_gib: u128, dtype: &'static str },
+    #[error("a bf16 model is not saved with an adapter beside it; merge the two as files")]
+    Beside,
     #[error("tensor operation failed on the model")]
     Tensor(#[from] candle_core::Error),
 }
@@ -55,25 +98,45 @@ pub fn parse_device(name: &str) -> Result<Device, ModelError> {
 }
 
 impl Model {
-    /// Reads `config.json` and `model.safetensors` (or its shards); bf16 and f16 become f32.
+    /// Reads `config.json` and `model.safetensors` (or its shards), of f32, bf16 or f16, as f32.
     pub fn load(dir: &Path, device: &Device) -> Result<Self, ModelError> {
-        let config = Config::load(dir)?;
-        let mut found = BTreeMap::new();
-        for file in weight_files(dir)? {
-            found.append(&mut tensors::read(&file)?);
+        Self::load_as(dir, device, Dtype::F32)
+    }
+
+    /// A directory, or a GGUF file. A tensor at a time: beside the model itself no more than a block of a file is in memory.
+    pub fn load_as(dir: &Path, device: &Device, dtype: Dtype) -> Result<Self, ModelError> {
+        if dir.is_file() {
+            return Self::load_gguf(dir, device, dtype);
         }
-        let path = dir.join(SINGLE_FILE);
-        let weights = Weights::build(&config, |parameter| {
-            let Parameter { name, shape, .. } = parameter;
-            let tensor = tensors::take(&mut found, &path, name, &shape)?;
-            Ok::<_, TensorFileError>(tensor.to_device(device)?)
+        let config = Config::load(dir)?;
+        memory::check(&config, dtype, device)?;
+        let files = weight_files(dir)?;
+        let files = files.iter().map(|path| TensorFile::open(path));
+        let files = files.collect::<Result<Vec<_>, _>>()?;
+        let mut places = BTreeMap::new();
+        for file in &files {
+            places.extend(file.names().into_iter().map(|name| (name, file)));
+        }
+        let weights = Weights::build(&config, |Parameter { name, shape, kind }| {
+            let Some(file) = places.get(&name) else {
+                let path = dir.join(SINGLE_FILE);
+                return Err(TensorFileError::Missing { path, name });
+            };
+            file.read(&name, Some(&shape), dtype.of(kind), device)
         })?;
-        Ok(Self { config, weights, device: device.clone(), source: Some(dir.into()) })
+        Ok(Self { source: Some(dir.into()), ..Self::of(config, weights, device, dtype) })
+    }
+
+    fn of(config: Config, weights: Weights, device: &Device, dtype: Dtype) -> Self {
+        let frequencies = rope::frequencies(&config);
+        let device = device.clone();
+        Self { config, weights, beside: None, device, dtype, frequencies, source: None }
     }
 
     /// Random weights: normal with `initializer_range`, biases zero, norms one. Each tensor has
     /// its own random stream, named after it.
     pub fn init(config: Config, seed: u64, device: &Device) -> Result<Self, ModelError> {
+        memory::check(&config, Dtype::F32, device)?;
         let deviation = config.initializer_range;
         let weights = Weights::build(&config, |Parameter { name, shape, kind }| {
             let count: usize = shape.iter().product();
@@ -87,7 +150,7 @@ impl Model {
             };
             Tensor::from_vec(values, shape, device)
         })?;
-        Ok(Self { config, weights, device: device.clone(), source: None })
+        Ok(Self::of(config, weights, device, Dtype::F32))
     }
 
     /// A new model in the shape a directory describes; its tokenizer goes where it is saved.
@@ -109,30 +172,59 @@ impl Model {
         Heads { count: heads, kv_count: kv_heads, dim: head_dim }
     }
 
-    /// The same model with the adapter merged in; the receiver is left as it is.
+    /// The same model with the adapter; the receiver is left as it is.
     pub fn with_adapter(&self, adapter: &Adapter) -> Result<Self, AdapterError> {
+        self.clone().adapted(adapter)
+    }
+
+    /// With the adapter merged in, which for the weights of an f32 model that nobody else has
+    /// takes no more memory, or in bf16 beside it.
+    pub fn adapted(mut self, adapter: &Adapter) -> Result<Self, AdapterError> {
         adapter.check_fits(&self.config)?;
-        let mut merged = self.clone();
+        if self.dtype == Dtype::Bf16 {
+            if self.beside.is_some() {
+                return Err(AdapterError::Second);
+            }
+            self.beside = Some(Arc::new(adapter.to_device(&self.device)?));
+            return Ok(self);
+        }
         for ((layer, module), pair) in &adapter.pairs {
             let (a, b) = (pair.a.to_device(&self.device)?, pair.b.to_device(&self.device)?);
             let scaled = (b * pair.scale)?;
-            let weight = &mut merged.weights.layers[*layer].linears[*module as usize].weight;
+            let weight = &mut self.weights.layers[*layer].linears[*module as usize].weight;
             *weight = (&*weight + matmul::product(&scaled, &a)?)?;
         }
-        Ok(merged)
+        Ok(self)
     }
 
-    /// Writes `model.safetensors` (f32) and `config.json`, and copies the tokenizer's files from
+    /// What produced a figure: the engine, and how it held the weights if not as f32.
+    pub fn engine(&self) -> String {
+        match self.dtype {
+            Dtype::F32 => crate::ENGINE.to_owned(),
+            Dtype::Bf16 => format!("{}-bf16", crate::ENGINE),
+        }
+    }
+
+    /// Writes `model.safetensors` and `config.json`, and copies the tokenizer's files from
     /// the directory the model was loaded from, if it was.
     pub fn save(&self, dir: &Path) -> Result<(), ModelError> {
         let file = |path: &Path| {
             let path = path.to_owned();
             move |source| ModelError::File { path, source }
         };
+        if self.beside.is_some() {
+            return Err(ModelError::Beside);
+        }
         std::fs::create_dir_all(dir).map_err(file(dir))?;
         tensors::write(&dir.join(SINGLE_FILE), self.weights.named())?;
         let path = dir.join("config.json");
-        let text = format!("{:#}\n", self.config.to_json());
+        let mut config = self.config.to_json();
+        if self.dtype == Dtype::Bf16 {
+            for field in ["dtype", "torch_dtype"] {
+                config[field] = "bfloat16".into();
+            }
+        }
+        let text = format!("{config:#}\n");
         std::fs::write(&path, text).map_err(file(&path))?;
         let Some(source) = self.source.as_deref().filter(|source| *source != dir) else {
             return Ok(());
@@ -149,39 +241,5 @@ impl Model {
     /// Where the model came from, if from a directory.
     pub fn source(&self) -> Option<&Path> {
         self.source.as_deref()
-    }
-}
-
-const SINGLE_FILE: &str = "model.safetensors";
-const SIDE_FILES: [&str; 9] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "generation_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-];
-
-/// The single file, or the shards `model.safetensors.index.json` names.
-fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
-    let path = dir.join("model.safetensors.index.json");
-    if !path.exists() {
-        return Ok(vec![dir.join(SINGLE_FILE)]);
-    }
-    let text = std::fs::read_to_string(&path)
-        .map_err(|source| ModelError::File { path: path.clone(), source })?;
-    let index: Value = serde_json::from_str(&text)
-        .map_err(|source| ModelError::Index { path: path.clone(), source: Some(source) })?;
-    let map = index.get("weight_map").and_then(Value::as_object);
-    let names = map.map(|map| map.values().filter_map(Value::as_str).collect::<BTreeSet<_>>());
-    let plain = |name: &&str| Path::new(name).file_name() == Some(name.as_ref());
-    match names {
-        Some(names) if !names.is_empty() && names.iter().all(plain) => {
-            Ok(names.into_iter().map(|name| dir.join(name)).collect())
-        }
-        _ => Err(ModelError::Index { path, source: None }),
     }
 }

@@ -182,7 +182,7 @@ impl<'a> Window<'a> {
 }
 
 /// Bytes from the start of the range's first token to the end of its last.
-fn bytes_of(spans: &[Range<usize>], range: Range<usize>) -> usize {
+pub(crate) fn bytes_of(spans: &[Range<usize>], range: Range<usize>) -> usize {
     let text = &spans[range];
     let start = text.first().map_or(0, |first| first.start);
     text.last().map_or(0, |last| last.end.saturating_sub(start))
@@ -210,7 +210,7 @@ fn score(
         done += pass.len();
         progress(done, windows.len());
     }
-    Ok(summary(&losses, windows))
+    Ok(summary(model, &losses, windows))
 }
 
 fn score_pass(model: &Model, windows: &[Window<'_>]) -> candle_core::Result<Vec<f64>> {
@@ -237,7 +237,7 @@ fn score_pass(model: &Model, windows: &[Window<'_>]) -> candle_core::Result<Vec<
     Ok(losses)
 }
 
-fn summary(losses: &[f64], windows: &[Window<'_>]) -> Perplexity {
+fn summary(model: &Model, losses: &[f64], windows: &[Window<'_>]) -> Perplexity {
     let count = losses.len() as f64;
     let total: f64 = losses.iter().sum();
     let squares: f64 = losses.iter().map(|loss| loss * loss).sum();
@@ -252,6 +252,6 @@ fn summary(losses: &[f64], windows: &[Window<'_>]) -> Perplexity {
         bits_per_byte: total / std::f64::consts::LN_2 / bytes.max(1) as f64,
         tokens: losses.len(),
         chunks: windows.len(),
-        engine: crate::ENGINE.to_owned(),
+        engine: model.engine(),
     }
 }

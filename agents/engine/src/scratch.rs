@@ -1,7 +1,7 @@
 //! Writes the directory of a model that does not exist yet: a byte-level tokenizer and the
 //! configuration of a small Qwen2, for [`crate::Model::init`] to fill with random weights.
 
-use crate::config::{Architecture, Config};
+use formats::{Architecture, Config};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
@@ -66,6 +66,8 @@ fn config(shape: &Shape) -> Config {
         max_positions: shape.max_positions,
         norm_epsilon: 1e-6,
         rope_theta: 1e4,
+        rope_scaling: None,
+        attention_bias: true,
         tied_embeddings: true,
         eos_tokens: vec![BYTES],
         // Hugging Face's 0.02 suits widths around 2 500; a narrow model hardly learns from it.

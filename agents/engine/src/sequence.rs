@@ -1,8 +1,8 @@
 //! Prompt and completion as one sequence of tokens, of which the completion and the end-of-sequence
 //! token are scored. Training and scoring read pairs in this one way.
 
-use crate::config::Config;
 use crate::tokenizer::{Tokenizer, TokenizerError};
+use formats::Config;
 use std::ops::Range;
 
 pub(crate) struct Sequence {

@@ -1,8 +1,12 @@
-//! safetensors files: read as f32, written as f32 in a fixed order.
+//! safetensors files: read a tensor at a time as f32 or bf16, written in a fixed order.
 
-use candle_core::{DType, Device, Tensor, safetensors::Load};
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use candle_core::{DType, Device, Tensor};
+use half::{bf16, f16};
+use safetensors::tensor::{Metadata, TensorInfo, TensorView};
+use safetensors::{Dtype, SafeTensorError};
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, thiserror::Error)]
@@ -10,7 +14,7 @@ pub enum TensorFileError {
     #[error("could not read or write {path}")]
     File { path: PathBuf, source: std::io::Error },
     #[error("{path} is not a valid safetensors file; download or copy it again")]
-    Format { path: PathBuf, source: safetensors::SafeTensorError },
+    Format { path: PathBuf, source: SafeTensorError },
     #[error("{path}: tensor `{name}` is {found}; f32, bf16 and f16 are supported")]
     Dtype { path: PathBuf, name: String, found: String },
     #[error("{path}: tensor `{name}` has no elements; download or copy the file again")]
@@ -23,26 +27,137 @@ pub enum TensorFileError {
     Tensor(#[from] candle_core::Error),
 }
 
-/// All tensors of one file, on the CPU.
-pub(crate) fn read(path: &Path) -> Result<BTreeMap<String, Tensor>, TensorFileError> {
-    let bytes = std::fs::read(path)
-        .map_err(|source| TensorFileError::File { path: path.into(), source })?;
-    let file = SafeTensors::deserialize(&bytes)
-        .map_err(|source| TensorFileError::Format { path: path.into(), source })?;
-    let mut tensors = BTreeMap::new();
-    for (name, view) in file.iter() {
-        if !matches!(view.dtype(), Dtype::F32 | Dtype::BF16 | Dtype::F16) {
-            let found = format!("{:?}", view.dtype());
-            return Err(TensorFileError::Dtype { path: path.into(), name: name.into(), found });
+/// Of a header, as the format's own library has it.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
+/// Of the file's bytes in memory beside the tensor they become.
+const READ_BYTES: usize = 1 << 20;
+
+/// An open file whose header was found to fit its length: no tensor in it is larger than it.
+pub(crate) struct TensorFile {
+    path: PathBuf,
+    file: File,
+    metadata: Metadata,
+    /// Where the first tensor begins.
+    start: u64,
+}
+
+impl TensorFile {
+    pub(crate) fn open(path: &Path) -> Result<Self, TensorFileError> {
+        let failed = |source| TensorFileError::File { path: path.into(), source };
+        let damaged = |source| TensorFileError::Format { path: path.into(), source };
+        let mut file = File::open(path).map_err(failed)?;
+        let length = file.metadata().map_err(failed)?.len();
+        let mut size = [0; 8];
+        if length < size.len() as u64 {
+            return Err(damaged(SafeTensorError::HeaderTooSmall));
+        }
+        file.read_exact(&mut size).map_err(failed)?;
+        let header = u64::from_le_bytes(size);
+        if header > HEADER_BYTES_MAX {
+            return Err(damaged(SafeTensorError::HeaderTooLarge));
+        }
+        let start = size.len() as u64 + header;
+        if start > length {
+            return Err(damaged(SafeTensorError::InvalidHeaderLength));
+        }
+        let mut text = vec![0; header as usize];
+        file.read_exact(&mut text).map_err(failed)?;
+        let metadata: Metadata = serde_json::from_slice(&text)
+            .map_err(SafeTensorError::InvalidHeaderDeserialization)
+            .map_err(damaged)?;
+        if start.checked_add(metadata.data_len() as u64) != Some(length) {
+            return Err(damaged(SafeTensorError::MetadataIncompleteBuffer));
+        }
+        Ok(Self { path: path.into(), file, metadata, start })
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        let mut names = self.metadata.offset_keys();
+        names.sort();
+        names
+    }
+
+    /// One tensor, if it has that shape; `None` where any will do.
+    pub(crate) fn read(
+        &self,
+        name: &str,
+        shape: Option<&[usize]>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor, TensorFileError> {
+        let (path, name) = (self.path.clone(), name.to_owned());
+        let Some(info) = self.metadata.info(&name) else {
+            return Err(TensorFileError::Missing { path, name });
+        };
+        if let Some(expected) = shape.filter(|shape| *shape != info.shape) {
+            let (found, expected) = (info.shape.clone(), expected.to_vec());
+            return Err(TensorFileError::Shape { path, name, found, expected });
         }
         // Its other dimensions may be beyond what can be multiplied.
-        if view.data().is_empty() {
-            return Err(TensorFileError::Empty { path: path.into(), name: name.into() });
+        if info.data_offsets.0 == info.data_offsets.1 {
+            return Err(TensorFileError::Empty { path, name });
         }
-        let tensor = view.load(&Device::Cpu)?.to_dtype(DType::F32)?;
-        tensors.insert(name.to_owned(), tensor);
+        let found = match dtype {
+            DType::BF16 => self.values(info, bf16::from_f32).map(|values| {
+                values.map(|values| Tensor::from_vec(values, info.shape.as_slice(), device))
+            }),
+            _ => self.values(info, |value| value).map(|values| {
+                values.map(|values| Tensor::from_vec(values, info.shape.as_slice(), device))
+            }),
+        };
+        match found.map_err(|source| TensorFileError::File { path: path.clone(), source })? {
+            Some(tensor) => Ok(tensor?),
+            None => {
+                let found = format!("{:?}", info.dtype);
+                Err(TensorFileError::Dtype { path, name, found })
+            }
+        }
     }
-    Ok(tensors)
+
+    /// `None` of a type that is not read.
+    fn values<T>(
+        &self,
+        info: &TensorInfo,
+        make: impl Fn(f32) -> T,
+    ) -> std::io::Result<Option<Vec<T>>> {
+        let read = match info.dtype {
+            Dtype::F32 => self.elements(info, |bytes| make(f32::from_le_bytes(bytes))),
+            Dtype::BF16 => self.elements(info, |bytes| make(bf16::from_le_bytes(bytes).to_f32())),
+            Dtype::F16 => self.elements(info, |bytes| make(f16::from_le_bytes(bytes).to_f32())),
+            _ => return Ok(None),
+        };
+        read.map(Some)
+    }
+
+    fn elements<T, const SIZE: usize>(
+        &self,
+        info: &TensorInfo,
+        make: impl Fn([u8; SIZE]) -> T,
+    ) -> std::io::Result<Vec<T>> {
+        let (start, end) = info.data_offsets;
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(self.start + start as u64))?;
+        let mut elements = Vec::with_capacity((end - start) / SIZE);
+        let mut buffer = vec![0; READ_BYTES.min(end - start)];
+        let mut left = end - start;
+        while left > 0 {
+            let bytes = &mut buffer[..READ_BYTES.min(left)];
+            file.read_exact(bytes)?;
+            left -= bytes.len();
+            elements.extend(bytes.as_chunks::<SIZE>().0.iter().map(|bytes| make(*bytes)));
+        }
+        Ok(elements)
+    }
+}
+
+/// All tensors of one file as f32, on the CPU.
+pub(crate) fn read(path: &Path) -> Result<BTreeMap<String, Tensor>, TensorFileError> {
+    let file = TensorFile::open(path)?;
+    let tensor = |name: String| {
+        let tensor = file.read(&name, None, DType::F32, &Device::Cpu)?;
+        Ok((name, tensor))
+    };
+    file.names().into_iter().map(tensor).collect()
 }
 
 /// Takes one of the tensors that were read, if it has that shape.
@@ -62,19 +177,29 @@ pub(crate) fn take(
     }
 }
 
+/// Each tensor in the type it has in memory.
 pub(crate) fn write<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (String, &'a Tensor)>,
 ) -> Result<(), TensorFileError> {
     let mut bytes = BTreeMap::new();
     for (name, tensor) in tensors {
-        let values = tensor.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?;
-        let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        bytes.insert(name, (tensor.dims().to_vec(), data));
+        let flat = tensor.to_device(&Device::Cpu)?.flatten_all()?;
+        let (dtype, data): (_, Vec<u8>) = match tensor.dtype() {
+            DType::BF16 => {
+                let values = flat.to_vec1::<bf16>()?;
+                (Dtype::BF16, values.iter().flat_map(|value| value.to_le_bytes()).collect())
+            }
+            _ => {
+                let values = flat.to_vec1::<f32>()?;
+                (Dtype::F32, values.iter().flat_map(|value| value.to_le_bytes()).collect())
+            }
+        };
+        bytes.insert(name, (dtype, tensor.dims().to_vec(), data));
     }
     let format = |source| TensorFileError::Format { path: path.into(), source };
-    let views = bytes.iter().map(|(name, (shape, data))| {
-        TensorView::new(Dtype::F32, shape.clone(), data).map(|view| (name.as_str(), view))
+    let views = bytes.iter().map(|(name, (dtype, shape, data))| {
+        TensorView::new(*dtype, shape.clone(), data).map(|view| (name.as_str(), view))
     });
     let views = views.collect::<Result<Vec<_>, _>>().map_err(format)?;
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);

@@ -1,6 +1,7 @@
 //! A model directory's `tokenizer.json`. Two ways of reading text: as a prompt, where special
 //! tokens written in it count as such, and as plain text, where they are only characters.
 
+use formats::{Config, GgufModel, GgufModelError};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -26,6 +27,12 @@ pub enum TokenizerError {
         "could not load {path}; the directory needs a `tokenizer.json` of the tokenizers library"
     )]
     Load { path: PathBuf, source: tokenizers::Error },
+    #[error(
+        "tokenizer mismatch: its token {token:?} has the number {id}, but config.json says vocab_size {vocab_size}; the two files do not belong together"
+    )]
+    Mismatch { token: String, id: u32, vocab_size: usize },
+    #[error("could not use the tokenizer of a GGUF file")]
+    Gguf(#[from] GgufModelError),
     #[error("could not tokenize {characters} characters of text")]
     Encode { characters: usize, source: tokenizers::Error },
     #[error("could not turn {tokens} tokens into text")]
@@ -34,9 +41,7 @@ pub enum TokenizerError {
 
 impl Tokenizer {
     pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
-        let path = dir.join("tokenizer.json");
-        let mut prompts = caught(|| tokenizers::Tokenizer::from_file(&path))
-            .map_err(|source| TokenizerError::Load { path, source })?;
+        let mut prompts = if dir.is_file() { from_gguf(dir)? } else { from_directory(dir)? };
         prompts.with_padding(None);
         let prompts = without_truncation(prompts)?;
         let mut plain = prompts.clone();
@@ -44,6 +49,18 @@ impl Tokenizer {
         let mut tokenizer = Self { prompts, plain, bos: None };
         tokenizer.bos = tokenizer.encode("")?.first().copied();
         Ok(tokenizer)
+    }
+
+    /// Every token must be one of the model's. A model may have more, which many pad for speed.
+    pub fn check_fits(&self, config: &Config) -> Result<(), TokenizerError> {
+        let vocab_size = config.vocab_size;
+        let last = self.prompts.get_vocab(true).into_iter().max_by_key(|(_, id)| *id);
+        match last {
+            Some((token, id)) if id as usize >= vocab_size => {
+                Err(TokenizerError::Mismatch { token, id, vocab_size })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The token the tokenizer puts before every text, if it does.
@@ -71,6 +88,18 @@ impl Tokenizer {
         caught(|| self.prompts.decode(tokens, true))
             .map_err(|source| TokenizerError::Decode { tokens: tokens.len(), source })
     }
+}
+
+fn from_directory(dir: &Path) -> Result<tokenizers::Tokenizer, TokenizerError> {
+    let path = dir.join("tokenizer.json");
+    caught(|| tokenizers::Tokenizer::from_file(&path))
+        .map_err(|source| TokenizerError::Load { path, source })
+}
+
+fn from_gguf(path: &Path) -> Result<tokenizers::Tokenizer, TokenizerError> {
+    let json = GgufModel::open(path).and_then(|model| model.tokenizer_json())?;
+    caught(|| tokenizers::Tokenizer::from_bytes(&json))
+        .map_err(|source| TokenizerError::Load { path: path.into(), source })
 }
 
 /// The library panics on some files that are damaged or make no sense, when it reads them or

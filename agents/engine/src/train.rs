@@ -7,14 +7,15 @@ mod optimizer;
 mod resume;
 mod schedule;
 
-use crate::adapter::{Adapter, AdapterError, LoraSpec};
-use crate::model::{Model, ModelError, weights::Weights};
+use crate::adapter::{Adapter, AdapterError};
+use crate::model::{Dtype, Model, ModelError, weights::Weights};
 use crate::ops::on_pool;
 use crate::random::Random;
 use crate::sequence::{Sequence, SequenceError};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Tokenizer, TokenizerError};
 use backward::{Batch, Gradients};
 use candle_core::{Device, Tensor};
+use formats::LoraSpec;
 use optimizer::Optimizer;
 pub use resume::ResumeError;
 pub use schedule::Decay;
@@ -95,6 +96,12 @@ pub enum TrainError {
         "the loss or the gradient is not a finite number at step {step}; lower the learning rate"
     )]
     Diverged { step: usize },
+    #[error("every weight of a bf16 model cannot be trained; load it as f32, or train an adapter")]
+    Narrow,
+    #[error("the model has an adapter beside it; train on the base, or go on with the adapter")]
+    Beside,
+    #[error("could not use the tokenizer with the model")]
+    Tokenizer(#[from] TokenizerError),
     #[error("could not save the model")]
     Model(#[from] ModelError),
     #[error("could not use or save the adapter")]
@@ -124,6 +131,8 @@ impl Trainer {
         spec: TrainSpec,
     ) -> Result<Self, TrainError> {
         check_spec(&spec)?;
+        check_model(&model, &method)?;
+        tokenizer.check_fits(&model.config)?;
         let sequences = read_examples(&model, tokenizer, examples, spec.max_tokens)?;
         let adapter = match method {
             Method::Full => None,
@@ -242,6 +251,14 @@ fn replace_weights(
             .ok_or_else(|| candle_core::Error::msg(format!("`{}` got no update", parameter.name)))
     })?;
     Ok(())
+}
+
+fn check_model(model: &Model, method: &Method) -> Result<(), TrainError> {
+    match method {
+        Method::Full if model.dtype == Dtype::Bf16 => Err(TrainError::Narrow),
+        _ if model.beside.is_some() => Err(TrainError::Beside),
+        _ => Ok(()),
+    }
 }
 
 fn check_spec(spec: &TrainSpec) -> Result<(), TrainError> {

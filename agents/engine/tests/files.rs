@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
-use engine::{Device, Model, ModelError, Shape, write_scratch};
+use engine::{Adapter, Device, LoraSpec, Model, ModelError, Module, Shape, write_scratch};
 use safetensors::SafeTensors;
 use std::collections::HashMap;
 use std::error::Error;
@@ -60,4 +60,40 @@ fn a_damaged_directory_is_refused_with_the_reason() {
     let bytes = std::fs::read(&file).unwrap();
     std::fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
     assert!(refusal(dir.path()).contains("not a valid safetensors file"));
+}
+
+/// A pair of another rank, a tensor of the embedding, an adapter of a deeper and of a wider model.
+#[test]
+fn an_adapter_that_does_not_fit_is_refused_by_tensor_and_shapes() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = scratch(dir.path()).config().clone();
+    let adapter = dir.path().join("adapter");
+    let save = |shape: Shape| {
+        let other = write_scratch(&dir.path().join("other"), &shape).unwrap();
+        let spec = LoraSpec { rank: 4, alpha: 8.0, modules: [Module::Up].into(), rslora: false };
+        Adapter::new(&spec, &other, 1).unwrap().save(&adapter, "base").unwrap();
+    };
+    let refusal = || {
+        let error = Adapter::load(&adapter, &config).unwrap_err();
+        error.source().map_or_else(|| error.to_string(), ToString::to_string)
+    };
+    let one = Shape { layers: 1, ..Shape::default() };
+    save(Shape { layers: 2, ..one });
+    assert!(refusal().contains("layers.1.mlp.up_proj.lora_A.weight` belongs to nothing"));
+    save(Shape { intermediate_size: 64, ..one });
+    assert!(refusal().contains("up_proj.lora_B.weight` has shape [64, 4], expected [352, 4]"));
+    save(one);
+    Adapter::load(&adapter, &config).unwrap();
+    let settings = adapter.join("adapter_config.json");
+    let text = std::fs::read_to_string(&settings).unwrap();
+    std::fs::write(&settings, text.replace("\"r\": 4", "\"r\": 8")).unwrap();
+    assert!(refusal().contains("lora_A.weight` has shape [4, 128], expected [8, 128]"));
+    std::fs::write(&settings, text).unwrap();
+    let path = adapter.join("adapter_model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let mut named = tensors.tensors();
+    named.push(("base_model.model.lm_head.lora_A.weight".into(), named[0].1.clone()));
+    safetensors::serialize_to_file(named, None, &path).unwrap();
+    assert!(refusal().contains("changes the embedding or the head"), "{}", refusal());
 }

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use engine::{
-    AdmitError, Completion, Device, Generator, Model, Prompt, Request, Sampling, Shape, Tokenizer,
-    generate_all, write_scratch,
+    Adapter, AdmitError, Completion, Device, Dtype, Generator, LoraSpec, Model, Module, Prompt,
+    Request, Sampling, Shape, Tokenizer, generate_all, write_scratch,
 };
 use std::collections::BTreeMap;
 
@@ -52,6 +52,44 @@ fn a_sample_does_not_depend_on_slots_or_order() {
         assert_eq!(run(slots, requests()), alone, "{slots} slots");
     }
     assert_eq!(run(9, requests().into_iter().rev().collect()), alone, "in reverse");
+}
+
+/// In bf16 an adapter is computed beside the weights.
+#[test]
+fn a_sample_of_a_bf16_model_with_an_adapter_does_not_depend_on_slots() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = write_scratch(dir.path(), &Shape::default()).unwrap();
+    config.initializer_range = 0.3;
+    Model::init(config, 5, &Device::Cpu).unwrap().save(dir.path()).unwrap();
+    let model = Model::load_as(dir.path(), &Device::Cpu, Dtype::Bf16).unwrap();
+    let spec = LoraSpec { rank: 4, alpha: 8.0, modules: Module::ALL.into(), rslora: false };
+    let path = dir.path().join("adapter");
+    Adapter::new(&spec, model.config(), 1).unwrap().save(&path, "base").unwrap();
+    shake(&path.join("adapter_model.safetensors"));
+    let adapter = Adapter::load(&path, model.config()).unwrap();
+    let tokenizer = Tokenizer::load(dir.path()).unwrap();
+    let run = |model: &Model, slots| {
+        let results = generate_all(model, &tokenizer, slots, requests(), |_, _| {}).unwrap();
+        collect(results.into_iter().flat_map(Result::unwrap))
+    };
+    let adapted = model.with_adapter(&adapter).unwrap();
+    let alone = run(&adapted, 1);
+    assert!(alone != run(&model, 1), "the adapter matters");
+    for slots in [2, 7, 64] {
+        assert_eq!(run(&adapted, slots), alone, "{slots} slots");
+    }
+    assert!(adapted.with_adapter(&adapter).is_err());
+    assert!(adapted.save(&path).is_err());
+}
+
+/// A new adapter's B is zero: writes another number all over the file's tensors.
+fn shake(path: &std::path::Path) {
+    let mut bytes = std::fs::read(path).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    for (index, value) in bytes[8 + header..].as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        *value = (((index * 7919) % 101) as f32 / 1000.0 - 0.05).to_le_bytes();
+    }
+    std::fs::write(path, bytes).unwrap();
 }
 
 #[test]

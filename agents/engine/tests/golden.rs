@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
-use engine::{Adapter, Device, Model, Tokenizer, chunks, sliding};
+use engine::{Adapter, Device, Model, Tokenizer, chunks, layout, sliding};
 use std::path::{Path, PathBuf};
 
 fn golden() -> Option<PathBuf> {
@@ -58,6 +58,24 @@ fn adapters_and_the_llama_architecture_give_the_reference_figures() {
         let figure = chunked(&case(&root, model, adapter, "eval_docs.txt"), Some(8));
         assert_eq!(format!("{:.4}", figure.perplexity), expected, "{model} {adapter:?}");
     }
+}
+
+#[test]
+fn a_text_laid_out_for_another_program_has_the_same_chunks_and_one_more() {
+    let Some(root) = golden() else { return };
+    let Case { model, tokenizer, text } = case(&root, "qwen2-tiny", None, "eval_docs.txt");
+    for (context, limit) in [(512, None), (512, Some(8)), (64, Some(3)), (1000, None)] {
+        let layout = layout(&tokenizer, model.config(), &text, context, limit).unwrap();
+        let here = chunks(&model, &tokenizer, &text, context, Some(1), |_, _| {}).unwrap();
+        let there = chunks(&model, &tokenizer, &layout.text, context, Some(1), |_, _| {}).unwrap();
+        assert_eq!(here, there, "{context} {limit:?}");
+        assert_eq!(layout.tokens, layout.chunks * here.tokens);
+        assert!(layout.has_one_more);
+        let tokens = tokenizer.encode_continuation(layout.text.trim_end_matches('\n')).unwrap();
+        assert_eq!(tokens.len() / context, layout.chunks + 1, "{context} {limit:?}");
+    }
+    let all = layout(&tokenizer, model.config(), &text, 512, None).unwrap();
+    assert_eq!((all.chunks, all.tokens), (54, 13770));
 }
 
 #[test]

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use engine::{
-    Adapter, AdapterError, Decay, Device, Document, Example, LoraSpec, Method, Model, Module,
-    Prompt, Request, Sampling, Shape, Tokenizer, TrainError, TrainSpec, Trainer, documents,
+    Adapter, AdapterError, Decay, Device, Document, Dtype, Example, LoraSpec, Method, Model,
+    Module, Prompt, Request, Sampling, Shape, Tokenizer, TrainError, TrainSpec, Trainer, documents,
     generate_all, write_scratch,
 };
 use std::path::Path;
@@ -69,6 +69,46 @@ fn the_same_inputs_give_the_same_bytes_on_any_number_of_threads() {
         assert!(once == trained(&base, method.clone(), 2, &out));
         assert!(once == trained(&base, method, 5, &out));
     }
+}
+
+#[test]
+fn an_adapter_of_a_bf16_model_is_trained_to_the_same_bytes_and_nothing_else_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, tokenizer) = scratch(dir.path());
+    let narrow = || Model::load_as(dir.path(), &Device::Cpu, Dtype::Bf16).unwrap();
+    let trained = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let mut trainer = Trainer::new(narrow(), &tokenizer, lora(), &examples(), spec()).unwrap();
+        let mut losses = Vec::new();
+        while let Some(report) = pool.install(|| trainer.step()).unwrap() {
+            losses.push(report.loss);
+        }
+        assert!(losses[5] < losses[0], "{losses:?}");
+        let out = dir.path().join("out");
+        trainer.save(&out, "base").unwrap();
+        std::fs::read(out.join("adapter_model.safetensors")).unwrap()
+    };
+    assert!(trained(1) == trained(3));
+    let refused = Trainer::new(narrow(), &tokenizer, Method::Full, &examples(), spec());
+    assert!(matches!(refused, Err(TrainError::Narrow)));
+    narrow().save(&dir.path().join("copy")).unwrap();
+    let copy = Model::load(&dir.path().join("copy"), &Device::Cpu).unwrap();
+    let again = Trainer::new(copy, &tokenizer, lora(), &examples(), spec()).unwrap().step();
+    let first = Trainer::new(narrow(), &tokenizer, lora(), &examples(), spec()).unwrap().step();
+    let [again, first] = [again, first].map(|report| report.unwrap().unwrap().loss);
+    assert!((again - first).abs() < 1e-5, "{again} {first}");
+}
+
+#[test]
+fn a_tokenizer_with_tokens_the_model_lacks_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    scratch(dir.path());
+    let path = dir.path().join("tokenizer.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("\"<|pad|>\": 259", "\"<|pad|>\": 260")).unwrap();
+    let error = engine::load(dir.path(), None, "cpu", Dtype::F32).err().unwrap();
+    let told = std::error::Error::source(&error).unwrap().to_string();
+    assert!(told.contains("tokenizer mismatch") && told.contains("vocab_size 260"), "{told}");
 }
 
 #[test]

@@ -2,10 +2,11 @@
 //! sequences or a cache. Every intermediate a backward pass needs is kept in a layer's tape.
 
 use super::Model;
-use super::weights::{Layer, Linear};
-use crate::adapter::{Adapter, Module};
+use super::weights::Linear;
+use crate::adapter::{Adapter, Pair};
 use crate::ops::{matmul, norm, rope::Rotation, swiglu};
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
+use formats::Module;
 
 /// Attention of one layer: (layer, query, key, value) after rotation, to `[rows, heads * dim]`.
 pub(crate) type Attend<'a> = dyn FnMut(usize, &Tensor, &Tensor, &Tensor) -> Result<Tensor> + 'a;
@@ -20,6 +21,8 @@ pub(crate) struct Projected {
 pub(crate) struct LayerTape {
     pub(crate) input: Tensor,
     pub(crate) attention_input: Tensor,
+    /// Query and key before their norms, where they have them.
+    pub(crate) unnormed: Option<[Tensor; 2]>,
     pub(crate) query: Tensor,
     pub(crate) key: Tensor,
     pub(crate) value: Tensor,
@@ -35,11 +38,12 @@ pub(crate) struct LayerTape {
 
 impl Model {
     pub(crate) fn rotation(&self, positions: &[u32]) -> Result<Rotation> {
-        Rotation::new(positions, self.config.head_dim, self.config.rope_theta, &self.device)
+        Rotation::new(positions, &self.frequencies, &self.device)
     }
 
     pub(crate) fn embed(&self, tokens: &[u32]) -> Result<Tensor> {
-        self.weights.embedding.index_select(&Tensor::new(tokens, &self.device)?, 0)
+        let rows = self.weights.embedding.index_select(&Tensor::new(tokens, &self.device)?, 0)?;
+        rows.to_dtype(DType::F32)
     }
 
     /// Final hidden states, normalised: what the head reads.
@@ -76,14 +80,24 @@ impl Model {
         let layer = &self.weights.layers[index];
         let mut lows = Vec::with_capacity(Module::ALL.len());
         let mut project = |module, x: &Tensor| {
-            let projected = project(layer, index, module, adapter, x)?;
+            let projected = self.project(index, module, adapter, x)?;
             lows.push(projected.low);
             Ok::<_, candle_core::Error>(projected.out)
         };
         let epsilon = self.config.norm_epsilon;
         let attention_input = norm::rms_norm(input, &layer.input_norm, epsilon)?;
-        let query = rotation.apply(&project(Module::Query, &attention_input)?)?;
-        let key = rotation.apply(&project(Module::Key, &attention_input)?)?;
+        let mut query = project(Module::Query, &attention_input)?;
+        let mut key = project(Module::Key, &attention_input)?;
+        let mut unnormed = None;
+        if let Some([query_norm, key_norm]) = &layer.head_norms {
+            let normed = [
+                norm::rms_norm_heads(&query, query_norm, epsilon)?,
+                norm::rms_norm_heads(&key, key_norm, epsilon)?,
+            ];
+            unnormed = Some([query, key]);
+            [query, key] = normed;
+        }
+        let (query, key) = (rotation.apply(&query)?, rotation.apply(&key)?);
         let value = project(Module::Value, &attention_input)?;
         let attended = attend(index, &query, &key, &value)?;
         let middle = (input + project(Module::Output, &attended)?)?;
@@ -95,6 +109,7 @@ impl Model {
         let tape = LayerTape {
             input: input.clone(),
             attention_input,
+            unnormed,
             query,
             key,
             value,
@@ -108,20 +123,30 @@ impl Model {
         };
         Ok((output, tape))
     }
+
+    fn project(
+        &self,
+        index: usize,
+        module: Module,
+        adapter: Option<&Adapter>,
+        x: &Tensor,
+    ) -> Result<Projected> {
+        let linear = &self.weights.layers[index].linears[module as usize];
+        let pair = |adapter: &Adapter| adapter.pairs.get(&(index, module)).cloned();
+        if let Some(pair) = adapter.and_then(pair) {
+            return project_training(linear, &pair, x);
+        }
+        let out = matmul::project(x, &linear.weight, linear.bias.as_ref())?;
+        let Some(Pair { a, b, scale }) = self.beside.as_deref().and_then(pair) else {
+            return Ok(Projected { out, low: None });
+        };
+        let low = (matmul::project(x, &a, None)? * scale)?;
+        Ok(Projected { out: (out + matmul::project(&low, &b, None)?)?, low: None })
+    }
 }
 
-fn project(
-    layer: &Layer,
-    index: usize,
-    module: Module,
-    adapter: Option<&Adapter>,
-    x: &Tensor,
-) -> Result<Projected> {
-    let Linear { weight, bias } = &layer.linears[module as usize];
-    let Some(pair) = adapter.and_then(|adapter| adapter.pairs.get(&(index, module))) else {
-        return Ok(Projected { out: matmul::project(x, weight, bias.as_ref())?, low: None });
-    };
+fn project_training(linear: &Linear, pair: &Pair, x: &Tensor) -> Result<Projected> {
     let low = (matmul::product(x, &pair.a.t()?)? * pair.scale)?;
-    let terms = [(x, &weight.t()?), (&low, &pair.b.t()?)];
-    Ok(Projected { out: matmul::sum_of_products(&terms, bias.as_ref())?, low: Some(low) })
+    let terms = [(x, &linear.weight.t()?), (&low, &pair.b.t()?)];
+    Ok(Projected { out: matmul::sum_of_products(&terms, linear.bias.as_ref())?, low: Some(low) })
 }

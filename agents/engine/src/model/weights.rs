@@ -1,8 +1,8 @@
 //! The parameters of a model, each under its Hugging Face name.
 
-use crate::adapter::Module;
-use crate::config::Config;
 use candle_core::Tensor;
+use formats::Config;
+use formats::Module;
 
 /// What a parameter is, for initialisation and weight decay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub(crate) struct Linear {
 pub(crate) struct Layer {
     pub(crate) input_norm: Tensor,
     pub(crate) post_norm: Tensor,
+    /// Qwen3's norms of the heads of q and of k.
+    pub(crate) head_norms: Option<[Tensor; 2]>,
     /// In the order of [`Module::ALL`].
     pub(crate) linears: Vec<Linear>,
 }
@@ -85,6 +87,9 @@ impl Weights {
                 named
                     .extend(linear.bias.iter().map(|bias| (module.parameter(index, "bias"), bias)));
             }
+            let head_norms = layer.head_norms.iter().flatten();
+            named
+                .extend(HEAD_NORMS.into_iter().map(|name| layer_name(index, name)).zip(head_norms));
             named.push((layer_name(index, POST_NORM), &layer.post_norm));
         }
         named.push((NORM.into(), &self.norm));
@@ -95,6 +100,7 @@ impl Weights {
 
 pub(crate) const INPUT_NORM: &str = "input_layernorm.weight";
 pub(crate) const POST_NORM: &str = "post_attention_layernorm.weight";
+pub(crate) const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
 
 fn build_layer<E>(
     config: &Config,
@@ -107,15 +113,19 @@ fn build_layer<E>(
     for module in Module::ALL {
         let (outputs, inputs) = module.shape(config);
         let weight = make(module.parameter(layer, "weight"), vec![outputs, inputs], Kind::Matrix)?;
-        let biased =
-            config.qkv_bias() && matches!(module, Module::Query | Module::Key | Module::Value);
-        let bias = if biased {
+        let bias = if config.has_bias(module) {
             Some(make(module.parameter(layer, "bias"), vec![outputs], Kind::Bias)?)
         } else {
             None
         };
         linears.push(Linear { weight, bias });
     }
+    let head_norms = if config.has_head_norms() {
+        let mut norm = |name| make(layer_name(layer, name), vec![config.head_dim], Kind::Norm);
+        Some([norm(HEAD_NORMS[0])?, norm(HEAD_NORMS[1])?])
+    } else {
+        None
+    };
     let post_norm = make(layer_name(layer, POST_NORM), width, Kind::Norm)?;
-    Ok(Layer { input_norm, post_norm, linears })
+    Ok(Layer { input_norm, post_norm, head_norms, linears })
 }

@@ -22,6 +22,11 @@ pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tens
     Tensor::from_vec(out, x.shape(), x.device())
 }
 
+/// Each head of a row by itself, all with the same weight: `weight` is as wide as a head.
+pub(crate) fn rms_norm_heads(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tensor> {
+    rms_norm(&x.reshape(((), weight.dim(0)?))?, weight, epsilon)?.reshape(x.shape())
+}
+
 #[inline(always)]
 fn inverse_rms(row: &[f32], epsilon: f64) -> f32 {
     let mean = math::dot(row, row) / row.len() as f32;
@@ -80,6 +85,20 @@ pub(crate) fn rms_norm_backward(
         None
     };
     Ok((Tensor::from_vec(out, x.shape(), x.device())?, weight_grad))
+}
+
+/// As [`rms_norm_backward`], of [`rms_norm_heads`].
+pub(crate) fn rms_norm_heads_backward(
+    x: &Tensor,
+    weight: &Tensor,
+    grad: &Tensor,
+    epsilon: f64,
+    with_weight: bool,
+) -> Result<(Tensor, Option<Tensor>)> {
+    let heads = |of: &Tensor| of.reshape(((), weight.dim(0)?));
+    let (input, weight_grad) =
+        rms_norm_backward(&heads(x)?, weight, &heads(grad)?, epsilon, with_weight)?;
+    Ok((input.reshape(x.shape())?, weight_grad))
 }
 
 fn composed_backward(

@@ -2,6 +2,33 @@
 
 use super::{for_row_blocks, host};
 use candle_core::{Device, Result, Tensor};
+use formats::{Config, RopeScaling};
+use std::f32::consts::PI;
+
+/// By how much each pair of elements turns from one position to the next, in f32 throughout, as
+/// transformers computes it.
+pub(crate) fn frequencies(config: &Config) -> Vec<f32> {
+    let Config { head_dim, rope_theta, rope_scaling, .. } = *config;
+    let plain = |i: usize| 1.0 / (rope_theta as f32).powf((2 * i) as f32 / head_dim as f32);
+    let scaled = |frequency| rope_scaling.map_or(frequency, |by| stretched(frequency, &by));
+    (0..head_dim / 2).map(plain).map(scaled).collect()
+}
+
+/// Llama 3.1: turns that are slow against the original context become slower by the factor, fast
+/// ones stay, and those between are a mixture.
+fn stretched(frequency: f32, scaling: &RopeScaling) -> f32 {
+    let (low, high) = (scaling.low_freq_factor as f32, scaling.high_freq_factor as f32);
+    let (factor, original) = (scaling.factor as f32, scaling.original_max_positions as f32);
+    let wavelength = 2.0 * PI / frequency;
+    if wavelength < original / high {
+        frequency
+    } else if wavelength > original / low {
+        frequency / factor
+    } else {
+        let smooth = (original / wavelength - low) / (high - low);
+        (1.0 - smooth) * frequency / factor + smooth * frequency
+    }
+}
 
 /// Cosines and sines for the positions of the rows at hand: `[rows, head_dim / 2]` each.
 #[derive(Debug, Clone)]
@@ -11,16 +38,9 @@ pub(crate) struct Rotation {
 }
 
 impl Rotation {
-    /// Computed in f32 throughout, as transformers does.
-    pub(crate) fn new(
-        positions: &[u32],
-        head_dim: usize,
-        theta: f64,
-        device: &Device,
-    ) -> Result<Self> {
-        let half = head_dim / 2;
-        let frequency = |i: usize| 1.0 / (theta as f32).powf((2 * i) as f32 / head_dim as f32);
-        let frequencies: Vec<f32> = (0..half).map(frequency).collect();
+    /// Of [`frequencies`].
+    pub(crate) fn new(positions: &[u32], frequencies: &[f32], device: &Device) -> Result<Self> {
+        let half = frequencies.len();
         let angles: Vec<f32> = positions
             .iter()
             .flat_map(|position| frequencies.iter().map(move |f| *position as f32 * f))
@@ -92,7 +112,8 @@ mod tests {
     #[test]
     fn the_kernel_agrees_with_the_composed_form_and_backward_undoes_it() {
         let positions: Vec<u32> = (0..200).collect();
-        let rotation = Rotation::new(&positions, 16, 1e4, &Device::Cpu).unwrap();
+        let frequencies: Vec<f32> = (0..8).map(|i| 1e4f32.powf(-0.125 * i as f32)).collect();
+        let rotation = Rotation::new(&positions, &frequencies, &Device::Cpu).unwrap();
         let x = random(&[200, 48], 1);
         let rotated = rotation.apply(&x).unwrap();
         assert_close(&rotated, &rotation.composed(&x, 1.0).unwrap(), 1e-6);

@@ -1,8 +1,10 @@
 //! The backward pass, written out: no autograd graph, so nothing is computed for frozen weights
 //! and every trainable tensor's gradient appears here by name.
 
-use crate::adapter::{Adapter, Module};
-use crate::model::weights::{self, EMBEDDING, HEAD, INPUT_NORM, NORM, POST_NORM, layer_name};
+use crate::adapter::Adapter;
+use crate::model::weights::{
+    self, EMBEDDING, HEAD, HEAD_NORMS, INPUT_NORM, NORM, POST_NORM, layer_name,
+};
 use crate::model::{Model, forward::LayerTape};
 use crate::ops::attention::{self, causal_attention};
 use crate::ops::loss::{loss_backward, negative_log_likelihoods};
@@ -11,6 +13,7 @@ use crate::ops::rope::Rotation;
 use crate::ops::{host, norm, swiglu};
 use crate::sequence::Sequence;
 use candle_core::{Result, Tensor};
+use formats::Module;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -191,11 +194,31 @@ impl LayerPass<'_> {
             sequences,
         };
         let attention::Gradients { query, key, value } = inner.run()?;
-        let (query, key) = (rotation.backward(&query)?, rotation.backward(&key)?);
+        let [query, key] =
+            self.head_norms([rotation.backward(&query)?, rotation.backward(&key)?])?;
         let projections = [(Module::Query, &query), (Module::Key, &key), (Module::Value, &value)];
         let input = self.linears(&tape.attention_input, &projections)?;
         let through_norm = self.norm(&tape.input, &self.layer.input_norm, INPUT_NORM, &input)?;
         middle + through_norm
+    }
+
+    /// From the gradients of query and key before rotation to those of their projections.
+    fn head_norms(&mut self, grads: [Tensor; 2]) -> Result<[Tensor; 2]> {
+        let (Some(weights), Some(inputs)) = (&self.layer.head_norms, &self.tape.unnormed) else {
+            return Ok(grads);
+        };
+        let (epsilon, full) = (self.model.config.norm_epsilon, self.adapter.is_none());
+        let mut through = grads;
+        for (index, name) in HEAD_NORMS.into_iter().enumerate() {
+            let (x, weight, grad) = (&inputs[index], &weights[index], &through[index]);
+            let (input, weight_grad) =
+                norm::rms_norm_heads_backward(x, weight, grad, epsilon, full)?;
+            if let Some(weight_grad) = weight_grad {
+                self.gradients.add(layer_name(self.index, name), weight_grad)?;
+            }
+            through[index] = input;
+        }
+        Ok(through)
     }
 
     fn norm(&mut self, x: &Tensor, weight: &Tensor, name: &str, grad: &Tensor) -> Result<Tensor> {

@@ -4,7 +4,6 @@
 
 use super::optimizer::Moments;
 use super::{Trainer, parameters};
-use crate::ENGINE;
 use crate::tensors::{self, TensorFileError};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -107,7 +106,7 @@ impl Trainer {
     fn identity(&self) -> Map<String, Value> {
         let spec = &self.spec;
         let fields = [
-            ("engine", json!(ENGINE)),
+            ("engine", json!(self.model.engine())),
             ("method", json!(if self.adapter.is_some() { "lora" } else { "full" })),
             ("examples", json!(self.sequences.len())),
             ("steps", json!(self.schedule.steps)),

@@ -1,25 +1,34 @@
 //! The written-out backward pass against candle's autograd over a naive model.
 
 use super::*;
-use crate::adapter::LoraSpec;
-use crate::config::{Architecture, Config};
 use crate::ops::testing::{assert_close, random};
 use candle_core::{D, DType, Device, Var};
+use formats::LoraSpec;
+use formats::{Architecture, Config};
 
-fn config(tied: bool) -> Config {
+fn config(architecture: Architecture) -> Config {
+    let scaling = formats::RopeScaling {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_positions: 32,
+    };
     Config {
-        architecture: if tied { Architecture::Qwen2 } else { Architecture::Llama },
+        architecture,
         vocab_size: 50,
         hidden_size: 32,
         intermediate_size: 48,
         layers: 2,
         heads: 4,
         kv_heads: 2,
-        head_dim: 8,
+        // As with Qwen3's own, the heads together are wider than the model.
+        head_dim: if architecture == Architecture::Qwen3 { 12 } else { 8 },
         max_positions: 64,
         norm_epsilon: 1e-6,
         rope_theta: 1e4,
-        tied_embeddings: tied,
+        rope_scaling: (architecture == Architecture::Llama).then_some(scaling),
+        attention_bias: architecture != Architecture::Qwen3,
+        tied_embeddings: architecture == Architecture::Qwen2,
         eos_tokens: vec![49],
         initializer_range: 0.3,
     }
@@ -75,10 +84,22 @@ impl Naive<'_> {
         x.contiguous().unwrap().index_select(&Tensor::new(index, &Device::Cpu).unwrap(), 0).unwrap()
     }
 
+    /// Query or key of `[heads, rows, dim]`.
+    fn head_norm(&self, x: Tensor, layer: usize, name: &str) -> Tensor {
+        let name = layer_name(layer, name);
+        if self.parameters.contains_key(&name) { self.norm(&x, &name) } else { x }
+    }
+
     fn rotate(&self, x: &Tensor) -> Tensor {
         let (rows, half) = (x.dim(1).unwrap(), self.config.head_dim / 2);
         let angle = |position: usize, i: usize| {
-            position as f64 / self.config.rope_theta.powf(i as f64 / half as f64)
+            let frequency = self.config.rope_theta.powf(-(i as f64) / half as f64);
+            position as f64
+                * self.config.rope_scaling.map_or(frequency, |scaling| {
+                    let turns = 32.0 * frequency / std::f64::consts::TAU;
+                    let share = ((turns - 1.0) / 3.0).clamp(0.0, 1.0);
+                    frequency * share + frequency * (1.0 - share) / scaling.factor
+                })
         };
         let table = |of: fn(f64) -> f64| {
             let values: Vec<f32> = (0..rows)
@@ -96,9 +117,11 @@ impl Naive<'_> {
         Tensor::cat(&[out_low, out_high], 2).unwrap()
     }
 
-    fn attention(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
-        let q = self.rotate(&self.heads(q, self.config.heads));
-        let k = self.rotate(&self.heads(k, self.config.kv_heads));
+    fn attention(&self, layer: usize, [q, k, v]: [&Tensor; 3]) -> Tensor {
+        let [q_name, k_name] = HEAD_NORMS;
+        let (q, k) = (self.heads(q, self.config.heads), self.heads(k, self.config.kv_heads));
+        let q = self.rotate(&self.head_norm(q, layer, q_name));
+        let k = self.rotate(&self.head_norm(k, layer, k_name));
         let v = self.heads(v, self.config.kv_heads);
         let rows = q.dim(1).unwrap();
         let hidden = |i: usize| (0..rows).map(move |j| if j > i { -1e30f32 } else { 0.0 });
@@ -120,7 +143,7 @@ impl Naive<'_> {
             let input = self.norm(&x, &layer_name(layer, INPUT_NORM));
             let [q, k, v] = [Module::Query, Module::Key, Module::Value]
                 .map(|module| self.linear(&input, layer, module));
-            let attended = self.attention(&q, &k, &v);
+            let attended = self.attention(layer, [&q, &k, &v]);
             x = (x + self.linear(&attended, layer, Module::Output)).unwrap();
             let input = self.norm(&x, &layer_name(layer, POST_NORM));
             let gate = self.linear(&input, layer, Module::Gate).silu().unwrap();
@@ -162,8 +185,8 @@ fn shaken(model: &mut Model, adapter: &mut Option<Adapter>) {
     }
 }
 
-fn compare(tied: bool, lora: bool) {
-    let mut model = Model::init(config(tied), 1, &Device::Cpu).unwrap();
+fn compare(architecture: Architecture, lora: bool) {
+    let mut model = Model::init(config(architecture), 1, &Device::Cpu).unwrap();
     let spec = LoraSpec { rank: 3, alpha: 5.0, modules: Module::ALL.into(), rslora: false };
     let mut adapter = lora.then(|| Adapter::new(&spec, &model.config, 2).unwrap());
     shaken(&mut model, &mut adapter);
@@ -192,11 +215,10 @@ fn compare(tied: bool, lora: bool) {
 
 #[test]
 fn every_weight_gets_the_gradient_autograd_finds() {
-    compare(true, false);
-    compare(false, false);
+    Architecture::ALL.into_iter().for_each(|architecture| compare(architecture, false));
 }
 
 #[test]
 fn every_adapter_matrix_gets_the_gradient_autograd_finds() {
-    compare(true, true);
+    Architecture::ALL.into_iter().for_each(|architecture| compare(architecture, true));
 }

@@ -1,0 +1,182 @@
+//! Perplexities, greedy generations and training losses that transformers and PEFT compute, on
+//! models they wrote: `tests/torch/references.py`. Needs a Python that has them, named by
+//! `FLOTILLA_TORCH_PYTHON`; skipped without.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
+use engine::{
+    Adapter, Decay, Dtype, Example, Method, Model, Prompt, Request, Sampling, Tokenizer, TrainSpec,
+    Trainer, chunks, generate_all,
+};
+use serde_json::Value;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Of the script, which needs a minute on an idle machine.
+const SCRIPT_MAX: Duration = Duration::from_secs(900);
+
+fn run_script(python: &OsString, arguments: &[&OsStr]) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/torch/references.py");
+    let mut command = Command::new(python);
+    command.arg(script).args(arguments).env("HF_HUB_OFFLINE", "1").stdin(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let began = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if began.elapsed() > SCRIPT_MAX {
+            child.kill().unwrap();
+            panic!("the script took longer than {SCRIPT_MAX:?}");
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(child.wait().unwrap().success(), "the script failed");
+}
+
+fn read_json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().unwrap()
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap()
+}
+
+fn size(value: &Value) -> usize {
+    usize::try_from(value.as_u64().unwrap()).unwrap()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap().to_owned()
+}
+
+struct References {
+    python: OsString,
+    dir: tempfile::TempDir,
+    all: Value,
+}
+
+impl References {
+    fn load(&self, case: &Value, dtype: Dtype) -> (Model, Tokenizer) {
+        let path = |field: &str| case[field].as_str().map(|name| self.dir.path().join(name));
+        let adapter = path("adapter");
+        engine::load(&path("model").unwrap(), adapter.as_deref(), "cpu", dtype).unwrap()
+    }
+
+    fn perplexity(&self, (model, tokenizer): &(Model, Tokenizer)) -> f64 {
+        let unseen = std::fs::read_to_string(self.dir.path().join("eval.txt")).unwrap();
+        let (context, limit) = (size(&self.all["context"]), size(&self.all["chunks"]));
+        chunks(model, tokenizer, &unseen, context, Some(limit), |_, _| {}).unwrap().perplexity
+    }
+
+    fn greedy(&self, (model, tokenizer): &(Model, Tokenizer), expected: &Value) -> Vec<Vec<u32>> {
+        let request = |one: &Value| Request {
+            tag: (),
+            prompt: Prompt::Text(text(&one["prompt"])),
+            seeds: vec![0],
+            sampling: Sampling {
+                temperature: 0.0,
+                top_k: 0,
+                top_p: 1.0,
+                max_new_tokens: size(&self.all["new_tokens"]),
+            },
+        };
+        let requests = list(expected).iter().map(request).collect();
+        let answers = generate_all(model, tokenizer, 4, requests, |_, _| {}).unwrap();
+        answers.into_iter().map(|answer| answer.unwrap().remove(0).tokens).collect()
+    }
+
+    fn trainer(&self, training: &Value) -> Trainer {
+        let dtype = Dtype::from_name(training["dtype"].as_str().unwrap()).unwrap();
+        let base = serde_json::json!({ "model": training["model"] });
+        let (model, tokenizer) = self.load(&base, dtype);
+        let adapter = self.dir.path().join(text(&training["adapter"]));
+        let adapter = Adapter::load(&adapter, model.config()).unwrap();
+        let example = |one: &Value| Example {
+            prompt: text(&one["prompt"]),
+            completion: text(&one["completion"]),
+        };
+        let examples: Vec<Example> = list(&self.all["examples"]).iter().map(example).collect();
+        let settings = &self.all["training"];
+        let spec = TrainSpec {
+            learning_rate: number(&settings["learning_rate"]),
+            warmup_ratio: 0.0,
+            decay: Decay::Constant,
+            final_ratio: 1.0,
+            betas: (number(&settings["betas"][0]), number(&settings["betas"][1])),
+            epsilon: number(&settings["epsilon"]),
+            weight_decay: number(&settings["weight_decay"]),
+            clip_norm: number(&settings["clip_norm"]),
+            batch_size: examples.len(),
+            micro_batch_tokens: 300,
+            epochs: 1,
+            max_steps: Some(size(&settings["steps"])),
+            max_tokens: 512,
+            seed: 1,
+        };
+        let method = Method::Continue(adapter);
+        Trainer::new(model, &tokenizer, method, &examples, spec).unwrap()
+    }
+
+    /// PEFT reads what a trainer has written.
+    fn check_saved(&self, trainer: &Trainer, training: &Value) {
+        let (model, adapter) = (text(&training["model"]), "saved");
+        trainer.save(&self.dir.path().join(adapter), &model).unwrap();
+        let out = self.dir.path().as_os_str();
+        run_script(&self.python, &[out, model.as_ref(), adapter.as_ref()]);
+        let theirs = number(&read_json(&self.dir.path().join("perplexity.json")));
+        let case = serde_json::json!({ "model": model, "adapter": adapter });
+        let ours = self.perplexity(&self.load(&case, Dtype::F32));
+        println!("{} written: perplexity {ours:.6}, torch {theirs:.6}", training["adapter"]);
+        assert!((ours / theirs - 1.0).abs() < 1e-5, "PEFT reads {theirs}, we {ours}");
+    }
+
+    fn check_case(&self, case: &Value) {
+        let name = format!("{} {}", case["model"], case["adapter"]);
+        let exact = self.load(case, Dtype::F32);
+        let (ours, theirs) = (self.perplexity(&exact), number(&case["perplexity"]));
+        println!("{name}: perplexity {ours:.6}, torch {theirs:.6}");
+        assert!((ours - theirs).abs() < 5e-5, "{name}: perplexity {ours}, torch {theirs}");
+        let tokens = self.greedy(&exact, &case["greedy"]);
+        for (ours, theirs) in tokens.iter().zip(list(&case["greedy"])) {
+            assert_eq!(&serde_json::json!(ours), &theirs["tokens"], "{name}: {}", theirs["prompt"]);
+        }
+        let narrow = self.load(case, Dtype::Bf16);
+        let (ours, theirs) = (self.perplexity(&narrow), number(&case["perplexity_rounded"]));
+        assert!((ours - theirs).abs() < 5e-5, "{name} in bf16: {ours}, torch {theirs}");
+    }
+
+    fn check_training(&self, training: &Value) {
+        let name = format!("{} {}", training["adapter"], training["dtype"]);
+        let mut trainer = self.trainer(training);
+        let steps = std::iter::from_fn(|| trainer.step().unwrap());
+        let ours: Vec<f64> = steps.map(|report| report.loss).collect();
+        let theirs = list(&training["losses"]);
+        assert_eq!(ours.len(), theirs.len(), "{name}");
+        let off = |(ours, theirs): (&f64, &Value)| (ours / number(theirs) - 1.0).abs();
+        let worst = ours.iter().zip(theirs).map(off).fold(0.0, f64::max);
+        println!("{name}: losses at most {worst:.2e} apart");
+        assert!(worst < 0.01, "{name}: {ours:?}, torch {theirs:?}");
+        assert!(ours.last() < ours.first(), "{name} learns: {ours:?}");
+        if text(&training["adapter"]).contains("patterns") && training["dtype"] == "f32" {
+            self.check_saved(&trainer, training);
+        }
+    }
+}
+
+#[test]
+fn figures_generations_and_losses_are_those_of_torch() {
+    let Some(python) = std::env::var_os("FLOTILLA_TORCH_PYTHON") else {
+        println!("skipped: FLOTILLA_TORCH_PYTHON names no Python with torch");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    run_script(&python, &[dir.path().as_os_str()]);
+    let all = read_json(&dir.path().join("references.json"));
+    let references = References { python, dir, all };
+    list(&references.all["cases"]).iter().for_each(|case| references.check_case(case));
+    list(&references.all["trainings"]).iter().for_each(|one| references.check_training(one));
+}

@@ -1,0 +1,44 @@
+use std::path::PathBuf;
+
+use crate::gguf::GgufError;
+use crate::peft::SettingsError;
+use crate::safetensors::TensorError;
+use crate::{ConfigError, DirError};
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConvertError {
+    #[error("could not use the model's configuration")]
+    Config(#[from] ConfigError),
+    #[error("could not find the model's weights")]
+    Dir(#[from] DirError),
+    #[error("could not use the adapter's settings")]
+    Settings(#[from] SettingsError),
+    #[error("could not use the tensors")]
+    Tensors(#[from] TensorError),
+    #[error("could not use the GGUF file")]
+    Gguf(#[from] GgufError),
+    #[error("could not read {path}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("could not write {path}")]
+    Write { path: PathBuf, source: std::io::Error },
+    #[error("{path} is not valid JSON")]
+    Json { path: PathBuf, source: serde_json::Error },
+    #[error("{path}: tensor `{name}` {what}")]
+    Adapter { path: PathBuf, name: String, what: String },
+    #[error(
+        "an adapter is written as f32, f16 or bf16, not q8_0: it is small, and B's rows too short"
+    )]
+    Q8Adapter,
+    #[error(
+        "{dir}: tensor `{name}` belongs to nothing a {architecture} model has; is config.json of another model?"
+    )]
+    UnknownTensor { dir: PathBuf, name: String, architecture: &'static str },
+    #[error("{path} is there already and not empty; name a directory that is not")]
+    Exists { path: PathBuf },
+    #[error(
+        "{path} is nothing that can be shown: a GGUF or safetensors file, a model directory or a PEFT adapter directory"
+    )]
+    Unknown { path: PathBuf },
+    #[error("{path}: {what}")]
+    Tokenizer { path: PathBuf, what: String },
+}

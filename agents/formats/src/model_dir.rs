@@ -1,0 +1,177 @@
+//! A Hugging Face model directory: where it is, and which files in it hold what.
+
+mod find;
+
+pub use find::{HubCache, find_model};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, thiserror::Error)]
+pub enum DirError {
+    #[error("could not read {path}")]
+    File { path: PathBuf, source: std::io::Error },
+    #[error("{path} does not list the weight files; download it again")]
+    Index { path: PathBuf, source: Option<serde_json::Error> },
+    #[error("{index} names {missing}, absent from the directory; download the model again")]
+    MissingShards { index: PathBuf, missing: String },
+    #[error(
+        "{dir} has its weights only as {found}; save them as safetensors (transformers: `AutoModelForCausalLM.from_pretrained(dir).save_pretrained(out)`)"
+    )]
+    Unconverted { dir: PathBuf, found: String },
+    #[error(
+        "{dir} has no weights: there is neither {dir}/model.safetensors nor an index of shards, model.safetensors.index.json"
+    )]
+    NoWeights { dir: PathBuf },
+    #[error("{path} is no model directory: there is no {path}/config.json")]
+    NoConfig { path: PathBuf },
+    #[error("{path} is a file; name the directory of a Hugging Face model")]
+    NotADirectory { path: PathBuf },
+    #[error("`{name}` is neither a directory nor the name of a model (`org/name[@revision]`)")]
+    Name { name: String },
+    #[error(
+        "`{name}` is no directory here and not in {cache}; download it (`hf download {name}`) or give a directory"
+    )]
+    NotDownloaded { name: String, cache: String },
+    #[error("{path} has no revision `{revision}`; downloaded: {known}")]
+    Revision { path: PathBuf, revision: String, known: String },
+}
+
+pub const SINGLE_FILE: &str = "model.safetensors";
+const INDEX_FILE: &str = "model.safetensors.index.json";
+/// What belongs to a model beside its weights and configuration.
+pub const SIDE_FILES: [&str; 9] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+];
+
+/// Of an index, which has a line a tensor.
+const INDEX_BYTES_MAX: u64 = 64 << 20;
+/// Names told of in one message.
+const TOLD_MAX: usize = 8;
+
+/// The single file, or the shards `model.safetensors.index.json` names. All are there.
+pub fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, DirError> {
+    let names = weight_names(dir)?;
+    let absent: Vec<&String> = names.iter().filter(|name| !dir.join(name).exists()).collect();
+    let index = dir.join(INDEX_FILE);
+    match told(&absent) {
+        None => Ok(names.iter().map(|name| dir.join(name)).collect()),
+        Some(missing) if index.exists() => Err(DirError::MissingShards { index, missing }),
+        Some(_) => Err(without_weights(dir)),
+    }
+}
+
+/// What the weight files are called, whether they are there or yet to be fetched.
+pub fn weight_names(dir: &Path) -> Result<Vec<String>, DirError> {
+    let path = dir.join(INDEX_FILE);
+    if !path.exists() {
+        return Ok(vec![SINGLE_FILE.to_owned()]);
+    }
+    let text = read_bounded(&path, INDEX_BYTES_MAX)?;
+    let index: Value = serde_json::from_str(&text)
+        .map_err(|source| DirError::Index { path: path.clone(), source: Some(source) })?;
+    let map = index.get("weight_map").and_then(Value::as_object);
+    let names = map.map(|map| map.values().filter_map(Value::as_str).collect::<BTreeSet<_>>());
+    let plain = |name: &&str| Path::new(name).file_name() == Some(name.as_ref());
+    match names {
+        Some(names) if !names.is_empty() && names.iter().all(plain) => {
+            Ok(names.into_iter().map(str::to_owned).collect())
+        }
+        _ => Err(DirError::Index { path, source: None }),
+    }
+}
+
+fn without_weights(dir: &Path) -> DirError {
+    let foreign = |name: &str| {
+        let foreign = [".bin", ".pth", ".pt", ".gguf", ".h5", ".msgpack"];
+        foreign.iter().any(|end| name.ends_with(end)) && name != "training_args.bin"
+    };
+    let found: Vec<String> = names_in(dir).into_iter().filter(|name| foreign(name)).collect();
+    match told(&found) {
+        Some(found) => DirError::Unconverted { dir: dir.into(), found },
+        None => DirError::NoWeights { dir: dir.into() },
+    }
+}
+
+/// Sorted. Empty where the directory cannot be read.
+fn names_in(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+/// The first names, and how many more there are; `None` of none.
+fn told(names: &[impl AsRef<str>]) -> Option<String> {
+    let first: Vec<&str> = names.iter().take(TOLD_MAX).map(AsRef::as_ref).collect();
+    match names.len().saturating_sub(TOLD_MAX) {
+        _ if names.is_empty() => None,
+        0 => Some(first.join(", ")),
+        more => Some(format!("{} and {more} more", first.join(", "))),
+    }
+}
+
+fn read_bounded(path: &Path, most: u64) -> Result<String, DirError> {
+    use std::io::Read;
+    let mut text = String::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(most).read_to_string(&mut text));
+    read.map(|_| text).map_err(|source| DirError::File { path: path.into(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(dir: &Path, name: &str, text: &str) {
+        std::fs::write(dir.join(name), text).unwrap();
+    }
+
+    fn refusal(dir: &Path) -> String {
+        weight_files(dir).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn missing_shards_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let map = |last: usize| {
+            let entry =
+                |n: usize| (format!("t{n}"), Value::from(format!("model-{n:05}.safetensors")));
+            serde_json::json!({"weight_map": (1..=last).map(entry).collect::<serde_json::Map<_, _>>()})
+        };
+        write(dir, INDEX_FILE, &map(3).to_string());
+        write(dir, "model-00001.safetensors", "");
+        write(dir, "model-00003.safetensors", "");
+        assert!(refusal(dir).contains("names model-00002.safetensors, absent"), "{}", refusal(dir));
+        write(dir, "model-00002.safetensors", "");
+        assert_eq!(weight_files(dir).unwrap().len(), 3);
+        write(dir, INDEX_FILE, &map(20).to_string());
+        assert!(refusal(dir).contains("model-00011.safetensors and 9 more"), "{}", refusal(dir));
+        for outside in ["../model.safetensors", "/etc/passwd", ".."] {
+            write(dir, INDEX_FILE, &serde_json::json!({"weight_map": {"t": outside}}).to_string());
+            assert!(refusal(dir).contains("does not list"), "{}", refusal(dir));
+        }
+    }
+
+    #[test]
+    fn weights_in_other_formats_are_named_with_the_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        write(dir, "training_args.bin", "");
+        assert!(refusal(dir).contains("has no weights"), "{}", refusal(dir));
+        write(dir, "pytorch_model-00001-of-00002.bin", "");
+        assert!(refusal(dir).contains("only as pytorch_model-00001-of-00002.bin"));
+        assert!(refusal(dir).contains("save_pretrained"));
+        write(dir, SINGLE_FILE, "");
+        assert_eq!(weight_files(dir).unwrap(), [dir.join(SINGLE_FILE)]);
+    }
+}

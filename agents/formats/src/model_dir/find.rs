@@ -1,0 +1,195 @@
+//! From what people type to a model's directory: a directory, one of the Hugging Face cache's, or
+//! the name of a model that an HF client library has downloaded. Downloads nothing itself.
+
+use super::{DirError, names_in, read_bounded, told};
+use std::ffi::OsString;
+use std::path::{Component, Path, PathBuf};
+
+/// The directory into which Hugging Face's client libraries download, where there can be one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HubCache(Option<PathBuf>);
+
+impl HubCache {
+    /// As the libraries themselves find it, from the values of the environment's variables.
+    pub fn from_environment(value: impl Fn(&str) -> Option<OsString>) -> Self {
+        let value = |name| value(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let home = || Some(value("HOME")?.join(".cache"));
+        let hub = || {
+            let shared = || Some(value("XDG_CACHE_HOME").or_else(home)?.join("huggingface"));
+            Some(value("HF_HOME").or_else(shared)?.join("hub"))
+        };
+        Self(value("HF_HUB_CACHE").or_else(|| value("HUGGINGFACE_HUB_CACHE")).or_else(hub))
+    }
+
+    pub fn at(directory: impl Into<PathBuf>) -> Self {
+        Self(Some(directory.into()))
+    }
+}
+
+/// The directory of a model, in which there is a `config.json`. `name` is a directory; one of the
+/// Hugging Face cache's (`models--org--name`); or a model in that cache, `org/name[@revision]`. A
+/// directory that exists goes before a model of the same name.
+pub fn find_model(name: &str, cache: &HubCache) -> Result<PathBuf, DirError> {
+    let path = Path::new(name);
+    if path.is_dir() {
+        return in_directory(path);
+    }
+    if path.exists() {
+        return Err(DirError::NotADirectory { path: path.into() });
+    }
+    let (repository, revision) = match name.split_once('@') {
+        Some((repository, revision)) => (repository, revision),
+        None => (name, MAIN),
+    };
+    if !is_repository(repository) || !is_revision(revision) {
+        return Err(DirError::Name { name: name.into() });
+    }
+    let folder = format!("models--{}", repository.replace('/', "--"));
+    let downloaded = cache.0.as_ref().map(|hub| hub.join(folder)).filter(|path| path.is_dir());
+    match downloaded {
+        Some(downloaded) => with_config(snapshot(&downloaded, revision)?),
+        None => {
+            let cache = cache.0.as_ref().map_or("any cache (HOME is not set)".into(), |hub| {
+                format!("the Hugging Face cache {}", hub.display())
+            });
+            Err(DirError::NotDownloaded { name: name.into(), cache })
+        }
+    }
+}
+
+const MAIN: &str = "main";
+/// Of a file in `refs`: a commit's 40 digits.
+const REF_BYTES_MAX: u64 = 256;
+
+fn in_directory(path: &Path) -> Result<PathBuf, DirError> {
+    if path.join("snapshots").is_dir() && !path.join("config.json").exists() {
+        return with_config(snapshot(path, MAIN)?);
+    }
+    with_config(path.into())
+}
+
+fn with_config(path: PathBuf) -> Result<PathBuf, DirError> {
+    if path.join("config.json").exists() { Ok(path) } else { Err(DirError::NoConfig { path }) }
+}
+
+/// `org/name` or `name`, of the characters the hub allows.
+fn is_repository(name: &str) -> bool {
+    let part = |part: &str| {
+        let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        !part.is_empty() && part.chars().all(legal) && !part.starts_with('.')
+    };
+    name.split('/').count() <= 2 && name.split('/').all(part)
+}
+
+/// A branch, a tag (both may have slashes) or a commit; nothing that leads elsewhere.
+fn is_revision(revision: &str) -> bool {
+    let mut parts = Path::new(revision).components().peekable();
+    parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))
+}
+
+/// The directory of a revision in the cache's layout: `refs/<name>` holds a commit,
+/// `snapshots/<commit>` its files. Where `main` was never asked for by name, and one snapshot is
+/// there, it is that.
+fn snapshot(model: &Path, revision: &str) -> Result<PathBuf, DirError> {
+    let snapshots = model.join("snapshots");
+    let reference = model.join("refs").join(revision);
+    let commit = if reference.is_file() {
+        read_bounded(&reference, REF_BYTES_MAX)?.trim().to_owned()
+    } else {
+        revision.to_owned()
+    };
+    let known = names_in(&snapshots);
+    match known.as_slice() {
+        names if names.contains(&commit) => Ok(snapshots.join(commit)),
+        [only] if revision == MAIN && !reference.exists() => Ok(snapshots.join(only)),
+        names => Err(DirError::Revision {
+            path: model.into(),
+            revision: revision.into(),
+            known: told(names).unwrap_or_else(|| "none".into()),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn environment(values: &[(&str, &str)]) -> HubCache {
+        let of = |name: &str| values.iter().find(|(other, _)| *other == name);
+        HubCache::from_environment(|name| of(name).map(|(_, value)| value.into()))
+    }
+
+    #[test]
+    fn the_cache_is_where_the_client_libraries_have_it() {
+        let at = |path: &str| HubCache::at(path);
+        assert_eq!(environment(&[]), HubCache(None));
+        assert_eq!(environment(&[("HOME", "/h")]), at("/h/.cache/huggingface/hub"));
+        let shared = [("HOME", "/h"), ("XDG_CACHE_HOME", "/x")];
+        assert_eq!(environment(&shared), at("/x/huggingface/hub"));
+        let home = [("HOME", "/h"), ("HF_HOME", "/f"), ("XDG_CACHE_HOME", "/x")];
+        assert_eq!(environment(&home), at("/f/hub"));
+        assert_eq!(environment(&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/f")]), at("/c"));
+        assert_eq!(environment(&[("HF_HUB_CACHE", ""), ("HF_HOME", "/f")]), at("/f/hub"));
+    }
+
+    /// A cache with one model in which two revisions are, one of them under names.
+    #[cfg(unix)]
+    fn cache() -> (tempfile::TempDir, PathBuf) {
+        let root = tempfile::tempdir().unwrap();
+        let model = root.path().join("models--Qwen--Qwen2.5-0.5B");
+        fs::create_dir_all(model.join("blobs")).unwrap();
+        fs::create_dir_all(model.join("refs/pr")).unwrap();
+        fs::write(model.join("blobs/1"), "{}").unwrap();
+        for commit in ["aaaa", "bbbb"] {
+            fs::create_dir_all(model.join("snapshots").join(commit)).unwrap();
+            let link = model.join("snapshots").join(commit).join("config.json");
+            std::os::unix::fs::symlink("../../blobs/1", link).unwrap();
+        }
+        fs::write(model.join("refs/main"), "bbbb").unwrap();
+        fs::write(model.join("refs/pr/1"), "aaaa\n").unwrap();
+        (root, model)
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_model_is_found_by_its_name_and_by_the_cache_s_directory() {
+        let (root, model) = cache();
+        let hub = HubCache::at(root.path());
+        let found = |name: &str| find_model(name, &hub).unwrap();
+        let commit = |name| model.join("snapshots").join(name);
+        assert_eq!(found("Qwen/Qwen2.5-0.5B"), commit("bbbb"));
+        assert_eq!(found("Qwen/Qwen2.5-0.5B@main"), commit("bbbb"));
+        assert_eq!(found("Qwen/Qwen2.5-0.5B@pr/1"), commit("aaaa"));
+        assert_eq!(found("Qwen/Qwen2.5-0.5B@aaaa"), commit("aaaa"));
+        assert_eq!(found(model.to_str().unwrap()), commit("bbbb"));
+        assert_eq!(found(commit("aaaa").to_str().unwrap()), commit("aaaa"));
+        fs::remove_file(model.join("refs/main")).unwrap();
+        let error = find_model("Qwen/Qwen2.5-0.5B", &hub).unwrap_err().to_string();
+        assert!(error.contains("no revision `main`; downloaded: aaaa, bbbb"), "{error}");
+        fs::remove_dir_all(commit("bbbb")).unwrap();
+        assert_eq!(found("Qwen/Qwen2.5-0.5B"), commit("aaaa"));
+        fs::remove_file(model.join("blobs/1")).unwrap();
+        let error = find_model("Qwen/Qwen2.5-0.5B", &hub).unwrap_err().to_string();
+        assert!(error.contains("config.json"), "a link to nothing: {error}");
+    }
+
+    #[test]
+    fn what_is_not_there_is_told_with_where_it_was_looked_for() {
+        let root = tempfile::tempdir().unwrap();
+        let hub = HubCache::at(root.path());
+        let refused = |name: &str, hub: &HubCache| find_model(name, hub).unwrap_err().to_string();
+        let told = refused("org/name", &hub);
+        assert!(told.contains("hf download org/name"), "{told}");
+        assert!(told.contains(root.path().to_str().unwrap()), "{told}");
+        assert!(refused("org/name", &HubCache(None)).contains("HOME"));
+        for name in ["", "a/b/c", "/nowhere", "../up", "org/name@../../x", "org/name@", "a b"] {
+            assert!(refused(name, &hub).contains("is neither a directory"), "{name}");
+        }
+        let directory = root.path().to_str().unwrap();
+        assert!(refused(directory, &hub).contains("no model directory"));
+        let file = root.path().join("model.gguf");
+        fs::write(&file, "").unwrap();
+        assert!(refused(file.to_str().unwrap(), &hub).contains("is a file"));
+    }
+}

@@ -1,0 +1,150 @@
+//! What stands before the data: names, kinds, shapes and places, all checked against the file.
+
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::ops::Range;
+
+/// As the format's own library has it.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// As the format calls it: `F32`, `BF16`, `I64`, …
+    pub dtype: String,
+    pub shape: Vec<u64>,
+    /// Of the data.
+    pub range: Range<u64>,
+}
+
+/// Bytes of the header's text. The outer error is the disk's, the inner one says what is wrong.
+pub(super) fn size(file: &mut impl Read, length: u64) -> io::Result<Result<u64, String>> {
+    if length < 8 {
+        return Ok(Err("it is shorter than 8 bytes".into()));
+    }
+    let mut size = [0; 8];
+    file.read_exact(&mut size)?;
+    let size = u64::from_le_bytes(size);
+    Ok(match size {
+        _ if size > HEADER_BYTES_MAX => Err(format!("its header claims {size} bytes")),
+        _ if size > length - 8 => {
+            Err(format!("its header claims {size} bytes, the file has {length}"))
+        }
+        _ => Ok(size),
+    })
+}
+
+type Parsed = (BTreeMap<String, Entry>, BTreeMap<String, String>);
+
+/// `data` is how many bytes follow the header.
+pub(super) fn parse(text: &[u8], data: u64) -> Result<Parsed, String> {
+    let mut map: Map<String, Value> =
+        serde_json::from_slice(text).map_err(|error| format!("its header is no JSON: {error}"))?;
+    let metadata = match map.remove("__metadata__") {
+        Some(Value::Object(pairs)) => pairs.into_iter().filter_map(text_pair).collect(),
+        _ => BTreeMap::new(),
+    };
+    let mut entries = BTreeMap::new();
+    for (name, value) in map {
+        let entry = entry(&value).ok_or_else(|| format!("tensor `{name}` is not described"))?;
+        check_size(&name, &entry)?;
+        entries.insert(name, entry);
+    }
+    check_places(&entries, data)?;
+    Ok((entries, metadata))
+}
+
+fn text_pair((key, value): (String, Value)) -> Option<(String, String)> {
+    match value {
+        Value::String(text) => Some((key, text)),
+        _ => None,
+    }
+}
+
+fn entry(value: &Value) -> Option<Entry> {
+    let numbers = |field: &str| -> Option<Vec<u64>> {
+        value.get(field)?.as_array()?.iter().map(Value::as_u64).collect()
+    };
+    let dtype = value.get("dtype")?.as_str()?.to_owned();
+    match numbers("data_offsets")?.as_slice() {
+        [start, end] if start <= end => {
+            Some(Entry { dtype, shape: numbers("shape")?, range: *start..*end })
+        }
+        _ => None,
+    }
+}
+
+fn check_size(name: &str, entry: &Entry) -> Result<(), String> {
+    let bits = bits(&entry.dtype)
+        .ok_or_else(|| format!("tensor `{name}` is of the unknown kind `{}`", entry.dtype))?;
+    let total = entry.shape.iter().try_fold(bits, |total, size| total.checked_mul(*size));
+    let held = entry.range.end - entry.range.start;
+    match total {
+        Some(total) if total % 8 == 0 && total / 8 == held => Ok(()),
+        _ => Err(format!(
+            "tensor `{name}` of shape {:?} and kind {} cannot have {held} bytes",
+            entry.shape, entry.dtype
+        )),
+    }
+}
+
+/// No gaps, nothing twice, and everything there.
+fn check_places(entries: &BTreeMap<String, Entry>, data: u64) -> Result<(), String> {
+    let mut places: Vec<(&Range<u64>, &String)> =
+        entries.iter().map(|(name, entry)| (&entry.range, name)).collect();
+    places.sort_by_key(|(range, _)| (range.start, range.end));
+    let mut end = 0;
+    for (range, name) in places {
+        if range.start != end {
+            return Err(format!("tensor `{name}` begins at byte {}, not {end}", range.start));
+        }
+        end = range.end;
+    }
+    match end {
+        _ if end > data => Err(format!("it is truncated: {} bytes are missing", end - data)),
+        _ if end < data => Err(format!("{} bytes follow the last tensor", data - end)),
+        _ => Ok(()),
+    }
+}
+
+fn bits(dtype: &str) -> Option<u64> {
+    Some(match dtype {
+        "F4" => 4,
+        "F6_E2M3" | "F6_E3M2" => 6,
+        "BOOL" | "U8" | "I8" | "F8_E4M3" | "F8_E5M2" | "F8_E8M0" | "F8_E4M3FNUZ"
+        | "F8_E5M2FNUZ" => 8,
+        "F16" | "BF16" | "U16" | "I16" => 16,
+        "F32" | "U32" | "I32" => 32,
+        "F64" | "U64" | "I64" | "C64" => 64,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_that_does_not_fit_its_file_is_refused_with_the_reason() {
+        let good = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},
+            "b":{"dtype":"BF16","shape":[2,1],"data_offsets":[8,12]},
+            "__metadata__":{"format":"pt"}}"#;
+        let (entries, metadata) = parse(good.as_bytes(), 12).unwrap();
+        assert_eq!(entries["b"].range, 8..12);
+        assert_eq!(metadata["format"], "pt");
+        for (from, to, data, expected) in [
+            ("", "", 11, "truncated: 1 bytes"),
+            ("", "", 20, "8 bytes follow"),
+            ("[8,12]", "[7,11]", 11, "begins at byte 7"),
+            ("[2,1]", "[18446744073709551615,18446744073709551615]", 12, "cannot have 4 bytes"),
+            ("[2,1]", "[3,1]", 12, "cannot have 4 bytes"),
+            ("[2,1]", "[-2,1]", 12, "`b` is not described"),
+            ("[8,12]", "[12,8]", 12, "`b` is not described"),
+            ("BF16", "Q9", 12, "unknown kind `Q9`"),
+            ("{\"a\"", "[", 12, "no JSON"),
+        ] {
+            let error = parse(good.replacen(from, to, 1).as_bytes(), data).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

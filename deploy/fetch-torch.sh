@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# An environment with PyTorch for the CPU in .tools/torch, unless FLOTILLA_TORCH_PYTHON names an
+# interpreter that has what the trainer needs. Done again only when the requirements change.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+wanted=deploy/requirements-torch.txt
+python=${FLOTILLA_TORCH_PYTHON:-}
+if [ -n "$python" ]; then
+    "$python" -c 'import torch, transformers, peft, accelerate' || {
+        echo "FLOTILLA_TORCH_PYTHON=$python lacks what $wanted lists" >&2
+        exit 1
+    }
+    exit 0
+fi
+done_with=.tools/torch/requirements.txt
+if cmp -s "$wanted" "$done_with"; then
+    exit 0
+fi
+echo "making .tools/torch (some 2 GB)" >&2
+rm -rf .tools/torch
+python3 -m venv .tools/torch
+# The CPU's build is a tenth of the size; where its index cannot be reached, PyPI's does as well.
+index=https://download.pytorch.org/whl/cpu
+python3 -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=10)' "$index/" \
+    2>/dev/null || index=
+.tools/torch/bin/pip install --quiet --requirement "$wanted" ${index:+--extra-index-url "$index"}
+cp "$wanted" "$done_with"
