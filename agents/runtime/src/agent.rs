@@ -9,17 +9,20 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use bus::{Bus, Delivery, ReadError, WorkError, WorkQueue};
 use futures::{
     StreamExt,
+    future::BoxFuture,
     stream::{BoxStream, FuturesUnordered},
 };
 use store::{Cache, Store};
-use tokio::{task::JoinHandle, time::Instant};
+use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use wire::{AgentId, Pool, v1};
+use wire::{AgentId, Pool, WorkKind, v1};
 
 use crate::{
-    Role, legacy,
+    Doctor, Role, legacy,
     presence::{Presence, memory_bytes, timestamp_now},
     runs::Runs,
+    side::{Account, Side},
+    watch::{self, Watch},
     work::{Post, Shared, role_name},
 };
 
@@ -29,9 +32,6 @@ const POLL: Duration = Duration::from_secs(20);
 /// Between tries when the bus does not answer.
 const PAUSE_ON_ERROR: Duration = Duration::from_millis(500);
 
-/// What held jobs may still take when the process is asked to stop.
-const GRACE: Duration = Duration::from_secs(2);
-
 /// What an agent must know of itself.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -40,6 +40,11 @@ pub struct Config {
     /// Logs of workers and other files of this agent.
     pub directory: PathBuf,
     pub lease: Duration,
+    /// Name of its hardware's profile.
+    pub profile: String,
+    pub doctor: Doctor,
+    /// Roles that were asked for and cannot be done before the agent is started anew.
+    pub withheld: Vec<v1::Withheld>,
 }
 
 /// An agent and its roles.
@@ -49,6 +54,14 @@ pub struct Agent {
     store: Store,
     cache: Cache,
     roles: Vec<Arc<dyn Role>>,
+    beside: Option<Beside>,
+    watched: Option<watch::Options>,
+}
+
+/// Work that no fact of the log calls for.
+struct Beside {
+    name: &'static str,
+    work: Box<dyn FnOnce(Side) -> BoxFuture<'static, anyhow::Result<()>> + Send>,
 }
 
 impl Agent {
@@ -59,17 +72,39 @@ impl Agent {
         cache: Cache,
         roles: Vec<Arc<dyn Role>>,
     ) -> Self {
-        Self { config, bus, store, cache, roles }
+        Self { config, bus, store, cache, roles, beside: None, watched: None }
     }
 
-    /// Works until `stop` is cancelled (held jobs then have two seconds) or somebody
-    /// drains the agent (held jobs are finished).
+    /// Watches the box meanwhile.
+    #[must_use]
+    pub fn watched(mut self, options: watch::Options) -> Self {
+        self.watched = Some(options);
+        self
+    }
+
+    /// Does this too, under that name among its roles. An agent without other roles leaves when
+    /// it is done.
+    #[must_use]
+    pub fn beside(
+        mut self,
+        name: &'static str,
+        work: impl FnOnce(Side) -> BoxFuture<'static, anyhow::Result<()>> + Send + 'static,
+    ) -> Self {
+        self.beside = Some(Beside { name, work: Box::new(work) });
+        self
+    }
+
+    /// Works until `stop` is cancelled (held jobs then have their role's grace) or somebody
+    /// drains the agent (held jobs are finished, or handed over where their role can).
     ///
     /// # Errors
-    /// When the bus refuses the agent its work.
+    /// When the bus refuses the agent its work, or what it does beside its roles fails.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
-        let Self { config, bus, store, cache, roles } = self;
-        let presence = Presence::new(first_status(&config, &roles));
+        let Self { config, bus, store, cache, roles, beside, watched } = self;
+        let presence = Presence::new(first_status(&config, &roles, beside.as_ref()));
+        for role in &roles {
+            examine(&presence, &config.doctor, &**role).await;
+        }
         let (runs, leave) = (Runs::default(), CancellationToken::new());
         let mut queues = Vec::new();
         for role in &roles {
@@ -79,23 +114,51 @@ impl Agent {
         let mut following = follow_runs(&runs, &bus, &stop).await;
         let background = TaskTracker::new();
         let over = CancellationToken::new();
+        let watch = Watch::new(watched.as_ref().map(|options| &options.root));
+        if let Some(options) = watched {
+            let (watch, presence, aside) = (watch.clone(), presence.clone(), beside.is_some());
+            background.spawn(watch::run(options, watch, presence, aside, over.clone()));
+        }
 
         let drain = stop.child_token();
         let commands = bus.commands(&config.id).await?;
         background.spawn(obey(commands, drain.clone(), over.clone()));
+        background.spawn(leave_with(drain.clone(), roles.clone(), over.clone()));
+        let grace = roles.iter().map(|role| role.grace()).max().unwrap_or_default();
         let rates = roles.clone();
         let rate = move || rates.iter().map(|role| role.tokens_per_s()).sum();
         let (speaker, speaks_on) = (presence.clone(), bus.clone());
         let silence = over.clone();
         background.spawn(async move { speaker.speak(&speaks_on, rate, silence).await });
 
-        let shared = Shared { config, bus, store, cache, presence, runs, leave };
-        let loops = roles
-            .into_iter()
-            .zip(queues)
-            .map(|(role, queue)| work_through(Post::new(shared.clone(), role), queue, &drain));
+        let (failed, failure) = oneshot::channel();
+        let side = Side { stop: drain.clone(), account: Account::new(presence.clone()) };
+        let beside = async {
+            if let Some(Beside { work, .. }) = beside
+                && let Err(error) = work(side).await
+            {
+                // Whoever waits for it is this very function.
+                let _ = failed.send(error);
+                std::future::pending::<()>().await;
+            }
+        };
+        let drained = drain.clone();
+        let shared =
+            Shared { config, bus, store, cache, presence, runs, watch, leave, drain: drained };
+        background.spawn(shared.clone().measure(&roles, over.clone()));
+        let loops = roles.into_iter().zip(queues).map(|(role, queue)| {
+            let post = Post::new(shared.clone(), role);
+            let drain = &drain;
+            async move {
+                if drain.run_until_cancelled(post.take_up()).await.is_some() {
+                    work_through(post, queue, drain).await;
+                }
+            }
+        });
+        let work = futures::future::join(futures::future::join_all(loops), beside);
         let outcome = tokio::select! {
-            () = finish(futures::future::join_all(loops), &stop, &shared.leave) => Ok(()),
+            () = finish(work, &stop, grace, &shared.leave) => Ok(()),
+            Ok(error) = failure => Err(error),
             Ok(lost) = &mut following => Err(lost.into()),
         };
         following.abort();
@@ -106,19 +169,47 @@ impl Agent {
     }
 }
 
-fn first_status(config: &Config, roles: &[Arc<dyn Role>]) -> v1::AgentStatus {
+fn first_status(
+    config: &Config,
+    roles: &[Arc<dyn Role>],
+    beside: Option<&Beside>,
+) -> v1::AgentStatus {
+    // Each role is named as it is taken up.
+    let names = beside.map(|beside| beside.name.to_owned());
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     v1::AgentStatus {
         agent: config.id.to_string(),
         host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         version: env!("CARGO_PKG_VERSION").into(),
-        roles: roles.iter().map(|role| role_name(role.kind()).to_owned()).collect(),
+        roles: names.into_iter().collect(),
         pool: config.pool.to_string(),
         state: v1::agent_status::State::Ready.into(),
         started_at: Some(timestamp_now()),
         cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
         memory_bytes: memory_bytes(),
+        profile: config.profile.clone(),
+        withheld: config.withheld.clone(),
+        engines: roles.iter().filter_map(|role| engine(&**role)).collect(),
         ..Default::default()
+    }
+}
+
+fn engine(role: &dyn Role) -> Option<String> {
+    let engine = role.engine();
+    (!engine.is_empty()).then(|| format!("{}: {engine}", role_name(role.kind())))
+}
+
+/// What is said of a role from the first word on.
+async fn examine(presence: &Presence, doctor: &Doctor, role: &dyn Role) {
+    let name = role_name(role.kind());
+    let against = if role.uses_gpu() { doctor.against_role(name).await } else { None };
+    match against {
+        Some(finding) => presence.withhold(name, &finding),
+        None => presence.take_up(name),
+    }
+    if role.kind() == WorkKind::Train {
+        let bytes = doctor.training_bytes(role.uses_gpu()).await;
+        presence.update(|status| status.training_bytes = bytes.unwrap_or(0));
     }
 }
 
@@ -130,6 +221,13 @@ async fn follow_runs(runs: &Runs, bus: &Bus, stop: &CancellationToken) -> JoinHa
     let following = tokio::spawn(async move { runs.follow(&bus, caught_up).await });
     ready.cancelled().await;
     following
+}
+
+/// Tells the roles when nothing new is taken, so that long work can be saved.
+async fn leave_with(drain: CancellationToken, roles: Vec<Arc<dyn Role>>, over: CancellationToken) {
+    if over.run_until_cancelled(drain.cancelled()).await.is_some() {
+        roles.iter().for_each(|role| role.leave());
+    }
 }
 
 /// Drains the agent when it is told to.
@@ -147,14 +245,15 @@ async fn obey(
 }
 
 /// Waits for held jobs; once the process must stop, only for the grace.
-async fn finish(
-    work: impl Future<Output = Vec<()>>,
+async fn finish<T>(
+    work: impl Future<Output = T>,
     stop: &CancellationToken,
+    grace: Duration,
     leave: &CancellationToken,
 ) {
     let grace = async {
         stop.cancelled().await;
-        tokio::time::sleep(GRACE).await;
+        tokio::time::sleep(grace).await;
         leave.cancel();
         std::future::pending::<()>().await;
     };
@@ -199,5 +298,14 @@ async fn next(
 ) -> Result<Option<Delivery>, WorkError> {
     tokio::time::sleep_until(resting).await;
     post.room().await;
-    queue.next(POLL).await
+    let watch = &post.shared.watch;
+    watch.allowed().await;
+    tokio::select! {
+        biased;
+        () = watch.forbidden() => {
+            queue.give_back();
+            Ok(None)
+        }
+        next = queue.next(POLL) => next,
+    }
 }

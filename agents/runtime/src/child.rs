@@ -9,11 +9,13 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     process::{ChildStdin, ChildStdout},
 };
+
+use crate::herd::{Herd, Member};
 
 /// What a log file may hold; what a worker writes beyond is dropped.
 const LOG_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -48,7 +50,13 @@ pub struct Command {
     pub program: PathBuf,
     pub arguments: Vec<OsString>,
     pub environment: BTreeMap<String, String>,
+    /// Not inherited, though on the allow-list.
+    pub unset: Vec<String>,
     pub log: PathBuf,
+    /// Of the file system whose kernel log is looked at: `/` but for tests.
+    pub root: PathBuf,
+    /// Which the child joins.
+    pub herd: Herd,
 }
 
 /// A running child. Dropping it kills its whole process group.
@@ -56,10 +64,20 @@ pub struct Command {
 pub struct Child {
     process: tokio::process::Child,
     group: Option<Pid>,
+    member: Option<Member>,
     tail: Arc<Mutex<String>>,
 }
 
 impl Command {
+    /// All that the child will find in its environment.
+    pub fn variables(&self) -> BTreeMap<String, OsString> {
+        let allowed =
+            INHERITED.iter().filter(|name| !self.unset.iter().any(|unset| unset == *name));
+        let inherited = allowed.filter_map(|name| Some(((*name).into(), std::env::var_os(name)?)));
+        let given = self.environment.iter().map(|(name, value)| (name.clone(), value.into()));
+        inherited.chain(given).collect()
+    }
+
     /// Starts the child with pipes to its stdin and stdout; its stderr goes to the log.
     ///
     /// # Errors
@@ -69,12 +87,10 @@ impl Command {
             std::fs::create_dir_all(directory)?;
         }
         let log = std::fs::File::create(&self.log)?;
-        let inherited = INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
         let mut process = tokio::process::Command::new(&self.program)
             .args(&self.arguments)
             .env_clear()
-            .envs(inherited)
-            .envs(&self.environment)
+            .envs(self.variables())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -84,9 +100,10 @@ impl Command {
         let pipes = process.stdin.take().zip(process.stdout.take()).zip(process.stderr.take());
         let ((stdin, stdout), stderr) = pipes.expect("all three were asked for");
         let group = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let member = group.map(|group| self.herd.join(group));
         let tail = Arc::new(Mutex::new(String::new()));
         tokio::spawn(keep_log(stderr, tokio::fs::File::from_std(log), tail.clone()));
-        Ok((Child { process, group, tail }, stdin, stdout))
+        Ok((Child { process, group, member, tail }, stdin, stdout))
     }
 }
 
@@ -95,6 +112,14 @@ impl Command {
 pub(crate) struct Killer(Option<Pid>);
 
 impl Killer {
+    /// Tells the child alone: what it started is its own to end.
+    pub(crate) fn terminate(self) {
+        if let Some(child) = self.0 {
+            // It may be gone already.
+            let _ = kill_process(child, Signal::TERM);
+        }
+    }
+
     pub(crate) fn kill(self) {
         if let Some(group) = self.0 {
             // The group may be gone already.
@@ -117,7 +142,11 @@ impl Child {
     /// How the child ended, for people. Waits at most `limit`.
     pub async fn ending(&mut self, limit: Duration) -> String {
         match tokio::time::timeout(limit, self.process.wait()).await {
-            Ok(Ok(status)) => status.to_string(),
+            Ok(Ok(status)) => {
+                // Its number may be another's from now on.
+                self.member = None;
+                status.to_string()
+            }
             Ok(Err(error)) => error.to_string(),
             Err(_) => "still running".to_owned(),
         }

@@ -1,8 +1,16 @@
-//! How an agent starts its workers: the same binary, `flotilla worker <kind>`.
+//! How an agent starts its children: its own workers (the same binary, `flotilla worker
+//! <kind>`), and other people's programs.
 
-use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use crate::{Command, Patience, child::log_file};
+use hardware::Profile;
+
+use crate::{Command, Herd, Patience, child::log_file};
 
 /// What all workers of an agent have in common.
 #[derive(Debug, Clone)]
@@ -16,8 +24,16 @@ pub struct Launch {
     pub threads: usize,
     /// `cpu`, `cuda`, `metal`, …
     pub device: String,
+    /// What candle holds weights as: `f32` or `bf16`.
+    pub dtype: String,
     /// The agent's own directory; logs go below.
     pub directory: PathBuf,
+    /// What the box's accelerator wants of a child's environment.
+    pub profile: Profile,
+    /// Where the box's own files are looked at: `/` but for tests.
+    pub root: PathBuf,
+    /// Which all children join.
+    pub herd: Herd,
 }
 
 impl Launch {
@@ -34,16 +50,34 @@ impl Launch {
         name: &str,
         arguments: impl IntoIterator<Item = OsString>,
     ) -> Command {
-        let fixed = ["worker", kind, "--device", &self.device].map(OsString::from);
-        let wrapped = self.wrapper.as_ref().map(|_| self.program.clone().into_os_string());
+        let fixed = ["worker", kind, "--device", &self.device, "--dtype", &self.dtype];
+        let fixed = fixed.map(OsString::from);
         // One knob for every pool in the process.
-        let environment =
-            BTreeMap::from([("RAYON_NUM_THREADS".to_owned(), self.threads.to_string())]);
+        let threads = ("RAYON_NUM_THREADS".to_owned(), self.threads.to_string());
+        let arguments = fixed.into_iter().chain(arguments);
+        self.tool(&self.program, name, arguments, BTreeMap::from([threads]))
+    }
+
+    /// The command for a program that is not ours. Its environment is the allow-list, what the
+    /// hardware's profile says, and `environment`, each before the one after it.
+    pub fn tool(
+        &self,
+        program: &Path,
+        name: &str,
+        arguments: impl IntoIterator<Item = OsString>,
+        environment: BTreeMap<String, String>,
+    ) -> Command {
+        let wrapped = self.wrapper.as_ref().map(|_| program.to_owned().into_os_string());
+        let mut variables = self.profile.variables();
+        variables.extend(environment);
         Command {
-            program: self.wrapper.as_ref().unwrap_or(&self.program).clone(),
-            arguments: wrapped.into_iter().chain(fixed).chain(arguments).collect(),
-            environment,
+            program: self.wrapper.as_deref().unwrap_or(program).to_owned(),
+            arguments: wrapped.into_iter().chain(arguments).collect(),
+            environment: variables,
+            unset: self.profile.unset.clone(),
             log: log_file(&self.directory, name),
+            root: self.root.clone(),
+            herd: self.herd.clone(),
         }
     }
 }

@@ -6,27 +6,37 @@
 
 mod agent;
 mod child;
+mod doctor;
 mod failure;
+mod herd;
 mod job;
 mod keep;
 mod launch;
 mod legacy;
+pub mod metrics;
 mod patience;
+mod placing;
 mod presence;
 mod protocol;
 mod role;
 mod runs;
+mod side;
+pub mod watch;
 mod work;
 mod worker;
 
 pub use agent::{Agent, Config};
 pub use child::{Child, Command};
-pub use conduct::Fault;
+pub use conduct::{Fault, Room, halved};
+pub use doctor::Doctor;
+pub use herd::Herd;
 pub use job::{Job, JobError};
 pub use launch::Launch;
 pub use patience::Patience;
+pub use placing::Needs;
 #[doc(hidden)]
 pub use protocol::fuzzing;
 pub use protocol::{Call, Inbox, Responder};
 pub use role::Role;
+pub use side::{Account, Side};
 pub use worker::{Worker, WorkerError};

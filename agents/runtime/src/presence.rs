@@ -7,6 +7,7 @@ use std::{
 };
 
 use bus::Bus;
+use hardware::doctor::Finding;
 use tokio_util::sync::CancellationToken;
 use wire::{Timestamp, v1};
 
@@ -67,6 +68,26 @@ impl Presence {
         }
     }
 
+    /// A role is done here from now on.
+    pub(crate) fn take_up(&self, role: &str) {
+        self.update(|status| {
+            status.withheld.retain(|withheld| withheld.role != role);
+            if !status.roles.iter().any(|has| has == role) {
+                status.roles.push(role.to_owned());
+                status.roles.sort();
+            }
+        });
+    }
+
+    /// A role is not done here, for what was found.
+    pub(crate) fn withhold(&self, role: &str, finding: &Finding) {
+        let withheld = withheld(role, finding);
+        self.update(|status| {
+            status.withheld.retain(|withheld| withheld.role != role);
+            status.withheld.push(withheld);
+        });
+    }
+
     /// What keeps a role from working, until it is said to be over.
     pub(crate) fn trouble(&self, role: &'static str, trouble: Option<Trouble>) {
         if let Ok(mut troubles) = self.troubles.lock() {
@@ -77,7 +98,12 @@ impl Presence {
         }
     }
 
-    fn now(&self) -> v1::AgentStatus {
+    /// What is at hand.
+    pub(crate) fn jobs(&self) -> Vec<v1::ActiveJob> {
+        self.jobs.lock().map(|jobs| jobs.values().cloned().collect()).unwrap_or_default()
+    }
+
+    pub(crate) fn now(&self) -> v1::AgentStatus {
         let mut status = self.status.lock().map(|status| status.clone()).unwrap_or_default();
         if let Ok(troubles) = self.troubles.lock() {
             let said =
@@ -90,8 +116,12 @@ impl Presence {
         }
         status.seen_at = Some(timestamp_now());
         status.rss_bytes = resident_bytes();
-        status.jobs =
-            self.jobs.lock().map(|jobs| jobs.values().cloned().collect()).unwrap_or_default();
+        status.jobs = self.jobs();
+        let rests = status.telemetry.as_ref().is_some_and(|now| !now.resting.is_empty());
+        if rests && status.state() == v1::agent_status::State::Ready {
+            // Until its owner's wishes are met.
+            status.state = v1::agent_status::State::Draining.into();
+        }
         status
     }
 
@@ -135,6 +165,15 @@ impl Progress {
 }
 
 impl Progress {
+    /// Held, and not worked on, for as long as `waits`.
+    pub(crate) fn waits(&self, waits: bool, note: impl Into<String>) {
+        if let Ok(mut jobs) = self.entry.jobs.lock()
+            && let Some(job) = jobs.get_mut(&self.entry.key)
+        {
+            (job.waits, job.note) = (waits, note.into());
+        }
+    }
+
     /// What a person may want to know of it.
     pub fn note(&self, note: impl Into<String>) {
         if let Ok(mut jobs) = self.entry.jobs.lock()
@@ -150,6 +189,15 @@ impl Drop for Entry {
         if let Ok(mut jobs) = self.jobs.lock() {
             jobs.remove(&self.key);
         }
+    }
+}
+
+fn withheld(role: &str, finding: &Finding) -> v1::Withheld {
+    v1::Withheld {
+        role: role.to_owned(),
+        finding: finding.id.to_owned(),
+        seen: finding.seen.clone(),
+        remedy: finding.remedy.clone(),
     }
 }
 

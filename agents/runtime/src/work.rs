@@ -9,8 +9,9 @@ use std::{
 };
 
 use bus::{AckError, Bus, Delivery};
-use conduct::{AtHand, Fault, Reception, Temper, Then};
+use conduct::{AtHand, Fault, Placing, Reception, Temper, Then};
 use futures::FutureExt;
+use hardware::doctor::Finding;
 use store::{Cache, Store};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -21,8 +22,10 @@ use crate::{
     agent::Config,
     failure, keep,
     legacy::Note,
+    placing::{self, PASS_ON_REST},
     presence::{Presence, Trouble},
     runs::Runs,
+    watch::Watch,
 };
 
 /// What handing a job back may take when the agent leaves; after that its lease runs out.
@@ -43,9 +46,36 @@ pub(crate) struct Shared {
     pub(crate) cache: Cache,
     pub(crate) presence: Presence,
     pub(crate) runs: Runs,
+    pub(crate) watch: Watch,
     /// Set when held jobs must end now.
     pub(crate) leave: CancellationToken,
+    /// Set when nothing new is taken.
+    pub(crate) drain: CancellationToken,
 }
+
+impl Shared {
+    /// Says what a training may plan with, as often as that is looked at.
+    pub(crate) fn measure(
+        self,
+        roles: &[Arc<dyn Role>],
+        over: CancellationToken,
+    ) -> impl Future<Output = ()> + use<> {
+        let trainer = roles.iter().find(|role| role.kind() == WorkKind::Train);
+        let on_gpu = trainer.map(|role| role.uses_gpu());
+        async move {
+            while let Some(on_gpu) = on_gpu {
+                let bytes = self.config.doctor.training_bytes(on_gpu).await;
+                self.presence.update(|status| status.training_bytes = bytes.unwrap_or(0));
+                if over.run_until_cancelled(tokio::time::sleep(EXAMINE_EVERY)).await.is_none() {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Between two looks at a box that was found wanting, or at its memory.
+const EXAMINE_EVERY: Duration = Duration::from_secs(60);
 
 /// One role at work.
 pub(crate) struct Post {
@@ -76,6 +106,27 @@ impl Post {
             temper: Mutex::default(),
             at_hand: Mutex::default(),
             waiting: watch::Sender::new(0),
+        }
+    }
+
+    /// Resolves when the doctor finds nothing against the role; until then says what.
+    pub(crate) async fn take_up(&self) {
+        let role = role_name(self.role.kind());
+        let Shared { config, presence, .. } = &self.shared;
+        let mut said = None;
+        while self.role.uses_gpu()
+            && let Some(finding) = config.doctor.against_role(role).await
+        {
+            presence.withhold(role, &finding);
+            let Finding { id, seen, remedy, .. } = finding;
+            if said.replace(id) != Some(id) {
+                tracing::error!(role, id, seen, remedy, "a role is withheld");
+            }
+            tokio::time::sleep(EXAMINE_EVERY).await;
+        }
+        presence.take_up(role);
+        if said.is_some() {
+            tracing::info!(role, "what kept a role from work was put right");
         }
     }
 
@@ -152,7 +203,11 @@ impl Post {
                 delivery.ack().await.map(|()| Duration::ZERO)
             }
             Err(JobError::Stopped) => self.hand_back(delivery).await,
-            Err(error) => self.fail(&job, delivery, &error).await,
+            Err(error @ JobError::PassedOn(_)) => {
+                tracing::info!(subject = %record.fact.subject, %error, "no room here");
+                delivery.nak(Duration::ZERO).await.map(|()| PASS_ON_REST)
+            }
+            Err(error) => self.fail(&job, delivery, &self.shared.watch.blame(error)).await,
         }
     }
 
@@ -186,7 +241,11 @@ impl Post {
 
     /// Does the job for as long as the run goes on and the agent stays. A panic is a failure.
     async fn attempt(&self, job: &Job, hand: &InHand<'_>) -> Result<(), JobError> {
-        let work = std::panic::AssertUnwindSafe(self.role.run(job)).catch_unwind();
+        let work = async {
+            self.find_room(job).await?;
+            self.role.run(job).await
+        };
+        let work = std::panic::AssertUnwindSafe(work).catch_unwind();
         let work = async {
             work.await.unwrap_or_else(|_| {
                 Err(JobError::retry(anyhow::anyhow!("the agent panicked; its log says where")))
@@ -197,6 +256,55 @@ impl Post {
             outcome = self.keeping(hand, work) => outcome.unwrap_or(Err(JobError::Stopped)),
             () = self.shared.runs.over(&job.run) => Err(JobError::Stopped),
         }
+    }
+
+    /// Returns when this box has the room that a job needs; until then keeps it, for a box that
+    /// has.
+    async fn find_room(&self, job: &Job) -> Result<(), JobError> {
+        let mut told = false;
+        let found = self.await_room(job, &mut told).await;
+        if told {
+            self.trouble(None);
+        }
+        job.progress.waits(false, "");
+        found
+    }
+
+    async fn await_room(&self, job: &Job, told: &mut bool) -> Result<(), JobError> {
+        let Shared { config, drain, bus, .. } = &self.shared;
+        let role = role_name(self.role.kind());
+        let mut waiting = None;
+        while let Some(needs) = self.role.needs(job).await? {
+            let placing = if needs.own.is_enough() {
+                Placing::Take
+            } else {
+                let statuses = bus.statuses().await.map_err(JobError::away)?;
+                let own = (config.id.as_str(), config.pool.as_str(), role);
+                conduct::place(needs.own, &placing::peers(&needs, &statuses, own))
+            };
+            let message = placing::told(&needs, &placing);
+            match placing {
+                Placing::Take => break,
+                Placing::PassOn(agent) => return Err(JobError::PassedOn(agent)),
+                Placing::Await(_) => {}
+                Placing::Nowhere(_) if *told => {}
+                Placing::Nowhere(_) => {
+                    tracing::warn!(subject = %job.record.fact.subject, message, "no room");
+                    let error = JobError::no_room(message.clone());
+                    failure::record(self.role.kind(), job, &error).await?;
+                    let message = message.clone();
+                    self.trouble(Some(Trouble { message, quarantine: false }));
+                    *told = true;
+                }
+            }
+            job.progress.waits(true, message);
+            waiting.get_or_insert_with(|| Waiting::begin(&self.waiting, 1));
+            let pause = tokio::time::sleep(placing::LOOK_EVERY);
+            if drain.run_until_cancelled(pause).await.is_none() {
+                return Err(JobError::Stopped);
+            }
+        }
+        Ok(())
     }
 
     /// Keeps the lease while `doing`. `None` when the agent must leave.
@@ -289,6 +397,8 @@ impl Post {
             cache: shared.cache.clone(),
             directory: shared.config.directory.clone(),
             progress: shared.presence.begin(record.sequence, active),
+            watch: shared.watch.clone(),
+            share: shared.watch.share(),
         }
     }
 }

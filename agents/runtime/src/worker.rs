@@ -3,13 +3,15 @@
 
 use std::{
     collections::BTreeMap,
+    path::Path,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Once,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use hardware::KernelLog;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::{
@@ -62,7 +64,18 @@ struct Shared {
     stdin: tokio::sync::Mutex<ChildStdin>,
     calls: Arc<Calls>,
     next_call: AtomicU64,
+    kernel: Option<Mutex<Kernel>>,
 }
+
+/// What the kernel has said since the worker was started.
+#[derive(Debug)]
+struct Kernel {
+    log: KernelLog,
+    said: String,
+}
+
+/// Of that; what comes later is not kept.
+const KERNEL_BYTES_MAX: usize = 1 << 20;
 
 /// Who waits for which call. `None` once the worker is gone.
 #[derive(Debug)]
@@ -84,6 +97,7 @@ impl Worker {
             stdin: tokio::sync::Mutex::new(stdin),
             calls,
             next_call: AtomicU64::new(1),
+            kernel: kernel_log(&command.root),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -99,9 +113,31 @@ impl Worker {
         self.shared.killer.kill();
     }
 
+    /// Asks the process to end in its own time; what it says until then is heard.
+    pub fn terminate(&self) {
+        // One that is gone may have left its number to another.
+        if self.is_alive() {
+            self.shared.killer.terminate();
+        }
+    }
+
     /// The last lines the worker wrote to stderr.
     pub async fn log_tail(&self) -> String {
         self.shared.child.lock().await.tail()
+    }
+
+    /// What the kernel has said since the worker was started, if that can be known.
+    pub async fn kernel_log(&self) -> String {
+        let shared = self.shared.clone();
+        let look = move || {
+            let mut kernel = shared.kernel.as_ref()?.lock().ok()?;
+            if kernel.said.len() < KERNEL_BYTES_MAX {
+                let added = kernel.log.added();
+                kernel.said.push_str(&added);
+            }
+            Some(kernel.said.clone())
+        };
+        tokio::task::spawn_blocking(look).await.ok().flatten().unwrap_or_default()
     }
 
     /// Calls the worker and waits for its reply; progress is passed on as it comes. A
@@ -152,6 +188,24 @@ impl Worker {
 
     async fn death(&self) -> WorkerError {
         WorkerError::Died(self.shared.child.lock().await.ending(ENDING_LIMIT).await)
+    }
+}
+
+/// The kernel's log from now on. That it cannot be read is said once.
+fn kernel_log(root: &Path) -> Option<Mutex<Kernel>> {
+    static SAID: Once = Once::new();
+    match KernelLog::from_now(root) {
+        Ok(log) => Some(Mutex::new(Kernel { log, said: String::new() })),
+        Err(error) => {
+            SAID.call_once(|| {
+                tracing::info!(
+                    %error,
+                    "the kernel's log cannot be read: why a worker dies may stay unknown; \
+                     CAP_SYSLOG or sysctl kernel.dmesg_restrict=0 would help"
+                );
+            });
+            None
+        }
     }
 }
 
