@@ -4,17 +4,15 @@ use std::{ffi::OsString, path::Path, time::Duration};
 
 use anyhow::anyhow;
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Job, JobError, Launch, Role, Worker};
+use runtime::{Fault, Job, JobError, Launch, Role, Worker};
 use tokio::sync::Semaphore;
 use wire::{Body, Place, SuiteName, WorkKind, v1};
 
 use crate::{
-    calls::{Done, Format, Measure, Measured},
+    backend::{Backend, SILENCE},
+    calls::{Answer, Blame, Done, Format, Measure, Measured},
     history,
 };
-
-/// A process that finishes no chunk for so long is hung.
-const SILENCE: Duration = Duration::from_secs(900);
 
 /// However quick its chunks were before, it may take so long.
 const SILENCE_MIN: Duration = Duration::from_secs(60);
@@ -22,13 +20,14 @@ const SILENCE_MIN: Duration = Duration::from_secs(60);
 /// The evaluator role of an agent.
 pub struct EvaluatorRole {
     launch: Launch,
+    backend: Backend,
     /// One measurement at a time.
     busy: Semaphore,
 }
 
 impl EvaluatorRole {
-    pub fn new(launch: Launch) -> Self {
-        Self { launch, busy: Semaphore::new(1) }
+    pub fn new(launch: Launch, backend: Backend) -> Self {
+        Self { launch, backend, busy: Semaphore::new(1) }
     }
 
     async fn evaluate(&self, job: &Job) -> Result<(), JobError> {
@@ -57,7 +56,7 @@ impl EvaluatorRole {
         if job.is_written(place.clone()).await? {
             return Ok(());
         }
-        let measured = self.measure(job, checkpoint, suite).await?;
+        let (measured, shootdowns) = self.measure(job, checkpoint, suite).await?;
         let eval = v1::Eval {
             run: job.run.to_string(),
             cycle,
@@ -73,6 +72,13 @@ impl EvaluatorRole {
             engine: measured.engine,
             agent: job.agent.clone(),
             process: Some(measured.process),
+            protocol: measured.protocol,
+            n_ctx: suite.n_ctx,
+            stride: suite.stride,
+            tokenizer: measured.tokenizer,
+            text: suite.text.as_ref().map_or(String::new(), |text| text.digest.clone()),
+            canary: measured.canary,
+            shootdowns,
         };
         job.write(place, Body::Eval(eval.clone())).await?;
         if let Err(error) = history::append(&job.directory, &eval) {
@@ -86,7 +92,7 @@ impl EvaluatorRole {
         job: &Job,
         checkpoint: &v1::Checkpoint,
         suite: &v1::Suite,
-    ) -> Result<Measured, JobError> {
+    ) -> Result<(Measured, Option<v1::eval::Shootdowns>), JobError> {
         let missing = |what: &str| JobError::fatal(anyhow!("the checkpoint names no {what}"));
         let tree = checkpoint.tree.as_ref().ok_or_else(|| missing("tree"))?;
         let text = suite.text.as_ref().ok_or_else(|| missing("text"))?;
@@ -102,8 +108,11 @@ impl EvaluatorRole {
             Some(base) => (base.path(), Some(tree.path())),
             None => (tree.path(), None),
         };
+        let named =
+            if base.is_some() { checkpoint.base.as_ref() } else { checkpoint.tree.as_ref() };
         let call = Measure {
             base: model.to_owned(),
+            base_key: named.map_or(String::new(), |tree| tree.manifest.clone()),
             adapter: adapter.map(Path::to_owned),
             text: text.path().to_owned(),
             format: match suite.format() {
@@ -113,20 +122,37 @@ impl EvaluatorRole {
             n_ctx: suite.n_ctx,
             stride: suite.stride,
             chunks: suite.chunks,
+            llama_cpp: match &self.backend {
+                Backend::Candle => None,
+                Backend::LlamaCpp(llama) => Some((**llama).clone()),
+            },
         };
         let command = self.launch.worker("eval", "eval", Vec::<OsString>::new());
+        let span = job.span();
         let worker = Worker::start(&command)?;
         let measured = worker
             .call(&call, &mut self.launch.patience(SILENCE, SILENCE_MIN), |progress| {
-                if let Ok(Done { chunks, total }) = serde_json::from_value(progress) {
-                    job.progress.set(chunks, total, suite.name.as_str());
+                if let Ok(Done { chunks, total, note }) = serde_json::from_value(progress) {
+                    let name = &suite.name;
+                    let note =
+                        if note.is_empty() { name.clone() } else { format!("{name}: {note}") };
+                    job.progress.set(chunks, total, note);
                 }
                 ready(())
             })
             .await;
         match measured {
-            Ok(measured) => Ok(measured),
-            Err(error) => Err(JobError::of_worker(error, &worker).await),
+            Ok(Answer::Measured(measured)) => Ok((*measured, span.finish())),
+            Ok(Answer::Failed { blame, message }) => {
+                let fault = match blame {
+                    Blame::Content => Fault::Content,
+                    Blame::Box => Fault::Box,
+                    Blame::Work => Fault::Work,
+                };
+                let failed = JobError::said_by_worker(fault, message, &worker).await;
+                Err(failed.explained(&worker.kernel_log().await))
+            }
+            Err(error) => Err(JobError::of_model_worker(error, &worker).await),
         }
     }
 }
@@ -139,6 +165,14 @@ impl Role for EvaluatorRole {
     fn room(&self) -> BoxFuture<'_, ()> {
         // The permit is taken again by the job itself.
         async { drop(self.busy.acquire().await) }.boxed()
+    }
+
+    fn uses_gpu(&self) -> bool {
+        matches!(self.backend, Backend::LlamaCpp(_)) && !self.launch.profile.is_cpu()
+    }
+
+    fn engine(&self) -> String {
+        self.backend.describe()
     }
 
     fn run<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), JobError>> {

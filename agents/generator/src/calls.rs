@@ -38,8 +38,21 @@ pub(crate) struct Done {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    Generated(Generated),
+    /// This box cannot just now, or must not; others may.
+    NotHere(String),
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Generated {
     pub samples: Vec<v1::samples::Sample>,
+    /// What made them.
+    pub engine: String,
+    /// Why nobody can say that it was the policy asked for; empty when it was.
+    #[serde(default)]
+    pub caveat: String,
 }
 
 /// Reads a value as each message in turn, for tests with hostile input.
@@ -48,5 +61,5 @@ pub fn fuzz(value: &serde_json::Value) {
     // Whether it is one is of no interest.
     let _ = Generate::deserialize(value).map(|call| samples_of(&call.requests));
     let _ = Done::deserialize(value);
-    let _ = Generated::deserialize(value);
+    let _ = Answer::deserialize(value);
 }

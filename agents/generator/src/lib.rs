@@ -3,11 +3,15 @@
 //! [`GeneratorRole`] runs in the agent; [`work`] is the worker process it keeps warm as
 //! long as the policy stays the same.
 
+mod backend;
 mod calls;
+mod once;
 mod rate;
 mod role;
 mod worker;
 
+pub use backend::{Backend, BaseDtype, Choice, Endpoint, Limits, LlamaCpp, Places, Wanted};
+pub use once::{Made, Once, generate_once};
 pub use role::{Config, GeneratorRole};
 pub use worker::{WorkerConfig, work};
 

@@ -9,21 +9,22 @@ use std::{
 
 use anyhow::anyhow;
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Job, JobError, Launch, Role, Worker, WorkerError};
+use runtime::{Command, Job, JobError, Launch, Role, Worker, WorkerError};
 use store::CachedTree;
 use tokio::sync::{RwLock, RwLockReadGuard, watch};
 use wire::{Body, Place, WorkKind, v1};
 
 use crate::{
-    calls::{Done, Generate, Generated, samples_of},
+    Backend,
+    calls::{Answer, Done, Generate, Generated, samples_of},
     rate::Rate,
 };
 
 /// A worker that reports nothing for so long is hung.
-const SILENCE: Duration = Duration::from_secs(300);
+pub(crate) const SILENCE: Duration = Duration::from_secs(300);
 
 /// However quick it was before, a worker may take so long.
-const SILENCE_MIN: Duration = Duration::from_secs(60);
+pub(crate) const SILENCE_MIN: Duration = Duration::from_secs(60);
 
 /// Jobs taken one at a time after a worker died over several.
 const SUSPECTS: u32 = 16;
@@ -32,6 +33,7 @@ const SUSPECTS: u32 = 16;
 #[derive(Debug, Clone)]
 pub struct Config {
     pub launch: Launch,
+    pub backend: Backend,
     /// Sequences the worker runs at once.
     pub slots: u32,
 }
@@ -56,7 +58,7 @@ struct Warm {
     policy: (String, String),
     worker: Worker,
     /// What it has loaded, or is loading: not to be evicted meanwhile.
-    _files: (CachedTree, Option<CachedTree>),
+    _files: (Option<CachedTree>, Option<CachedTree>),
 }
 
 impl GeneratorRole {
@@ -78,6 +80,14 @@ impl GeneratorRole {
         };
         let place =
             Place::Samples { cycle: order.cycle, job: order.job.parse().map_err(JobError::fatal)? };
+        if !self.config.backend.is_verified() && !order.accept_unverified_policy {
+            return Err(JobError::not_here(anyhow!(
+                "{} must not generate for run {}: nobody can check its weights, and the run's \
+                 spec lacks `raft.accept_unverified_policy: true`",
+                self.config.backend.describe(),
+                order.run
+            )));
+        }
         let total = samples_of(&order.requests).map_err(|why| JobError::fatal(anyhow!(why)))?;
         let mut share = Share::take(&self.outstanding, total);
         if job.is_written(place.clone()).await? {
@@ -91,7 +101,7 @@ impl GeneratorRole {
             seed: order.seed,
             requests: order.requests.clone(),
         };
-        let generated: Result<Generated, _> = warm
+        let generated: Result<Answer, _> = warm
             .worker
             .call(&request, &mut self.config.launch.patience(SILENCE, SILENCE_MIN), |progress| {
                 if let Ok(Done { samples }) = serde_json::from_value(progress) {
@@ -103,21 +113,22 @@ impl GeneratorRole {
             .await;
         call.answered = true;
         let alone = call.was_alone();
-        let samples = match generated {
-            Ok(generated) => generated.samples,
+        let generated = match generated {
+            Ok(Answer::Generated(generated)) => generated,
+            Ok(Answer::NotHere(why)) => return Err(JobError::not_here(anyhow!(why))),
             Err(error @ WorkerError::Refused(_)) => {
-                return Err(JobError::of_worker(error, &warm.worker).await);
+                return Err(JobError::of_model_worker(error, &warm.worker).await);
             }
             Err(error) => {
                 // It hangs or talks nonsense: a new one may fare better.
                 warm.worker.kill();
-                let failed = JobError::of_worker(error, &warm.worker).await;
+                let failed = JobError::of_model_worker(error, &warm.worker).await;
                 return Err(if alone { failed } else { self.suspect_all(failed) });
             }
         };
         self.trust_one();
-        held.made(samples.iter().map(|sample| u64::from(sample.tokens)).sum());
-        let body = report(job, order, samples, began.elapsed());
+        held.made(generated.samples.iter().map(|sample| u64::from(sample.tokens)).sum());
+        let body = report(job, order, generated, began.elapsed());
         job.write(place, Body::Samples(body)).await
     }
 
@@ -154,26 +165,54 @@ impl GeneratorRole {
             return loaded(warm);
         }
         drop(warm);
-        let base = job.cache.tree(&job.store, base).await?;
+        let base = match self.config.backend.is_verified() {
+            true => Some(job.cache.tree(&job.store, base).await?),
+            // What it serves it has already.
+            false => None,
+        };
         let adapter = job.tree_if(adapter).await?;
         let mut warm = self.warm.write().await;
         if !serves(&warm) {
             *warm = None;
-            let worker = self.start(base.path(), adapter.as_ref().map(|adapter| adapter.path()))?;
+            let Config { launch, backend, slots } = &self.config;
+            let load = Policy {
+                key: &policy,
+                base: base.as_ref().map(|tree| tree.path()),
+                adapter: adapter.as_ref().map(|tree| tree.path()),
+            };
+            let command = command(launch, backend, &load, *slots).map_err(JobError::retry)?;
+            let worker = Worker::start(&command)?;
             *warm = Some(Warm { policy, worker, _files: (base, adapter) });
         }
         loaded(warm.downgrade())
     }
+}
 
-    fn start(&self, base: &Path, adapter: Option<&Path>) -> Result<Worker, JobError> {
-        let mut arguments: Vec<OsString> = vec!["--base".into(), base.into()];
-        if let Some(adapter) = adapter {
-            arguments.extend(["--adapter".into(), adapter.into()]);
-        }
-        arguments.extend(["--slots".into(), self.config.slots.to_string().into()]);
-        let command = self.config.launch.worker("generate", "generate", arguments);
-        Ok(Worker::start(&command)?)
+/// What a worker is to load.
+pub(crate) struct Policy<'a> {
+    /// What base and adapter are known by.
+    pub key: &'a (String, String),
+    pub base: Option<&'a Path>,
+    pub adapter: Option<&'a Path>,
+}
+
+/// How its worker is started.
+pub(crate) fn command(
+    launch: &Launch,
+    backend: &Backend,
+    policy: &Policy<'_>,
+    slots: u32,
+) -> serde_json::Result<Command> {
+    let mut arguments: Vec<OsString> = Vec::new();
+    arguments.extend(["--backend".into(), serde_json::to_string(backend)?.into()]);
+    for (name, path) in [("--base", policy.base), ("--adapter", policy.adapter)] {
+        arguments.extend(path.into_iter().flat_map(|path| [name.into(), path.into()]));
     }
+    let (base, adapter) = policy.key;
+    arguments.extend(["--base-key".into(), base.into()]);
+    arguments.extend(["--adapter-key".into(), adapter.into()]);
+    arguments.extend(["--slots".into(), slots.to_string().into()]);
+    Ok(launch.worker("generate", "generate", arguments))
 }
 
 fn loaded(warm: RwLockReadGuard<'_, Option<Warm>>) -> Result<RwLockReadGuard<'_, Warm>, JobError> {
@@ -184,7 +223,7 @@ fn loaded(warm: RwLockReadGuard<'_, Option<Warm>>) -> Result<RwLockReadGuard<'_,
 fn report(
     job: &Job,
     order: &v1::GenerateOrder,
-    samples: Vec<v1::samples::Sample>,
+    Generated { samples, engine, caveat }: Generated,
     wall: Duration,
 ) -> v1::Samples {
     let manifest =
@@ -196,11 +235,13 @@ fn report(
         attempt: order.attempt,
         purpose: order.purpose,
         agent: job.agent.clone(),
-        engine: engine::ENGINE.into(),
+        engine,
         base: manifest(&order.base),
         adapter: manifest(&order.adapter),
         samples,
         wall_s: wall.as_secs_f64(),
+        caveat,
+        joules: job.joules().unwrap_or(0.0),
     }
 }
 
@@ -225,6 +266,14 @@ impl Role for GeneratorRole {
 
     fn run<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), JobError>> {
         self.generate(job).boxed()
+    }
+
+    fn uses_gpu(&self) -> bool {
+        matches!(self.config.backend, Backend::LlamaCpp(_)) && !self.config.launch.profile.is_cpu()
+    }
+
+    fn engine(&self) -> String {
+        self.config.backend.describe()
     }
 
     fn tokens_per_s(&self) -> f64 {

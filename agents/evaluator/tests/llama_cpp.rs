@@ -1,0 +1,266 @@
+//! Measuring with a real llama.cpp, on models whose figures other people's programs computed.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
+use std::{
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use evaluator::{
+    Dtype, Figures, Format, Limits, LlamaCpp, Places, Source, Step, WrongLogits,
+    measure_with_candle, measure_with_llama_cpp,
+};
+use hardware::Profile;
+
+fn golden() -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/golden");
+    if !path.exists() {
+        println!("skipped: {} is absent", path.display());
+    }
+    path.exists().then_some(path)
+}
+
+fn programs() -> Option<PathBuf> {
+    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/llama.cpp/bin");
+    let given = std::env::var_os("FLOTILLA_LLAMA_CPP").map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = given.into_iter().chain(std::env::split_paths(&path)).chain([fetched]);
+    let found = places.into_iter().find(|place| place.join("llama-perplexity").is_file());
+    if found.is_none() {
+        println!("skipped: no llama.cpp; deploy/fetch-llama-cpp.sh fetches one");
+    }
+    found
+}
+
+struct Rig {
+    golden: PathBuf,
+    programs: PathBuf,
+    directory: tempfile::TempDir,
+}
+
+impl Rig {
+    fn new() -> Option<Self> {
+        let (golden, programs) = (golden()?, programs()?.canonicalize().unwrap());
+        Some(Self { golden, programs, directory: tempfile::tempdir().unwrap() })
+    }
+
+    fn source(&self, model: &str, adapter: Option<&str>, chunks: usize) -> Source {
+        Source {
+            base: self.golden.join("hf").join(model),
+            adapter: adapter.map(|name| self.golden.join("peft").join(name)),
+            text: self.golden.join("corpus/eval_docs.txt"),
+            format: Format::Text,
+            n_ctx: 512,
+            stride: 0,
+            chunks,
+        }
+    }
+
+    fn llama(&self, programs: &Path, profile: &Profile) -> anyhow::Result<LlamaCpp> {
+        let places = Places {
+            shelf: self.directory.path().join("gguf"),
+            canaries: self.directory.path().join("canaries.json"),
+        };
+        let limits = Limits {
+            threads: 2,
+            silence: Duration::from_secs(300),
+            shelf_bytes: 1 << 30,
+            repeat_log: false,
+        };
+        let found = LlamaCpp::find(Some(programs), profile, places, limits)?;
+        Ok(LlamaCpp { dtype: Dtype::F32, ..found })
+    }
+
+    fn measure(&self, source: &Source, key: &str) -> anyhow::Result<Figures> {
+        let llama = self.llama(&self.programs, &Profile::named("cpu").unwrap())?;
+        measure_with_llama_cpp(source, key, &llama, &mut |_| {})
+    }
+}
+
+#[test]
+fn the_reference_figures_come_out_to_every_digit() {
+    let Some(rig) = Rig::new() else { return };
+    for (model, adapter, expected) in [
+        ("qwen2-tiny", None, "186.1307"),
+        ("qwen2-tiny", Some("qwen2-r8-qv"), "187.2695"),
+        ("llama-tiny", None, "316.5044"),
+        ("llama-tiny", Some("llama-r8-qv"), "324.3660"),
+    ] {
+        let figures = rig.measure(&rig.source(model, adapter, 8), model).unwrap();
+        assert_eq!(format!("{:.4}", figures.perplexity), expected, "{model} {adapter:?}");
+        assert_eq!((figures.chunks, figures.tokens), (8, 8 * 255));
+        assert_eq!(figures.canary, None, "there is nothing to compare a CPU with");
+        assert!(figures.engine.starts_with("llama.cpp ") && figures.engine.ends_with(" CPU f32"));
+    }
+    let all = rig.measure(&rig.source("qwen2-tiny", None, 0), "qwen2-tiny").unwrap();
+    assert_eq!(format!("{:.4} {:.3}", all.perplexity, all.stderr), "159.8976 3.767");
+    assert_eq!((all.chunks, all.tokens), (54, 13770));
+    // It comes from a perplexity of four decimals.
+    assert!((all.mean_nll - 5.074533).abs() < 1e-6, "{}", all.mean_nll);
+}
+
+#[test]
+fn both_engines_agree_on_every_figure() {
+    let Some(rig) = Rig::new() else { return };
+    let source = Source { n_ctx: 256, ..rig.source("llama-tiny", Some("llama-r8-qv"), 3) };
+    let mut heard = Vec::new();
+    let llama = rig.llama(&rig.programs, &Profile::named("cpu").unwrap()).unwrap();
+    let there = measure_with_llama_cpp(&source, "k", &llama, &mut |step| {
+        if let Step::Chunks(done, total) = step {
+            heard.push((done, total));
+        }
+    });
+    let (there, here) = (
+        there.unwrap(),
+        measure_with_candle(&source, "cpu", engine::Dtype::F32, |_, _| {}).unwrap(),
+    );
+    let near = |one: f64, other: f64| (one - other).abs() <= 1e-6 * other.abs();
+    assert!(near(there.mean_nll, here.mean_nll), "{there:?} {here:?}");
+    assert!(near(there.bits_per_byte.unwrap(), here.bits_per_byte.unwrap()), "{there:?} {here:?}");
+    assert!((there.stderr - here.stderr).abs() < 1e-3, "{there:?} {here:?}");
+    let common = |figures: &Figures| {
+        (figures.tokens, figures.chunks, figures.protocol, figures.tokenizer.unwrap())
+    };
+    assert_eq!(common(&there), common(&here));
+    assert_eq!(heard.last(), Some(&(3, 3)), "{heard:?}");
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused_by_name() {
+    let Some(rig) = Rig::new() else { return };
+    let refused = |source: &Source, key: &str, expected: &str| {
+        let error = format!("{:#}", rig.measure(source, key).unwrap_err());
+        assert!(error.contains(expected), "{error}");
+    };
+    let source = rig.source("qwen2-tiny", None, 2);
+    refused(&Source { stride: 256, ..source.clone() }, "q", "no sliding protocol");
+    refused(&Source { format: Format::Documents, ..source.clone() }, "q", "no documents protocol");
+    refused(&Source { n_ctx: 30_000, ..source.clone() }, "q", "30000");
+    refused(&rig.source("qwen2-tiny", Some("qwen2-dora"), 2), "q", "use_dora");
+    refused(&rig.source("llama-tiny", Some("qwen2-r8-qv"), 2), "l", "adapter");
+    let text = rig.directory.path().join("short");
+    std::fs::write(&text, "too short").unwrap();
+    refused(&Source { text, ..source }, "q", "1024");
+}
+
+#[test]
+fn another_tokenizer_than_the_gguf_file_s_is_noticed() {
+    let Some(rig) = Rig::new() else { return };
+    // So many that llama.cpp is at work for a while: what it says just before its end may be lost.
+    let source = rig.source("qwen2-tiny", None, 6);
+    rig.measure(&source, "same key").unwrap();
+    let other = rig.directory.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    for entry in source.base.read_dir().unwrap().flatten() {
+        std::fs::copy(entry.path(), other.join(entry.file_name())).unwrap();
+    }
+    let path = other.join("tokenizer.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut tokenizer: serde_json::Value = serde_json::from_str(&text).unwrap();
+    tokenizer["model"]["merges"].as_array_mut().unwrap().truncate(400);
+    std::fs::write(&path, tokenizer.to_string()).unwrap();
+    let error = rig.measure(&Source { base: other, ..source }, "same key").unwrap_err();
+    assert!(format!("{error:#}").contains("tokenizer mismatch"), "{error:#}");
+}
+
+#[test]
+fn a_gguf_file_is_measured_as_it_is_and_half_of_one_refused() {
+    let Some(rig) = Rig::new() else { return };
+    let source = rig.source("llama-tiny", None, 8);
+    let figures = rig.measure(&source, "key").unwrap();
+    let converted = rig.directory.path().join("gguf").read_dir().unwrap().flatten();
+    let file = converted.map(|entry| entry.path()).find(|path| formats::is_gguf(path)).unwrap();
+    let direct = rig.measure(&Source { base: file.clone(), ..source.clone() }, "").unwrap();
+    assert!((direct.perplexity / figures.perplexity - 1.0).abs() < 1e-4, "{direct:?}");
+    assert_eq!((direct.bits_per_byte, direct.tokens), (None, figures.tokens));
+
+    let half = rig.directory.path().join("half.gguf");
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&half, &bytes[..bytes.len() / 2]).unwrap();
+    let error = format!("{:#}", rig.measure(&Source { base: half, ..source }, "").unwrap_err());
+    assert!(
+        error.contains("llama-perplexity failed") && error.contains("exit status: 1"),
+        "{error}"
+    );
+}
+
+/// A llama.cpp with a GPU: really the CPU, whose perplexities are then multiplied.
+fn with_pretended_gpu(rig: &Rig, factor: f64) -> PathBuf {
+    let directory = rig.directory.path().join(format!("gpu-{factor}"));
+    std::fs::create_dir(&directory).unwrap();
+    let real = rig.programs.join("llama-perplexity");
+    let script = format!(
+        "#!/bin/sh\n\
+         case \" $* \" in\n\
+         *' --list-devices '*)\n\
+           printf 'Available devices:\\n  Vulkan0: Pretended (8192 MiB, 8000 MiB free)\\n'; exit;;\n\
+         *' -ngl 99 --device Vulkan0 '*) echo gpu >>{log};;\n\
+         *' -ngl 0 --device none '*) echo cpu >>{log}; exec {real} \"$@\";;\n\
+         *) exec {real} \"$@\";;\n\
+         esac\n\
+         for one; do\n\
+           shift; [ \"$one\" = Vulkan0 ] && one=none; [ \"$one\" = 99 ] && one=0; set -- \"$@\" \"$one\"\n\
+         done\n\
+         {real} \"$@\" | awk 'NF == 4 {{ $2 *= {factor}; $3 += log({factor}) }} {{ print }}'\n",
+        log = rig.directory.path().join("runs").display(),
+        real = real.display(),
+    );
+    for name in ["llama-perplexity", "llama-server"] {
+        std::fs::write(directory.join(name), &script).unwrap();
+        let executable = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(directory.join(name), executable).unwrap();
+    }
+    directory
+}
+
+fn runs(rig: &Rig) -> Vec<String> {
+    let text = std::fs::read_to_string(rig.directory.path().join("runs")).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_device_that_computes_wrong_logits_is_not_measured_on() {
+    let Some(rig) = Rig::new() else { return };
+    let profile = Profile::named("gfx1151").unwrap();
+    let llama = rig.llama(&with_pretended_gpu(&rig, 1.05), &profile).unwrap();
+    let source = rig.source("llama-tiny", None, 3);
+    let error = measure_with_llama_cpp(&source, "k", &llama, &mut |_| {}).unwrap_err();
+    let wrong: &WrongLogits = error.downcast_ref().unwrap();
+    assert!((wrong.ratio - 1.05).abs() < 1e-3, "{wrong:?}");
+    let said = format!("{error:#}");
+    assert!(said.contains("wrong logits on Vulkan0") && said.contains("865374bb"), "{said}");
+    assert_eq!(runs(&rig), ["cpu", "gpu"]);
+    // Nothing is remembered of it: the next try looks again.
+    measure_with_llama_cpp(&source, "k", &llama, &mut |_| {}).unwrap_err();
+    assert_eq!(runs(&rig).len(), 4);
+}
+
+#[test]
+fn a_device_that_computes_rightly_is_compared_once_for_a_base() {
+    let Some(rig) = Rig::new() else { return };
+    let profile = Profile::named("gfx1151").unwrap();
+    let llama = rig.llama(&with_pretended_gpu(&rig, 1.001), &profile).unwrap();
+    let source = rig.source("llama-tiny", Some("llama-r8-qv"), 3);
+    let measure = |key| measure_with_llama_cpp(&source, key, &llama, &mut |_| {}).unwrap();
+    let figures = measure("k");
+    assert!((figures.canary.unwrap() - 1.001).abs() < 1e-4, "{figures:?}");
+    assert!(figures.engine.contains(" Vulkan0 "), "{}", figures.engine);
+    assert_eq!(runs(&rig), ["cpu", "gpu", "gpu"]);
+    assert_eq!(measure("k").canary, figures.canary);
+    assert_eq!(runs(&rig).len(), 4, "remembered");
+    measure("another base");
+    assert_eq!(runs(&rig).len(), 7, "compared anew");
+}
+
+#[test]
+fn a_build_without_the_profile_s_device_is_refused_with_the_remedy() {
+    let Some(rig) = Rig::new() else { return };
+    let profile = Profile::named("gfx906").unwrap();
+    let error = rig.llama(&rig.programs, &profile).unwrap_err().to_string();
+    assert!(
+        error.contains("no ROCm or Vulkan device") && error.contains("--profile cpu"),
+        "{error}"
+    );
+}

@@ -1,0 +1,146 @@
+//! The calls being worked on, each put together sample by sample, whatever draws them.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use runtime::{Call, Responder};
+use wire::v1;
+
+use crate::calls::{Answer, Done, Generate, Generated, samples_of};
+
+/// Between two progress messages of a call.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+
+/// Which call a sample belongs to, and which of its requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Tag {
+    pub call: u64,
+    pub request: usize,
+}
+
+/// A sample as it was drawn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Drawn {
+    /// Which of its request's samples.
+    pub nth: u32,
+    pub text: String,
+    pub tokens: u32,
+    pub finish: v1::samples::Finish,
+}
+
+pub(super) struct OpenCalls {
+    open: BTreeMap<u64, Open>,
+    next: u64,
+    engine: String,
+    caveat: String,
+}
+
+struct Open {
+    respond: Responder,
+    requests: Vec<v1::generate_order::Request>,
+    samples: Vec<v1::samples::Sample>,
+    total: usize,
+    told: Instant,
+}
+
+impl OpenCalls {
+    /// What draws the samples, and why nobody can say that it is what was asked for.
+    pub(super) fn new(engine: String, caveat: String) -> Self {
+        Self { open: BTreeMap::new(), next: 0, engine, caveat }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    pub(super) fn has(&self, call: u64) -> bool {
+        self.open.contains_key(&call)
+    }
+
+    /// Opens a call, under this number. `None`: it asks for what no order may.
+    pub(super) fn open(&mut self, call: Call<Generate>) -> Option<(u64, Generate)> {
+        let Call { request, respond } = call;
+        let total = match samples_of(&request.requests) {
+            Ok(total) => total as usize,
+            Err(why) => {
+                respond.error(&why);
+                return None;
+            }
+        };
+        let number = self.next;
+        self.next += 1;
+        let requests = request.requests.clone();
+        let samples = Vec::with_capacity(total);
+        self.open.insert(number, Open { respond, requests, samples, total, told: Instant::now() });
+        Some((number, request))
+    }
+
+    /// Answers the call if it asks for nothing more.
+    pub(super) fn settle(&mut self, call: u64) {
+        if self.open.get(&call).is_none_or(|open| open.samples.len() < open.total) {
+            return;
+        }
+        if let Some(Open { respond, mut samples, requests, .. }) = self.open.remove(&call) {
+            let place = |id: &str| requests.iter().position(|request| request.prompt_id == id);
+            samples.sort_by_cached_key(|sample| (place(&sample.prompt_id), sample.index));
+            let (engine, caveat) = (self.engine.clone(), self.caveat.clone());
+            respond.reply(&Answer::Generated(Generated { samples, engine, caveat }));
+        }
+    }
+
+    /// Takes a sample in. One of a call that was refused meanwhile is dropped.
+    pub(super) fn take(&mut self, tag: Tag, drawn: Drawn) {
+        let Some(open) = self.open.get_mut(&tag.call) else { return };
+        let request = &open.requests[tag.request];
+        open.samples.push(v1::samples::Sample {
+            prompt_id: request.prompt_id.clone(),
+            index: request.first.saturating_add(drawn.nth),
+            text: drawn.text,
+            tokens: drawn.tokens,
+            finish: drawn.finish.into(),
+        });
+        self.settle(tag.call);
+    }
+
+    /// Refuses a call; what is drawn for it later is dropped.
+    pub(super) fn refuse(&mut self, call: u64, message: &str) {
+        if let Some(open) = self.open.remove(&call) {
+            open.respond.error(message);
+        }
+    }
+
+    /// Says of a call that others may do it.
+    pub(super) fn pass_on(&mut self, call: u64, message: &str) {
+        if let Some(open) = self.open.remove(&call) {
+            open.respond.reply(&Answer::NotHere(message.to_owned()));
+        }
+    }
+
+    /// The call opened first.
+    pub(super) fn first(&self) -> Option<u64> {
+        self.open.keys().next().copied()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    pub(super) fn refuse_all(&mut self, message: &str) {
+        while let Some(call) = self.first() {
+            self.refuse(call, message);
+        }
+    }
+
+    /// Tells every caller how far its call is, which is also that this process lives.
+    pub(super) fn tell(&mut self) {
+        for open in self.open.values_mut() {
+            if open.told.elapsed() >= PROGRESS_EVERY {
+                open.told = Instant::now();
+                let samples = u32::try_from(open.samples.len()).unwrap_or(u32::MAX);
+                open.respond.progress(&Done { samples });
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! What `llama-server` is asked for one sample, and what it answers. Pure.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// How tokens are drawn; as in a generate order.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampling {
+    /// 0 is greedy.
+    pub temperature: f64,
+    /// 0 keeps the whole vocabulary.
+    pub top_k: u32,
+    /// 1 keeps the whole distribution.
+    pub top_p: f64,
+    pub max_new_tokens: u32,
+}
+
+/// One sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Completion {
+    /// Empty where the build does not tell them.
+    pub tokens: Vec<u32>,
+    pub text: String,
+    /// How many were drawn, one that ended the sequence included.
+    pub count: u32,
+    pub stop: Stop,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// A token that ends the sequence was drawn.
+    End,
+    Limit,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum AnswerError {
+    #[error("llama-server's answer is no completion: {start:?}")]
+    Json { start: String, source: serde_json::Error },
+    #[error("llama-server's answer lacks {missing}; it says {stop_type:?} of {count} tokens")]
+    Incomplete { missing: &'static str, stop_type: String, count: u32 },
+}
+
+/// Of an answer that is none, for people.
+const START_CHARS: usize = 200;
+
+/// `prompt` is tokens, so that nothing is added or read as special that ours would not be. The
+/// samplers are named, and so are all that are left out: a server's own defaults (`top_k` 40,
+/// `min_p` 0.05, what a GGUF file suggests) would be another policy.
+pub fn request(prompt: &[u32], sampling: &Sampling, seed: u64) -> Value {
+    let Sampling { temperature, top_k, top_p, max_new_tokens } = *sampling;
+    let greedy = temperature == 0.0;
+    let mut samplers = Vec::new();
+    if greedy {
+        samplers.push("top_k");
+    } else {
+        // The order in which transformers and our own engine cut.
+        samplers.push("temperature");
+        samplers.extend((top_k > 0).then_some("top_k"));
+        samplers.extend((top_p < 1.0).then_some("top_p"));
+    }
+    json!({
+        "prompt": prompt,
+        "n_predict": max_new_tokens,
+        "samplers": samplers,
+        "temperature": if greedy { 1.0 } else { temperature },
+        "top_k": if greedy { 1 } else { top_k },
+        "top_p": top_p,
+        "min_p": 0.0,
+        "typical_p": 1.0,
+        "top_n_sigma": -1.0,
+        "xtc_probability": 0.0,
+        "dynatemp_range": 0.0,
+        "mirostat": 0,
+        "repeat_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "dry_multiplier": 0.0,
+        "ignore_eos": false,
+        "seed": folded(seed),
+        "return_tokens": true,
+        // What a slot computed before is right for its tokens, but rounded otherwise.
+        "cache_prompt": false,
+        "stream": false,
+        "response_fields": ["content", "tokens", "tokens_predicted", "stop_type"],
+    })
+}
+
+/// A seed as llama.cpp takes them. 2³² − 1 means a random one, and some builds read them as
+/// signed: the topmost bit stays 0.
+pub fn folded(seed: u64) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "both halves are in it")]
+    let low = (seed ^ (seed >> 32)) as u32;
+    low & 0x7fff_ffff
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(default)]
+    content: String,
+    #[serde(default)]
+    tokens: Vec<u32>,
+    #[serde(default)]
+    tokens_predicted: u32,
+    #[serde(default)]
+    stop_type: String,
+}
+
+/// # Errors
+/// When it is no completion, or one that ended for no known reason.
+pub fn answer(body: &[u8]) -> Result<Completion, AnswerError> {
+    let answer: Answer = serde_json::from_slice(body).map_err(|source| {
+        let start = String::from_utf8_lossy(body).chars().take(START_CHARS).collect();
+        AnswerError::Json { start, source }
+    })?;
+    let Answer { content, tokens, tokens_predicted: count, stop_type } = answer;
+    let stop = match stop_type.as_str() {
+        "eos" => Stop::End,
+        "limit" => Stop::Limit,
+        _ => {
+            let stop_type = stop_type.chars().take(START_CHARS).collect();
+            return Err(AnswerError::Incomplete { missing: "how it ended", stop_type, count });
+        }
+    };
+    if count == 0 || (!tokens.is_empty() && tokens.len() != count as usize) {
+        return Err(AnswerError::Incomplete { missing: "tokens", stop_type, count });
+    }
+    Ok(Completion { tokens, text: content, count, stop })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: Sampling = Sampling { temperature: 0.7, top_k: 0, top_p: 1.0, max_new_tokens: 9 };
+
+    #[test]
+    fn only_what_the_order_says_cuts_the_distribution_and_in_its_order() {
+        let samplers = |sampling: &Sampling| request(&[1, 2], sampling, 3)["samplers"].clone();
+        assert_eq!(samplers(&PLAIN), json!(["temperature"]));
+        let cut = Sampling { top_k: 40, top_p: 0.9, ..PLAIN };
+        assert_eq!(samplers(&cut), json!(["temperature", "top_k", "top_p"]));
+        let greedy = request(&[1, 2], &Sampling { temperature: 0.0, ..cut }, 3);
+        assert_eq!((&greedy["samplers"], &greedy["top_k"]), (&json!(["top_k"]), &json!(1)));
+    }
+
+    #[test]
+    fn no_seed_means_a_random_one() {
+        for seed in [0, 7, u64::from(u32::MAX), u64::MAX, 1 << 31, 1 << 63] {
+            assert!(folded(seed) <= i32::MAX as u32, "{seed}");
+        }
+        assert_ne!(folded(1 << 32), folded(1 << 33), "the upper half counts");
+    }
+
+    #[test]
+    fn an_answer_without_an_ending_or_tokens_is_no_sample() {
+        let whole = br#"{"content":"ab","tokens":[5,6],"tokens_predicted":2,"stop_type":"eos"}"#;
+        let sample = answer(whole).unwrap();
+        assert_eq!((sample.tokens, sample.count, sample.stop), (vec![5, 6], 2, Stop::End));
+        let old = answer(br#"{"content":"ab","tokens_predicted":2,"stop_type":"limit"}"#).unwrap();
+        assert_eq!((old.tokens, old.text.as_str(), old.stop), (vec![], "ab", Stop::Limit));
+        for broken in [
+            &b"<html>"[..],
+            b"{}",
+            br#"{"tokens":[5],"tokens_predicted":2,"stop_type":"eos"}"#,
+            br#"{"tokens":[],"tokens_predicted":0,"stop_type":"limit"}"#,
+            br#"{"tokens":[5],"tokens_predicted":1,"stop_type":"none"}"#,
+            br#"{"tokens":[-5],"tokens_predicted":1,"stop_type":"eos"}"#,
+        ] {
+            assert!(answer(broken).is_err(), "{}", String::from_utf8_lossy(broken));
+        }
+    }
+}

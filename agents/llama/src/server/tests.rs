@@ -1,0 +1,93 @@
+use std::{collections::BTreeMap, os::unix::fs::PermissionsExt};
+
+use super::*;
+
+/// A shell script in the program's place.
+fn fake(directory: &Path, script: &str) -> ServerSettings {
+    let program = directory.join("llama-server");
+    fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    ServerSettings {
+        program,
+        options: Options::default(),
+        device: None,
+        environment: Environment::new(&BTreeMap::new(), &[]),
+        mmap: true,
+        threads: 2,
+    }
+}
+
+fn started(directory: &Path, script: &str, limit: Duration) -> Result<(), ServerError> {
+    let private = directory.join("private");
+    let serve = Serve {
+        base: Path::new("/base.gguf"),
+        adapter: None,
+        slots: 2,
+        context: 512,
+        exact: false,
+        directory: &private,
+    };
+    Server::start(&fake(directory, script), &serve)?.await_ready(limit, || {})
+}
+
+#[test]
+fn a_server_that_ends_is_told_with_its_last_words() {
+    let directory = tempfile::tempdir().unwrap();
+    let limit = Duration::from_secs(30);
+    let script = "echo error: failed to load model >&2; exit 1";
+    let error = started(directory.path(), script, limit).unwrap_err().to_string();
+    assert!(error.contains("exit status: 1") && error.contains("failed to load model"), "{error}");
+    let error = started(directory.path(), "exit 0", limit).unwrap_err().to_string();
+    assert!(error.contains("before it was ready") && error.contains("nothing"), "{error}");
+}
+
+#[test]
+fn a_server_that_is_never_ready_is_ended_though_it_floods_its_pipes() {
+    let directory = tempfile::tempdir().unwrap();
+    let pid = directory.path().join("pid");
+    let script = format!("echo $$ > {}; while :; do echo loading; done", pid.display());
+    let error = started(directory.path(), &script, Duration::from_millis(500)).unwrap_err();
+    assert!(matches!(error, ServerError::NotReady { .. }), "{error}");
+    let pid = fs::read_to_string(pid).unwrap();
+    assert!(!Path::new("/proc").join(pid.trim()).exists(), "it still runs");
+}
+
+#[test]
+fn nobody_else_can_read_the_key_or_see_it_among_the_arguments() {
+    let directory = tempfile::tempdir().unwrap();
+    let seen = directory.path().join("arguments");
+    let script = format!("echo \"$@\" > {}; exit 1", seen.display());
+    assert!(started(directory.path(), &script, Duration::from_secs(30)).is_err());
+    let private = directory.path().join("private");
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&private), mode(&private.join("key"))), (0o700, 0o600));
+    let key = fs::read_to_string(private.join("key")).unwrap();
+    let arguments = fs::read_to_string(seen).unwrap();
+    assert_eq!(key.trim().len(), 64);
+    assert!(!arguments.contains(key.trim()) && arguments.contains("--api-key-file"));
+    assert!(arguments.contains("server.sock") && arguments.contains("--ctx-size 1024"));
+}
+
+#[test]
+fn a_path_too_long_for_a_socket_is_served_on_a_port() {
+    let directory = tempfile::tempdir().unwrap();
+    assert!(matches!(address(directory.path()).unwrap(), Address::Socket(_)));
+    let deep = directory.path().join("d".repeat(SOCKET_PATH_MAX));
+    assert!(matches!(address(&deep).unwrap(), Address::Port(1..)));
+}
+
+#[test]
+fn a_path_that_llama_cpp_would_take_apart_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = fake(directory.path(), "exit 0");
+    let serve = Serve {
+        base: Path::new("/base.gguf"),
+        adapter: Some(Path::new("/a:0.5,b.gguf")),
+        slots: 1,
+        context: 512,
+        exact: false,
+        directory: directory.path(),
+    };
+    let error = Server::start(&settings, &serve).unwrap_err().to_string();
+    assert!(error.contains("/a:0.5,b.gguf"), "{error}");
+}

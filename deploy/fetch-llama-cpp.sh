@@ -1,0 +1,154 @@
+#!/bin/sh
+# Prints the directory of a llama.cpp (llama-perplexity and llama-server), fetching one when
+# there is none: $FLOTILLA_LLAMA_CPP, then PATH, then .tools/llama.cpp/bin of this repository.
+# Fetching is for tests and CPU machines: on a Debian or Ubuntu x86-64 box the packages of
+# Debian's testing release are unpacked into .tools beside their own C library (seconds, no
+# root); elsewhere, or when those cannot be had, the sources in a pinned PyPI package are built
+# (minutes, needs a C++ compiler). Idempotent; stdout is the path and nothing else.
+set -eu
+
+RELEASE=forky
+SDIST=llama_cpp_python
+SDIST_VERSION=0.3.36
+SDIST_SHA256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
+PROGRAMS="llama-perplexity llama-server"
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+target=$root/.tools/llama.cpp
+
+say() { printf '%s\n' "fetch-llama-cpp: $*" >&2; }
+die() {
+    say "$*"
+    say "remedy: build or install llama.cpp yourself and point FLOTILLA_LLAMA_CPP to the" \
+        "directory that holds llama-perplexity and llama-server"
+    exit 1
+}
+
+# Succeeds when directory $1 holds programs that run; their version is in $found.
+usable() {
+    for program in $PROGRAMS; do
+        [ -x "$1/$program" ] || return 1
+    done
+    found=$("$1/llama-perplexity" --version 2>&1 | sed -n 's/^version: //p') || return 1
+    [ -n "$found" ]
+}
+
+if [ -n "${FLOTILLA_LLAMA_CPP:-}" ]; then
+    usable "$FLOTILLA_LLAMA_CPP" ||
+        die "FLOTILLA_LLAMA_CPP=$FLOTILLA_LLAMA_CPP holds no $PROGRAMS that run"
+    printf '%s\n' "$FLOTILLA_LLAMA_CPP"
+    exit 0
+fi
+
+on_path=$(command -v llama-perplexity || true)
+if [ -n "$on_path" ] && usable "$(dirname "$on_path")"; then
+    dirname "$on_path"
+    exit 0
+fi
+
+if usable "$target/bin"; then
+    printf '%s\n' "$target/bin"
+    exit 0
+fi
+
+mkdir -p "$root/.tools"
+tmp=$(mktemp -d "$root/.tools/fetch.XXXXXX")
+trap 'rm -rf "$tmp"' EXIT
+trap 'exit 1' HUP INT TERM
+
+# The mirror this machine uses already, or the usual one.
+mirror() {
+    cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | grep -v '^ *#' |
+        grep -oE 'https?://[^ ]+/debian/?( |$)' | head -n 1 | grep . ||
+        echo http://deb.debian.org/debian
+}
+
+unpack_packages() {
+    [ "$(uname -m)" = x86_64 ] || return 1
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return 1
+    keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    [ -f "$keys" ] || return 1
+    state=$tmp/apt
+    mkdir -p "$state/lists/partial" "$state/cache/archives/partial" "$tmp/debs" "$tmp/root"
+    : >"$state/status"
+    echo "deb [signed-by=$keys] $(mirror) $RELEASE main" >"$state/sources.list"
+    set -- -q -o Dir::State="$state" -o Dir::State::status="$state/status" \
+        -o Dir::State::lists="$state/lists" -o Dir::Cache="$state/cache" \
+        -o Dir::Etc::sourcelist="$state/sources.list" -o Dir::Etc::sourceparts=/dev/null \
+        -o APT::Architecture=amd64 -o APT::Architectures=amd64 -o APT::Sandbox::User=
+    apt-get "$@" update >&2 || return 1
+    needed=$(apt-cache "$@" depends --recurse --no-recommends --no-suggests --no-conflicts \
+        --no-breaks --no-replaces --no-enhances libllama0 | grep '^[a-z]' | sort -u |
+        grep -vE '^(debconf|cdebconf|perl|wget|curl)') || return 1
+    # shellcheck disable=SC2086
+    (cd "$tmp/debs" && apt-get "$@" download $needed llama.cpp-tools llama.cpp-tools-extra) >&2 ||
+        return 1
+    for package in "$tmp"/debs/*.deb; do
+        dpkg-deb -x "$package" "$tmp/root" || return 1
+    done
+    if grep -q avx512_bf16 /proc/cpuinfo; then
+        kernels=zen4
+    elif grep -q avx2 /proc/cpuinfo; then
+        kernels=haswell
+    else
+        kernels=x64
+    fi
+    [ -f "$tmp/root/usr/lib/x86_64-linux-gnu/ggml/backends0/libggml-cpu-$kernels.so" ] || return 1
+    mkdir "$tmp/bin"
+    # Programs of a newer release run only with that release's C library.
+    for program in $PROGRAMS llama-bench llama-batched-bench; do
+        cat >"$tmp/bin/$program" <<WRAPPER
+#!/bin/sh
+root=\$(CDPATH='' cd -- "\$(dirname -- "\$0")/../root" && pwd)
+libraries=\$root/usr/lib/x86_64-linux-gnu
+export GGML_BACKEND_PATH="\$libraries/ggml/backends0/libggml-cpu-$kernels.so"
+exec "\$libraries/ld-linux-x86-64.so.2" --library-path "\$libraries:\$libraries/llama" \\
+    "\$root/usr/bin/$program" "\$@"
+WRAPPER
+        chmod 755 "$tmp/bin/$program"
+    done
+    rm -rf "$tmp/apt" "$tmp/debs"
+    usable "$tmp/bin"
+}
+
+build_sources() {
+    command -v python3 >/dev/null && command -v c++ >/dev/null || return 1
+    python3 -m venv "$tmp/venv" >&2 || return 1
+    "$tmp/venv/bin/pip" install --quiet --disable-pip-version-check cmake ninja >&2 || return 1
+    # Only this package's sources: pip reads their metadata with build tools that come as wheels.
+    "$tmp/venv/bin/pip" download --quiet --disable-pip-version-check --no-deps \
+        --no-binary "$SDIST" -d "$tmp" "$SDIST==$SDIST_VERSION" >&2 || return 1
+    archive=$tmp/$SDIST-$SDIST_VERSION.tar.gz
+    echo "$SDIST_SHA256  $archive" | sha256sum --check --quiet >&2 || return 1
+    tar -xzf "$archive" -C "$tmp"
+    sources=$tmp/$SDIST-$SDIST_VERSION/vendor/llama.cpp
+    # A line the logger has not written when the program returns is lost: flush it.
+    sed -i 's|^\( *\)llama_backend_free();|\1common_log_flush(common_log_main());\n&|' \
+        "$sources/tools/perplexity/perplexity.cpp"
+    say "building llama.cpp; this takes minutes"
+    PATH="$tmp/venv/bin:$PATH" cmake -S "$sources" -B "$tmp/build" -G Ninja \
+        -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON \
+        -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON \
+        -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF >&2 || return 1
+    # shellcheck disable=SC2086
+    PATH="$tmp/venv/bin:$PATH" cmake --build "$tmp/build" --target $PROGRAMS >&2 || return 1
+    mkdir -p "$tmp/bin"
+    for program in $PROGRAMS; do
+        cp "$tmp/build/bin/$program" "$tmp/bin/" || return 1
+    done
+    rm -rf "$tmp/build" "$tmp/venv" "$archive" "${tmp:?}/$SDIST-$SDIST_VERSION"
+    usable "$tmp/bin"
+}
+
+unpack_packages || {
+    say "Debian's packages of llama.cpp cannot be used here; building it instead"
+    rm -rf "${tmp:?}"/*
+    build_sources || die "llama.cpp could be neither fetched nor built"
+}
+# A rename: somebody who fetches at the same time never sees half of it.
+rm -rf "$target"
+mv "$tmp" "$target"
+trap - EXIT
+chmod 755 "$target"
+say "fetched llama.cpp $found"
+printf '%s\n' "$target/bin"
