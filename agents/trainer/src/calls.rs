@@ -27,6 +27,29 @@ pub(crate) struct Train {
     pub seed: u64,
     pub out: PathBuf,
     pub resume: Option<Resume>,
+    #[serde(default)]
+    pub policy: Policy,
+}
+
+/// How this box wants the training to be done, whatever the order says.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Policy {
+    pub device: String,
+    /// Of the frozen base; adapters are f32.
+    pub dtype: String,
+    pub attention: String,
+    pub gradient_checkpointing: bool,
+    pub dataloader_workers: u32,
+    pub pin_memory: bool,
+    /// Where the order leaves it open.
+    pub micro_batch_tokens: u32,
+    /// So often the tokens of a pass are halved, whoever set them: it ran out of memory before.
+    #[serde(default)]
+    pub halvings: u32,
+    /// Of the memory the device shows, where the system's own is shared.
+    pub memory_fraction: Option<f64>,
+    /// What is lost at most when it ends without warning.
+    pub save_s: f64,
 }
 
 /// A checkpoint of the same training to go on from, and what had become of it by then.
@@ -55,6 +78,8 @@ pub(crate) struct Begun {
     pub step: u32,
     /// Why it does not go on from the checkpoint it was given.
     pub refused: Option<String>,
+    /// What trains, with its versions.
+    pub engine: String,
 }
 
 /// After a step.
@@ -74,13 +99,46 @@ pub(crate) struct Step {
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Trained {}
+pub(crate) struct Trained {
+    /// Where it ended because it was asked to; all before is saved.
+    pub stopped_at: Option<u32>,
+}
+
+/// Try whether training could work at all.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Ask {
+    Probe { device: String, dtype: String },
+}
+
+/// What a probe is at.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Stage {
+    pub stage: String,
+}
+
+/// What a probe found.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Probed {
+    pub torch: String,
+    pub hip: Option<String>,
+    pub transformers: String,
+    pub peft: String,
+    #[serde(default)]
+    pub device: Option<String>,
+    /// As torch sees the device.
+    #[serde(default)]
+    pub gfx: Option<String>,
+    /// Relative, of a matrix product against the CPU's.
+    pub error: f64,
+}
 
 /// Reads a value as each message in turn, for tests with hostile input.
 #[doc(hidden)]
 pub fn fuzz(value: &serde_json::Value) {
     // Whether it is one is of no interest.
     let _ = Train::deserialize(value);
-    let _ = Step::deserialize(value);
+    let _ = Progress::deserialize(value);
+    let _ = Probed::deserialize(value);
     let _ = Trained::deserialize(value);
 }

@@ -3,13 +3,21 @@
 //! [`TrainerRole`] runs in the agent and publishes; [`work`] is the process that trains,
 //! a fresh one for each order.
 
+mod cadence;
 mod calls;
+mod config;
 mod lineage;
+mod probe;
 mod publish;
+mod pytorch;
 mod role;
+mod room;
 mod worker;
 
+pub use config::{Config, Engine};
+pub use pytorch::{PyTorch, Python};
 pub use role::TrainerRole;
+pub use room::shape;
 pub use worker::work;
 
 #[doc(hidden)]

@@ -13,6 +13,9 @@ use wire::{Body, Place, Subject, v1};
 /// moment the one before.
 const CANDIDATES: usize = 2;
 
+/// Facts looked at of a training; those before have no state any more.
+const LOOKED_AT: usize = 64;
+
 /// In what is told about a state: the digest of its checkpoint.
 const CHECKPOINT_KEY: &str = "checkpoint";
 
@@ -31,30 +34,40 @@ pub(crate) struct Point {
 pub(crate) struct Lineage<'a> {
     pub job: &'a Job,
     pub order: &'a v1::TrainOrder,
+    /// Without versions where trainings go on across them.
+    pub engine: &'a str,
 }
 
 impl Lineage<'_> {
-    /// The newest checkpoint: whoever trains writes them in order.
-    pub(crate) async fn newest(&self) -> Result<Option<v1::Checkpoint>, JobError> {
+    /// The checkpoints so far, by step; of many the last ones. Steps are saved by time as well:
+    /// only the log knows which.
+    async fn checkpoints(&self) -> Result<Vec<v1::Checkpoint>, JobError> {
         let subjects = format!("flotilla.{}.checkpoint.{}.*", self.job.run, self.order.cycle);
-        self.read(&subjects).await
+        let records = self.job.facts(&subjects, LOOKED_AT).await?;
+        let checkpoints = records.into_iter().filter_map(|record| match record.fact.body {
+            Body::Checkpoint(checkpoint) => Some(checkpoint),
+            _ => None,
+        });
+        let mut checkpoints: Vec<_> = checkpoints.collect();
+        checkpoints.sort_by_key(|checkpoint| checkpoint.step);
+        Ok(checkpoints)
+    }
+
+    /// The furthest checkpoint.
+    pub(crate) async fn newest(&self) -> Result<Option<v1::Checkpoint>, JobError> {
+        Ok(self.checkpoints().await?.pop())
+    }
+
+    async fn before(&self, step: u32) -> Result<Option<v1::Checkpoint>, JobError> {
+        let mut checkpoints = self.checkpoints().await?;
+        checkpoints.retain(|checkpoint| checkpoint.step < step);
+        Ok(checkpoints.pop())
     }
 
     pub(crate) async fn at(&self, step: u32) -> Result<Option<v1::Checkpoint>, JobError> {
         let place = Place::Checkpoint { cycle: self.order.cycle, step };
-        self.read(&Subject::new(&self.job.run, place).to_string()).await
-    }
-
-    async fn before(&self, step: u32) -> Result<Option<v1::Checkpoint>, JobError> {
-        let save_every = self.order.training.as_ref().map_or(0, |training| training.save_every);
-        match saved_before(step, save_every) {
-            Some(step) => self.at(step).await,
-            None => Ok(None),
-        }
-    }
-
-    async fn read(&self, subject: &str) -> Result<Option<v1::Checkpoint>, JobError> {
-        let record = self.job.bus.get(subject).await.map_err(JobError::retry)?;
+        let subject = Subject::new(&self.job.run, place).to_string();
+        let record = self.job.bus.get(&subject).await.map_err(JobError::retry)?;
         Ok(record.and_then(|record| match record.fact.body {
             Body::Checkpoint(checkpoint) => Some(checkpoint),
             _ => None,
@@ -64,9 +77,7 @@ impl Lineage<'_> {
     /// The newest checkpoint that training can go on from. One that cannot be used, whatever
     /// the reason, costs time and no more.
     pub(crate) async fn resume_point(&self) -> Result<Option<Point>, JobError> {
-        let mut candidate = self.newest().await?;
-        for _ in 0..CANDIDATES {
-            let Some(fact) = candidate else { break };
+        for fact in self.checkpoints().await?.into_iter().rev().take(CANDIDATES) {
             let step = fact.step;
             match self.fetch(fact).await {
                 Ok(point) => return Ok(Some(point)),
@@ -75,7 +86,6 @@ impl Lineage<'_> {
                     tracing::warn!(run = %self.job.run, step, error, "cannot go on from a checkpoint");
                 }
             }
-            candidate = self.before(step).await?;
         }
         Ok(None)
     }
@@ -86,7 +96,7 @@ impl Lineage<'_> {
         let state = fact.resume.as_ref().context("the fact names no state to resume from")?;
         let state = cache.tree(store, state).await.context("fetch what the optimizer remembers")?;
         let checkpoint = cache.tree(store, tree).await.context("fetch the checkpoint")?;
-        let expected = about(self.order, fact.step, fact.steps);
+        let expected = about(self.order, self.engine, fact.step, fact.steps);
         ensure!(checkpoint.manifest().about == expected, "it belongs to another training");
         let named = state.manifest().about.get(CHECKPOINT_KEY);
         ensure!(named == Some(&json!(tree.manifest)), "the state is another checkpoint's");
@@ -96,7 +106,12 @@ impl Lineage<'_> {
     /// Removes the state of the checkpoint before a step: it is of no use any more. Whatever
     /// hinders that hinders nothing else.
     pub(crate) async fn forget_before(&self, step: u32) {
-        let Ok(Some(old)) = self.before(step).await else { return };
+        if let Ok(Some(old)) = self.before(step).await {
+            self.forget(&old).await;
+        }
+    }
+
+    pub(crate) async fn forget(&self, old: &v1::Checkpoint) {
         if let Some(state) = &old.resume {
             self.remove_state(old.step, state).await;
         }
@@ -148,12 +163,6 @@ fn stands(own: &v1::Checkpoint, accepted: Option<&v1::Checkpoint>) -> bool {
     accepted.is_some_and(|accepted| manifest(accepted) == manifest(own))
 }
 
-/// The step that was saved before a saved one, the last included.
-fn saved_before(step: u32, save_every: u32) -> Option<u32> {
-    let before = step.saturating_sub(1).checked_div(save_every)? * save_every;
-    (before > 0).then_some(before)
-}
-
 /// What a state is: what the optimizer remembers at that checkpoint.
 pub(crate) fn about_state(checkpoint: &v1::Tree) -> About {
     let entries = [("content", json!("resume")), (CHECKPOINT_KEY, json!(checkpoint.manifest))];
@@ -166,7 +175,7 @@ pub(crate) fn is_adapter(order: &v1::TrainOrder) -> bool {
 
 /// What a checkpoint is: equal for equal training, wherever, whenever and in however many
 /// pieces it ran.
-pub(crate) fn about(order: &v1::TrainOrder, step: u32, steps: u32) -> About {
+pub(crate) fn about(order: &v1::TrainOrder, engine: &str, step: u32, steps: u32) -> About {
     let manifest = |tree: Option<&v1::Tree>| tree.map(|tree| tree.manifest.clone());
     let base = order.base.as_ref().and_then(|base| base.tree.as_ref());
     let dataset = order.dataset.as_ref().map(|blob| blob.digest.clone());
@@ -178,7 +187,7 @@ pub(crate) fn about(order: &v1::TrainOrder, step: u32, steps: u32) -> About {
         ("cycle", json!(order.cycle)),
         ("step", json!(step)),
         ("steps", json!(steps)),
-        ("engine", json!(engine::ENGINE)),
+        ("engine", json!(engine)),
     ];
     entries.map(|(key, value)| (key.to_owned(), value)).into()
 }
@@ -202,15 +211,6 @@ mod tests {
     }
 
     #[test]
-    fn the_step_saved_before_is_found_from_any_saved_step() {
-        assert_eq!(saved_before(40, 20), Some(20));
-        assert_eq!(saved_before(20, 20), None);
-        assert_eq!(saved_before(50, 20), Some(40), "the last step is saved too");
-        assert_eq!(saved_before(50, 0), None);
-        assert_eq!(saved_before(0, 20), None);
-    }
-
-    #[test]
     fn what_a_checkpoint_is_differs_with_all_it_descends_from() {
         let tree =
             |manifest: &str| Some(v1::Tree { manifest: manifest.into(), ..Default::default() });
@@ -221,8 +221,8 @@ mod tests {
         };
         let same = v1::TrainOrder { attempt: 7, round: 7, ..order.clone() };
         assert_eq!(
-            about(&order, 5, 9),
-            about(&same, 5, 9),
+            about(&order, "candle-1", 5, 9),
+            about(&same, "candle-1", 5, 9),
             "a second attempt is the same training"
         );
         let base = Some(v1::Base { tree: tree("b3:9"), random_init: false });
@@ -233,8 +233,9 @@ mod tests {
             v1::TrainOrder { adapter: tree("b3:9"), ..order.clone() },
             v1::TrainOrder { cycle: 1, ..order.clone() },
         ] {
-            assert_ne!(about(&order, 5, 9), about(&other, 5, 9));
+            assert_ne!(about(&order, "candle-1", 5, 9), about(&other, "candle-1", 5, 9));
         }
-        assert_ne!(about(&order, 5, 9), about(&order, 6, 9));
+        assert_ne!(about(&order, "candle-1", 5, 9), about(&order, "candle-1", 6, 9));
+        assert_ne!(about(&order, "candle-1", 5, 9), about(&order, "pytorch", 5, 9));
     }
 }

@@ -1,6 +1,6 @@
 //! Publishing what the worker saves, in order, while training goes on.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use runtime::JobError;
 use store::TreePlace;
@@ -12,38 +12,53 @@ use crate::{
     lineage::{self, Lineage},
 };
 
+/// A saved step, and where it lies.
+pub(crate) struct Saved {
+    pub step: Step,
+    pub directory: PathBuf,
+    /// What trained it, with its versions.
+    pub engine: String,
+}
+
+/// `previous` is the checkpoint that training went on from.
 pub(crate) async fn publish_all(
     lineage: Lineage<'_>,
-    mut saved: mpsc::Receiver<Step>,
+    mut previous: Option<v1::Checkpoint>,
+    mut saved: mpsc::Receiver<Saved>,
 ) -> Result<(), JobError> {
-    while let Some(step) = saved.recv().await {
-        publish(lineage, step).await?;
+    while let Some(saved) = saved.recv().await {
+        let published = publish(lineage, saved).await?;
+        match &previous {
+            Some(previous) if previous.step < published.step => lineage.forget(previous).await,
+            // Others may have been here before.
+            _ => lineage.forget_before(published.step).await,
+        }
+        previous = Some(published);
     }
     Ok(())
 }
 
 /// Files first, then the fact: a checkpoint that was announced is there, and so is what the
 /// optimizer remembers at it.
-async fn publish(lineage: Lineage<'_>, step: Step) -> Result<(), JobError> {
-    let Some(directory) = &step.saved else { return Ok(()) };
-    let Lineage { job, order } = lineage;
+async fn publish(lineage: Lineage<'_>, saved: Saved) -> Result<v1::Checkpoint, JobError> {
+    let Saved { step, directory, engine } = saved;
+    let Lineage { job, order, engine: family } = lineage;
     let place = TreePlace::checkpoint(&job.run, order.cycle, step.step);
-    let about = lineage::about(order, step.step, step.steps);
+    let about = lineage::about(order, family, step.step, step.steps);
     let tree = job.store.publish_tree(&directory.join(CHECKPOINT), &place, about).await?;
-    let state = publish_state(lineage, &step, directory, &tree).await?;
-    let checkpoint = fact(lineage, &step, tree, state);
+    let state = publish_state(lineage, &step, &directory, &tree).await?;
+    let checkpoint = v1::Checkpoint { engine, ..fact(lineage, &step, tree, state) };
     let place = Place::Checkpoint { cycle: order.cycle, step: step.step };
     job.write(place, Body::Checkpoint(checkpoint.clone())).await?;
     lineage.check(&checkpoint).await?;
-    lineage.forget_before(step.step).await;
     // It is in the store now; what remains here is only in the way.
-    let _ = tokio::fs::remove_dir_all(directory).await;
-    Ok(())
+    let _ = tokio::fs::remove_dir_all(&directory).await;
+    Ok(checkpoint)
 }
 
 /// Nobody goes on from the last step.
 async fn publish_state(
-    Lineage { job, order }: Lineage<'_>,
+    Lineage { job, order, .. }: Lineage<'_>,
     step: &Step,
     directory: &Path,
     checkpoint: &v1::Tree,
@@ -57,7 +72,7 @@ async fn publish_state(
 }
 
 fn fact(
-    Lineage { job, order }: Lineage<'_>,
+    Lineage { job, order, .. }: Lineage<'_>,
     step: &Step,
     tree: v1::Tree,
     resume: Option<v1::Tree>,
@@ -82,5 +97,6 @@ fn fact(
         wall_s: step.wall_s,
         agent: job.agent.clone(),
         resume,
+        engine: String::new(),
     }
 }

@@ -1,20 +1,26 @@
 //! The agent's side: fetch, start the worker, publish each checkpoint as it is saved.
 
 use std::{
+    convert::Infallible,
     path::{Path, PathBuf},
+    sync::Mutex,
     time::Duration,
 };
 
 use anyhow::{Context, anyhow};
 use futures::future::{BoxFuture, FutureExt};
-use runtime::{Job, JobError, Launch, Role, Worker};
-use tokio::sync::{Semaphore, mpsc};
+use hardware::doctor::Finding;
+use runtime::{Fault, Job, JobError, Needs, Role, Worker, halved};
+use tokio::sync::{Semaphore, mpsc, watch};
 use wire::{Body, WorkKind, v1};
 
 use crate::{
     calls::{Begun, Progress, Resume, Step, Train, Trained, UNPUBLISHED_MAX},
+    config::{Config, Engine},
     lineage::{Lineage, Point},
-    publish,
+    probe::Probe,
+    publish::{self, Saved},
+    room,
 };
 
 /// A worker that says nothing for so long is hung, whatever it is at.
@@ -25,54 +31,168 @@ const SILENCE_MIN: Duration = Duration::from_secs(60);
 
 /// The trainer role of an agent.
 pub struct TrainerRole {
-    launch: Launch,
+    config: Config,
+    probe: Probe,
     /// One training at a time.
     busy: Semaphore,
+    /// The agent takes nothing new: what trains should save and end.
+    leaving: watch::Sender<bool>,
+    /// The training that last ran out of memory, and how often its passes were halved since.
+    halved: Mutex<(String, u32)>,
 }
 
 impl TrainerRole {
-    pub fn new(launch: Launch) -> Self {
-        Self { launch, busy: Semaphore::new(1) }
+    pub fn new(config: Config) -> Self {
+        let leaving = watch::Sender::new(false);
+        let busy = Semaphore::new(1);
+        Self { config, probe: Probe::default(), busy, leaving, halved: Mutex::default() }
     }
 
+    /// Trains, with smaller passes when the box runs out of memory.
     async fn train(&self, job: &Job) -> Result<(), JobError> {
         let _busy = self.busy.acquire().await.map_err(JobError::retry)?;
-        let Body::TrainOrder(order) = &job.record.fact.body else {
-            return Err(JobError::fatal(anyhow!("not a train order")));
-        };
-        let lineage = Lineage { job, order };
+        let order = order(job)?;
+        let name = format!("{} c{}", job.run, order.cycle);
+        loop {
+            let halvings = self.halvings(&name);
+            let failed = match self.attempt(job, order, halvings).await {
+                Err(failed @ JobError::Failed { .. }) => failed,
+                other => return other,
+            };
+            let JobError::Failed { fault, message, .. } = &failed else { return Err(failed) };
+            if matches!(fault, Fault::Passing(_) | Fault::Broken) {
+                self.probe.forget(&self.config.launch).await;
+            }
+            let less = halved(self.pass_tokens(order), halvings + 1);
+            let Some(less) =
+                less.filter(|_| *fault == Fault::TooLarge && self.config.engine.halves())
+            else {
+                return Err(failed);
+            };
+            tracing::warn!(run = %job.run, message, pass_tokens = less, "on with smaller passes");
+            job.progress.note(format!("passes of {less} tokens, for {message}"));
+            self.set_halvings(name.clone(), halvings + 1);
+        }
+    }
+
+    fn halvings(&self, name: &str) -> u32 {
+        let halved = self.halved.lock();
+        halved.ok().filter(|last| last.0 == name).map_or(0, |last| last.1)
+    }
+
+    fn set_halvings(&self, name: String, halvings: u32) {
+        if let Ok(mut halved) = self.halved.lock() {
+            *halved = (name, halvings);
+        }
+    }
+
+    /// Of one forward and backward pass, as ordered or else by the box's profile.
+    fn pass_tokens(&self, order: &v1::TrainOrder) -> u32 {
+        match order.training.as_ref().map_or(0, |training| training.micro_batch_tokens) {
+            0 => self.config.launch.profile.training.micro_batch_tokens,
+            tokens => tokens,
+        }
+    }
+
+    /// Trains once, from the newest checkpoint.
+    async fn attempt(
+        &self,
+        job: &Job,
+        order: &v1::TrainOrder,
+        halvings: u32,
+    ) -> Result<(), JobError> {
+        let Config { launch, engine, .. } = &self.config;
+        let lineage = Lineage { job, order, engine: engine.family() };
         if let Some(last) = lineage.newest().await?.filter(|newest| newest.r#final) {
             // Whoever wrote it may have died before this.
             lineage.forget_before(last.step).await;
             return Ok(());
+        }
+        self.consult(order).await?;
+        if let Engine::PyTorch(pytorch) = engine {
+            self.probe.pass(pytorch, launch).await?;
         }
         let scratch = Scratch::create(job, order.cycle)?;
         let point = lineage.resume_point().await?;
         if let Some(point) = &point {
             lineage.forget_before(point.fact.step).await;
         }
-        let call = self.fetch(job, order, point, scratch.0.clone()).await?;
-        let worker = Worker::start(&self.launch.worker("train", "train", []))?;
+        let previous = point.as_ref().map(|point| point.fact.clone());
+        let mut call = self.fetch(job, order, point, scratch.0.clone()).await?;
+        call.value.policy.halvings = halvings;
+        let worker = Worker::start(&engine.command(launch))?;
         let (saved, to_publish) = mpsc::channel(UNPUBLISHED_MAX);
-        let mut patience = self.launch.patience(SILENCE, SILENCE_MIN);
+        let mut patience = launch.patience(SILENCE, SILENCE_MIN);
+        let mut engine = String::new();
         let training = worker.call::<Trained, _>(&call.value, &mut patience, move |progress| {
-            let step = heard(job, progress);
+            let step = heard(job, progress, &mut engine);
             let saved = saved.clone();
+            let engine = engine.clone();
             async move {
-                if let Some(step) = step.filter(|step| step.saved.is_some()) {
+                let Some(step) = step else { return };
+                if let Some(directory) = step.saved.clone() {
                     // The receiver is gone only when publishing failed, which is reported.
-                    let _ = saved.send(step).await;
+                    let _ = saved.send(Saved { step, directory, engine }).await;
                 }
             }
         });
         // Training goes on while a checkpoint is on its way into the store. When one cannot be
         // published, what follows is in vain; when training fails, what it saved still counts.
-        let publishing = publish::publish_all(lineage, to_publish);
-        let (trained, ()) = tokio::try_join!(training.map(Ok), publishing)?;
+        let publishing = publish::publish_all(lineage, previous, to_publish);
+        let both = async { tokio::try_join!(training.map(Ok), publishing) };
+        let (trained, ()) = tokio::select! {
+            both = both => both?,
+            never = self.hand_over(&worker) => match never {},
+        };
         match trained {
-            Ok(Trained {}) => Ok(()),
-            Err(error) => Err(JobError::of_worker(error, &worker).await),
+            Ok(Trained { stopped_at: None }) => Ok(()),
+            Ok(Trained { stopped_at: Some(step) }) => {
+                tracing::info!(run = %job.run, step, "a training was saved to be gone on with");
+                Err(self.interrupted())
+            }
+            Err(_) if self.hands_over() => Err(JobError::Stopped),
+            Err(error) => Err(JobError::of_model_worker(error, &worker).await),
         }
+    }
+
+    /// # Errors
+    /// When the doctor finds something against the training: another box may do it.
+    async fn consult(&self, order: &v1::TrainOrder) -> Result<(), JobError> {
+        let Config { launch, doctor, .. } = &self.config;
+        if !self.config.uses_gpu() {
+            return Ok(());
+        }
+        let plan = room::plan(order, &launch.profile);
+        match doctor.against_plan(&launch.profile, &plan).await {
+            Some(Finding { id, seen, remedy, .. }) => {
+                Err(JobError::not_here(anyhow!("{id}: {seen}; {remedy}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Tells the training to save and end once the agent leaves. What it says of that is heard
+    /// where all else is.
+    async fn hand_over(&self, worker: &Worker) -> Infallible {
+        let mut leaving = self.leaving.subscribe();
+        // The sender lives as long as the role.
+        let _ = leaving.wait_for(|leaving| *leaving).await;
+        if self.config.engine.hands_over() {
+            worker.terminate();
+        }
+        std::future::pending().await
+    }
+
+    fn hands_over(&self) -> bool {
+        *self.leaving.borrow() && self.config.engine.hands_over()
+    }
+
+    /// Somebody else may have told it to end: then it is only tried again.
+    fn interrupted(&self) -> JobError {
+        if self.hands_over() {
+            return JobError::Stopped;
+        }
+        JobError::retry(anyhow!("the training was told to end (SIGTERM), and saved before"))
     }
 
     async fn fetch(
@@ -98,6 +218,7 @@ impl TrainerRole {
             training: order.training.clone().unwrap_or_default(),
             seed: order.seed,
             out,
+            policy: self.config.policy(),
             resume: point.as_ref().map(|point| Resume {
                 checkpoint: point.checkpoint.path().to_owned(),
                 state: point.state.path().to_owned(),
@@ -110,6 +231,13 @@ impl TrainerRole {
     }
 }
 
+fn order(job: &Job) -> Result<&v1::TrainOrder, JobError> {
+    match &job.record.fact.body {
+        Body::TrainOrder(order) => Ok(order),
+        _ => Err(JobError::fatal(anyhow!("not a train order"))),
+    }
+}
+
 /// A call, and the cached files it names, which must not be evicted meanwhile.
 struct Fetched {
     value: Train,
@@ -117,14 +245,16 @@ struct Fetched {
 }
 
 /// Passes on what the worker says; a step is the answer.
-fn heard(job: &Job, progress: serde_json::Value) -> Option<Step> {
+fn heard(job: &Job, progress: serde_json::Value, engine: &mut String) -> Option<Step> {
     match serde_json::from_value(progress).ok()? {
-        Progress::Begun(Begun { step, refused: None }) => {
-            tracing::info!(run = %job.run, step, "training begins behind a step");
-            None
-        }
-        Progress::Begun(Begun { step, refused: Some(error) }) => {
-            tracing::warn!(run = %job.run, step, error, "a checkpoint was refused; starting over");
+        Progress::Begun(Begun { step, refused, engine: named }) => {
+            *engine = named;
+            match refused {
+                None => tracing::info!(run = %job.run, step, "training begins behind a step"),
+                Some(error) => {
+                    tracing::warn!(run = %job.run, step, error, "a checkpoint was refused; starting over");
+                }
+            }
             None
         }
         Progress::Step(step) => {
@@ -167,6 +297,34 @@ impl Role for TrainerRole {
     fn room(&self) -> BoxFuture<'_, ()> {
         // The permit is taken again by the job itself.
         async { drop(self.busy.acquire().await) }.boxed()
+    }
+
+    fn uses_gpu(&self) -> bool {
+        self.config.uses_gpu()
+    }
+
+    fn needs<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<Option<Needs>, JobError>> {
+        async {
+            let order = order(job)?;
+            let lineage = Lineage { job, order, engine: self.config.engine.family() };
+            if lineage.newest().await?.is_some_and(|newest| newest.r#final) {
+                return Ok(None);
+            }
+            room::needs(job, order, &self.config).await
+        }
+        .boxed()
+    }
+
+    fn engine(&self) -> String {
+        self.config.engine.describe()
+    }
+
+    fn leave(&self) {
+        self.leaving.send_replace(true);
+    }
+
+    fn grace(&self) -> Duration {
+        self.config.grace
     }
 
     fn run<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), JobError>> {

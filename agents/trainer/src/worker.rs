@@ -8,13 +8,15 @@ use std::{
 
 use anyhow::{Context, bail};
 use engine::{
-    Adapter, Decay, Device, Example, LoraSpec, Method, Model, Module, Tokenizer, TrainSpec, Trainer,
+    Adapter, Decay, Device, Dtype, Example, LoraSpec, Method, Model, Module, Tokenizer, TrainSpec,
+    Trainer,
 };
 use runtime::{Inbox, Responder};
 use wire::v1;
 
-use crate::calls::{
-    Begun, CHECKPOINT, Progress, Resume, STATE, Step, Train, Trained, UNPUBLISHED_MAX,
+use crate::{
+    cadence::Cadence,
+    calls::{Begun, CHECKPOINT, Progress, Resume, STATE, Step, Train, Trained, UNPUBLISHED_MAX},
 };
 
 /// Adam's epsilon, as PyTorch has it.
@@ -32,22 +34,30 @@ const SIGN_EVERY: Duration = Duration::from_secs(2);
 /// Half an hour of them; then whatever goes on is a hang after all.
 const SIGNS_MAX: u32 = 900;
 
+/// Where trainings compute, and what the weights they leave alone are held as.
+struct Place {
+    device: Device,
+    dtype: Dtype,
+}
+
 /// Answers one training call and ends.
-pub fn work(device: &str) {
+pub fn work(device: &str, dtype: Dtype) {
     let inbox: Inbox<Train> = Inbox::open();
     if let Some(call) = inbox.next() {
-        match train(&call.request, device, &call.respond) {
-            Ok(()) => call.respond.reply(&Trained {}),
+        match train(&call.request, device, dtype, &call.respond) {
+            Ok(()) => call.respond.reply(&Trained { stopped_at: None }),
             Err(error) => call.respond.error(&format!("{error:#}")),
         }
     }
 }
 
-fn train(call: &Train, device: &str, respond: &Responder) -> anyhow::Result<()> {
+fn train(call: &Train, device: &str, dtype: Dtype, respond: &Responder) -> anyhow::Result<()> {
     let began = Instant::now();
-    let device = engine::parse_device(device)?;
-    let (mut trainer, before) = begin(call, &device, respond)?;
-    let save_every = call.training.save_every;
+    let place = Place { device: engine::parse_device(device)?, dtype };
+    let (mut trainer, before) = begin(call, &place, respond)?;
+    let steps = count(trainer.steps());
+    let Train { training, policy, .. } = call;
+    let mut cadence = Cadence::new(steps, training.save_every, policy.save_s, before.is_some());
     let mut tokens = before.map_or(0, |resume| resume.tokens);
     let spent = before.map_or(0.0, |resume| resume.wall_s);
     let mut losses = Vec::new();
@@ -55,7 +65,7 @@ fn train(call: &Train, device: &str, respond: &Responder) -> anyhow::Result<()> 
         tokens += report.tokens as u64;
         losses.push(report.loss);
         let (step, steps) = (count(report.step), count(report.steps));
-        let due = step == steps || (save_every > 0 && step.is_multiple_of(save_every));
+        let due = cadence.due(step, began.elapsed().as_secs_f64());
         let saved = due.then(|| call.out.join(step.to_string()));
         if let Some(directory) = &saved {
             let save = || save(&trainer, call, directory, step == steps);
@@ -67,6 +77,7 @@ fn train(call: &Train, device: &str, respond: &Responder) -> anyhow::Result<()> 
         }
         let (loss, learning_rate) = (mean(&losses), report.learning_rate);
         if due {
+            cadence.saved(began.elapsed().as_secs_f64());
             losses.clear();
         }
         let wall_s = spent + began.elapsed().as_secs_f64();
@@ -80,25 +91,30 @@ fn train(call: &Train, device: &str, respond: &Responder) -> anyhow::Result<()> 
 /// which only takes longer.
 fn begin<'a>(
     call: &'a Train,
-    device: &Device,
+    place: &Place,
     respond: &Responder,
 ) -> anyhow::Result<(Trainer, Option<&'a Resume>)> {
     let mut refused = None;
     if let Some(resume) = &call.resume {
-        match load(call, device, Some(resume)) {
+        match load(call, place, Some(resume)) {
             Ok(trainer) => {
-                respond.progress(&Progress::Begun(Begun { step: resume.step, refused: None }));
+                respond.progress(&begun(resume.step, None));
                 return Ok((trainer, Some(resume)));
             }
             Err(error) => refused = Some(format!("{error:#}")),
         }
     }
-    let trainer = load(call, device, None)?;
-    respond.progress(&Progress::Begun(Begun { step: 0, refused }));
+    let trainer = load(call, place, None)?;
+    respond.progress(&begun(0, refused));
     Ok((trainer, None))
 }
 
-fn load(call: &Train, device: &Device, resume: Option<&Resume>) -> anyhow::Result<Trainer> {
+fn begun(step: u32, refused: Option<String>) -> Progress {
+    Progress::Begun(Begun { step, refused, engine: engine::ENGINE.to_owned() })
+}
+
+fn load(call: &Train, place: &Place, resume: Option<&Resume>) -> anyhow::Result<Trainer> {
+    let Place { device, dtype } = place;
     let tokenizer = Tokenizer::load(&call.base).context("load the tokenizer")?;
     let checkpoint = resume.map(|resume| resume.checkpoint.as_path());
     let is_full = call.training.lora.is_none();
@@ -107,7 +123,8 @@ fn load(call: &Train, device: &Device, resume: Option<&Resume>) -> anyhow::Resul
         None if call.random_init => {
             Model::init_from(&call.base, call.seed, device).context("initialise the model")?
         }
-        None => Model::load(&call.base, device).context("load the base model")?,
+        None if is_full => Model::load(&call.base, device).context("load the base model")?,
+        None => Model::load_as(&call.base, device, *dtype).context("load the base model")?,
     };
     let method = method(call, checkpoint.or(call.adapter.as_deref()), &model)?;
     let examples = read_examples(&call.dataset)?;

@@ -1,0 +1,154 @@
+"""The training call, read strictly: what is not known here is refused, so that nothing can be
+switched on by passing it through."""
+
+import dataclasses
+
+from .errors import Refused
+
+
+@dataclasses.dataclass
+class Lora:
+    r: int
+    alpha: float
+    target_modules: list
+
+
+@dataclasses.dataclass
+class Training:
+    """As the order has it; what is absent is 0."""
+
+    learning_rate: float = 0.0
+    schedule: str = "SCHEDULE_UNSPECIFIED"
+    epochs: int = 0
+    max_steps: int = 0
+    batch_size: int = 0
+    micro_batch_tokens: int = 0
+    warmup_ratio: float = 0.0
+    final_ratio: float = 0.0
+    weight_decay: float = 0.0
+    beta1: float = 0.0
+    beta2: float = 0.0
+    max_grad_norm: float = 0.0
+    max_tokens: int = 0
+    save_every: int = 0
+    lora: Lora = None
+
+
+@dataclasses.dataclass
+class Policy:
+    """What the box's profile says, and how often to save."""
+
+    device: str
+    dtype: str
+    attention: str
+    gradient_checkpointing: bool
+    dataloader_workers: int
+    pin_memory: bool
+    micro_batch_tokens: int
+    memory_fraction: float
+    save_s: float
+    # The box ran out of memory before: so often the tokens of a pass are halved.
+    halvings: int = 0
+
+
+@dataclasses.dataclass
+class Resume:
+    checkpoint: str
+    state: str
+    step: int
+    tokens: int
+    wall_s: float
+
+
+@dataclasses.dataclass
+class Call:
+    base: str
+    base_name: str
+    random_init: bool
+    adapter: str
+    dataset: str
+    training: Training
+    seed: int
+    out: str
+    resume: Resume
+    policy: Policy
+
+    def pass_tokens(self):
+        """Of one forward and backward pass; what a step learns from does not depend on it."""
+        tokens = self.training.micro_batch_tokens or self.policy.micro_batch_tokens
+        return max(tokens >> self.policy.halvings, 1)
+
+
+def read(request):
+    """The call; a mistake in it is refused by the field's name."""
+    call = _object(Call, request, "the call")
+    call.training = _object(Training, _snake(call.training), "training")
+    if call.training.lora is not None:
+        call.training.lora = _object(Lora, _snake(call.training.lora), "training.lora")
+    call.policy = _object(Policy, call.policy, "policy")
+    if call.resume is not None:
+        call.resume = _object(Resume, call.resume, "resume")
+    _check(call.training, call.policy)
+    return call
+
+
+def _object(kind, value, name):
+    if not isinstance(value, dict):
+        raise Refused(f"{name} is not an object")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    unknown = sorted(set(value) - set(fields))
+    if unknown:
+        raise Refused(
+            f"{name}: field {unknown[0]!r} is not known to this trainer; it can be given "
+            f"{', '.join(fields)}"
+        )
+    missing = [
+        field.name
+        for field in fields.values()
+        if field.default is dataclasses.MISSING and field.name not in value
+    ]
+    if missing:
+        raise Refused(f"{name}: field {missing[0]!r} is missing")
+    return kind(**value)
+
+
+def _snake(value):
+    """Protobuf's JSON has camelCase names."""
+    if not isinstance(value, dict):
+        return value
+    return {"".join(f"_{c.lower()}" if c.isupper() else c for c in name): field
+            for name, field in value.items()}  # fmt: skip
+
+
+def _check(training, policy):
+    def number(value):
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+    for name in ("learning_rate", "weight_decay", "max_grad_norm"):
+        value = getattr(training, name)
+        _require(number(value) and 0 <= value < float("inf"), name, value, "0 or more")
+    for name in ("warmup_ratio", "final_ratio"):
+        value = getattr(training, name)
+        _require(number(value) and 0 <= value <= 1, name, value, "0 to 1")
+    for name in ("beta1", "beta2"):
+        value = getattr(training, name)
+        _require(number(value) and 0 <= value < 1, name, value, "0 to below 1")
+    halvings = policy.halvings
+    is_count = isinstance(halvings, int) and not isinstance(halvings, bool)
+    _require(is_count and 0 <= halvings <= 31, "policy.halvings", halvings, "0 to 31")
+    _require(training.batch_size > 0, "batch_size", training.batch_size, "1 or more")
+    either = training.epochs > 0 or training.max_steps > 0
+    _require(either, "epochs", training.epochs, "1 or more, or max_steps")
+    schedules = ("CONSTANT", "LINEAR", "COSINE")
+    _require(training.schedule in schedules, "schedule", training.schedule, ", ".join(schedules))
+    for name, values in (("dtype", ("f32", "f16", "bf16")), ("attention", ("sdpa", "eager"))):
+        value = getattr(policy, name)
+        if value not in values:
+            raise Refused(f"policy.{name} is {value!r}, expected one of {', '.join(values)}")
+    if policy.dtype == "f16" and policy.device == "cpu":
+        raise Refused("policy.dtype f16 needs a GPU; on a CPU choose f32 or bf16")
+
+
+def _require(fine, name, value, expected):
+    if not fine:
+        raise Refused(f"train parameter `{name}` is {value}, expected {expected}")

@@ -1,0 +1,120 @@
+"""Prompt and completion as one sequence of tokens, exactly as the embedded engine reads them:
+the completion and one end token are scored, and what is too long is an error, never cut."""
+
+import json
+
+from .errors import Refused
+
+# What a loss ignores, as PyTorch has it.
+IGNORED = -100
+
+
+def read(path):
+    """The (line, prompt, completion) of a file of examples; blank lines are skipped but counted."""
+    examples = []
+    with open(path, "rb") as file:
+        try:
+            lines = file.read().decode("utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            raise Refused(f"read the dataset: not UTF-8 text: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        examples.append((number, *_pair(number, line)))
+    if not examples:
+        raise Refused("read the dataset: no examples in it")
+    return examples
+
+
+def _pair(number, line):
+    expected = '{"prompt": "2+2=", "completion": "4"}'
+    try:
+        value = json.loads(line)
+        prompt, completion = value.get("prompt", ""), value["completion"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        prompt = completion = None
+    if not isinstance(prompt, str) or not isinstance(completion, str):
+        raise Refused(f"read the dataset: line {number}: expected an object such as {expected}")
+    if not completion:
+        raise Refused(f'read the dataset: line {number}: field "completion" is empty')
+    return prompt, completion
+
+
+class Sequences:
+    """Examples, tokenized when they are asked for. Checked once, when this is made."""
+
+    def __init__(self, examples, tokenizer, end_token, vocab_size, max_tokens, positions):
+        self._examples, self._tokenizer, self._end = examples, tokenizer, end_token
+        most = min(max_tokens or positions, positions)
+        for index, (line, _, _) in enumerate(examples):
+            tokens, _ = self[index]
+            if len(tokens) > most:
+                raise Refused(
+                    f"example on line {line} has {len(tokens)} tokens, more than the {most} "
+                    f"allowed; shorten or drop it, or raise max_tokens (the model has {positions} "
+                    "positions)"
+                )
+            beyond = max(tokens)
+            if beyond >= vocab_size:
+                raise Refused(
+                    f"example on line {line}: the tokenizer yields token {beyond} but config.json "
+                    f"says vocab_size {vocab_size}; the two files do not belong together"
+                )
+
+    def __len__(self):
+        return len(self._examples)
+
+    def __getitem__(self, index):
+        """Tokens, and the place of the first that is scored."""
+        _, prompt, completion = self._examples[index]
+        tokens = self._tokenizer.encode(prompt, add_special_tokens=True).ids
+        # The very first token has nothing before it to be predicted from.
+        scored_from = max(len(tokens), 1)
+        tokens += self._tokenizer.encode(completion, add_special_tokens=False).ids
+        return tokens + [self._end], scored_from
+
+
+def load_tokenizer(directory):
+    from tokenizers import Tokenizer
+
+    path = f"{directory}/tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(path)
+    except Exception as error:  # the library raises plain Exception
+        raise Refused(f"could not load {path}: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+class Parts:
+    """Cuts a step's examples into passes of at most so many tokens, padding counted, or of one
+    example. Of like length together, so that little is padded; the step's gradient is the same."""
+
+    def __init__(self, micro_batch_tokens):
+        self.micro_batch_tokens = micro_batch_tokens
+
+    def __call__(self, sequences):
+        parts = []
+        for sequence in sorted(sequences, key=lambda sequence: -len(sequence[0])):
+            # The first of a part is its longest.
+            longest = len(parts[-1][0][0]) if parts else 0
+            if not parts or (len(parts[-1]) + 1) * longest > self.micro_batch_tokens:
+                parts.append([])
+            parts[-1].append(sequence)
+        return {"parts": [_pad(part) for part in parts]}
+
+
+def _pad(part):
+    import torch
+
+    longest = max(len(tokens) for tokens, _ in part)
+    ids = torch.zeros((len(part), longest), dtype=torch.long)
+    mask = torch.zeros((len(part), longest), dtype=torch.long)
+    labels = torch.full((len(part), longest), IGNORED, dtype=torch.long)
+    for row, (tokens, scored_from) in enumerate(part):
+        tokens = torch.tensor(tokens)
+        ids[row, : len(tokens)] = tokens
+        mask[row, : len(tokens)] = 1
+        labels[row, scored_from : len(tokens)] = tokens[scored_from:]
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}

@@ -1,0 +1,93 @@
+"""The model that is trained: a base, a base with an adapter, or one from scratch."""
+
+import json
+import os
+
+import peft
+import torch
+import transformers
+
+from .errors import Refused
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def device(policy):
+    """`cuda` is a HIP device as well."""
+    if policy.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        built = f"HIP {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+        raise Refused(
+            f"torch {torch.__version__} (built for {built}) sees no GPU; check /dev/kfd and the "
+            "user's groups, or install the wheel for this card"
+        )
+    if policy.memory_fraction:
+        torch.cuda.set_per_process_memory_fraction(policy.memory_fraction)
+    return torch.device(policy.device if ":" in policy.device else f"{policy.device}:0")
+
+
+def load(call, where):
+    """The model with whatever is trained in it; frozen weights in the profile's precision, what
+    is trained in f32."""
+    lora = call.training.lora
+    checkpoint = call.resume.checkpoint if call.resume else None
+    source = checkpoint if checkpoint and lora is None else call.base
+    dtype = DTYPES[call.policy.dtype] if lora else torch.float32
+    transformers.set_seed(call.seed % 2**32)
+    try:
+        model = _base(call, source, dtype, where, from_config=call.random_init and source == call.base)
+    except (OSError, ValueError) as error:
+        raise Refused(f"load the base model: {error}") from error
+    model.config.use_cache = False
+    if lora is None:
+        return model
+    return _with_adapter(model, call, checkpoint or call.adapter)
+
+
+def _base(call, source, dtype, where, from_config):
+    options = {"attn_implementation": call.policy.attention, "dtype": dtype}
+    if from_config:
+        config = transformers.AutoConfig.from_pretrained(source, local_files_only=True)
+        # Initialised on the CPU: the same weights on every kind of device.
+        return transformers.AutoModelForCausalLM.from_config(config, **options).to(where)
+    if where.type != "cpu":
+        # Straight to the card: the host holds one shard at a time.
+        options["device_map"] = {"": where}
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        source, local_files_only=True, low_cpu_mem_usage=True, trust_remote_code=False, **options
+    )
+
+
+def _with_adapter(model, call, adapter):
+    lora = call.training.lora
+    try:
+        if adapter:
+            return peft.PeftModel.from_pretrained(model, adapter, is_trainable=True)
+        settings = peft.LoraConfig(
+            r=lora.r,
+            lora_alpha=lora.alpha,
+            target_modules=lora.target_modules,
+            lora_dropout=0.0,
+            bias="none",
+            task_type="CAUSAL_LM",
+        )
+        return peft.get_peft_model(model, settings)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        what = f"load the adapter {adapter}" if adapter else "field lora"
+        raise Refused(f"{what}: {error}") from error
+
+
+def end_token(base):
+    """What ends a completion: the first end token of config.json, else of generation_config.json."""
+    for name in ("config.json", "generation_config.json"):
+        path = os.path.join(base, name)
+        if not os.path.exists(path):
+            continue
+        with open(path, encoding="utf-8") as file:
+            tokens = json.load(file).get("eos_token_id")
+        if isinstance(tokens, list):
+            tokens = tokens[0] if tokens else None
+        if isinstance(tokens, int):
+            return tokens
+    raise Refused("the model's config.json names no eos_token_id to end a completion with; add it")

@@ -1,0 +1,93 @@
+"""In which order examples are visited: the embedded engine's order, so that a run's data comes
+in one order whatever trains it, and two engines' losses can be laid side by side.
+
+Its random numbers are SplitMix64 streams of (seed, "epoch N"), its hash BLAKE3.
+"""
+
+import struct
+
+_MASK32 = (1 << 32) - 1
+_MASK64 = (1 << 64) - 1
+
+# BLAKE3 (O'Connor, Aumasson, Neves, Wilcox-O'Hearn 2020): the parts that a text of one block needs.
+_IV = (
+    0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A,
+    0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19,
+)  # fmt: skip
+_PERMUTATION = (2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8)
+_COLUMNS_AND_DIAGONALS = (
+    (0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15),
+    (0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14),
+)  # fmt: skip
+_ONE_BLOCK = 0b1011  # chunk start, chunk end, root
+_BLOCK_BYTES = 64
+
+
+def blake3_u64(text):
+    """The first eight bytes of BLAKE3 of at most one block, as a little-endian number."""
+    data = text.encode()
+    if len(data) > _BLOCK_BYTES:
+        raise ValueError(f"{text!r} is longer than one block")
+    words = list(struct.unpack("<16I", data.ljust(_BLOCK_BYTES, b"\0")))
+    state = [*_IV, *_IV[:4], 0, 0, len(data), _ONE_BLOCK]
+    for _ in range(7):
+        for pair, places in enumerate(_COLUMNS_AND_DIAGONALS):
+            _mix(state, *places, words[2 * pair], words[2 * pair + 1])
+        words = [words[place] for place in _PERMUTATION]
+    low, high = (state[place] ^ state[place + 8] for place in (0, 1))
+    return low | high << 32
+
+
+def _mix(v, a, b, c, d, x, y):
+    def rotate(value, bits):
+        return (value >> bits | value << (32 - bits)) & _MASK32
+
+    v[a] = (v[a] + v[b] + x) & _MASK32
+    v[d] = rotate(v[d] ^ v[a], 16)
+    v[c] = (v[c] + v[d]) & _MASK32
+    v[b] = rotate(v[b] ^ v[c], 12)
+    v[a] = (v[a] + v[b] + y) & _MASK32
+    v[d] = rotate(v[d] ^ v[a], 8)
+    v[c] = (v[c] + v[d]) & _MASK32
+    v[b] = rotate(v[b] ^ v[c], 7)
+
+
+def _splitmix(value):
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
+
+
+def epoch_order(seed, epoch, count):
+    """A permutation of range(count) (Fisher and Yates)."""
+    state = _splitmix(seed ^ blake3_u64(f"epoch {epoch}"))
+    order = list(range(count))
+    for last in range(count - 1, 0, -1):
+        state = (state + 0x9E3779B97F4A7C15) & _MASK64
+        other = (_splitmix(state) * (last + 1)) >> 64
+        order[last], order[other] = order[other], order[last]
+    return order
+
+
+class Steps:
+    """The examples of every optimizer step of a training, as a batch sampler. Each epoch visits
+    every example once; its last step may have fewer."""
+
+    def __init__(self, count, batch_size, steps, seed):
+        self.count, self.batch_size, self.steps, self.seed = count, batch_size, steps, seed
+
+    def __len__(self):
+        return self.steps
+
+    def __iter__(self):
+        per_epoch = steps_per_epoch(self.count, self.batch_size)
+        order = []
+        for step in range(self.steps):
+            epoch, place = divmod(step, per_epoch)
+            if place == 0:
+                order = epoch_order(self.seed, epoch, self.count)
+            yield order[place * self.batch_size : (place + 1) * self.batch_size]
+
+
+def steps_per_epoch(count, batch_size):
+    return -(-count // batch_size)

@@ -1,0 +1,36 @@
+"""Reading a call: no torch needed."""
+
+import unittest
+
+from flotilla_trainer import call
+from flotilla_trainer.errors import Refused
+
+
+def request(tokens, **policy):
+    return {
+        "base": "b", "base_name": "b3:b", "random_init": False, "adapter": None, "dataset": "d",
+        "seed": 7, "out": "o", "resume": None,
+        "training": {
+            "maxSteps": 6, "batchSize": 4, "learningRate": 0.001, "schedule": "LINEAR",
+            "maxTokens": 512, "microBatchTokens": tokens,
+        },
+        "policy": {
+            "device": "cpu", "dtype": "f32", "attention": "sdpa", "gradient_checkpointing": False,
+            "dataloader_workers": 0, "pin_memory": False, "micro_batch_tokens": 64,
+            "memory_fraction": None, "save_s": 600.0, **policy,
+        },
+    }  # fmt: skip
+
+
+class Passes(unittest.TestCase):
+    def test_a_pass_is_halved_as_often_as_the_box_ran_out_of_memory(self):
+        tokens = [call.read(request(0, halvings=n)).pass_tokens() for n in (0, 1, 2)]
+        self.assertEqual(tokens, [64, 32, 16])
+        self.assertEqual(call.read(request(1024, halvings=1)).pass_tokens(), 512)
+        self.assertEqual(call.read(request(1, halvings=31)).pass_tokens(), 1)
+        self.assertEqual(call.read(request(1024)).pass_tokens(), 1024)
+
+    def test_halvings_that_are_no_count_are_refused_by_their_name(self):
+        for wrong in (-1, 1.5, True, "2", 99):
+            with self.assertRaisesRegex(Refused, "halvings"):
+                call.read(request(64, halvings=wrong))

@@ -1,0 +1,488 @@
+//! The PyTorch trainer as the agent runs it: started, called, told to end, gone on with. Those
+//! that need torch are skipped unless FLOTILLA_TORCH_PYTHON names an interpreter that has it.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
+use engine::{
+    Adapter, Decay, Device, Example, Method, Model, Shape, Tokenizer, TrainSpec, Trainer,
+    write_scratch,
+};
+use hardware::Profile;
+use runtime::{Launch, Patience, Worker, WorkerError};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use trainer::{PyTorch, Python};
+
+const LIMIT: Duration = Duration::from_secs(240);
+
+fn python() -> Option<PathBuf> {
+    let python = std::env::var_os("FLOTILLA_TORCH_PYTHON").map(PathBuf::from);
+    if python.is_none() {
+        println!("skipped: FLOTILLA_TORCH_PYTHON is not set");
+    }
+    python
+}
+
+fn golden() -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/golden");
+    if !path.exists() {
+        println!("skipped: {} is absent", path.display());
+    }
+    path.exists().then_some(path)
+}
+
+/// A place to train in, and what is trained on.
+struct Bench {
+    directory: tempfile::TempDir,
+    pytorch: PyTorch,
+    launch: Launch,
+    base: PathBuf,
+    environment: Vec<(String, String)>,
+}
+
+fn examples() -> Vec<Example> {
+    let completion = |i: usize| format!("{} {}", i + 1, "indeed ".repeat(i % 4));
+    let example = |i| Example { prompt: format!("{i} plus one is "), completion: completion(i) };
+    (0..17).map(example).collect()
+}
+
+impl Bench {
+    fn new(python: &Path) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let base = scratch(directory.path());
+        let interpreter = Python::Interpreter(python.to_owned());
+        let pytorch = PyTorch::prepare(interpreter, directory.path()).unwrap();
+        let launch = Launch {
+            program: "unused".into(),
+            wrapper: None,
+            silence: None,
+            threads: 2,
+            device: "cpu".into(),
+            dtype: "f32".into(),
+            directory: directory.path().to_owned(),
+            profile: Profile::named("cpu").unwrap(),
+            root: "/".into(),
+            herd: runtime::Herd::default(),
+        };
+        let line = |Example { prompt, completion }: Example| {
+            format!("{}\n", json!({ "prompt": prompt, "completion": completion }))
+        };
+        let text: String = examples().into_iter().map(line).collect();
+        std::fs::write(directory.path().join("data.jsonl"), text).unwrap();
+        Self { directory, pytorch, launch, base, environment: Vec::new() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// A call that trains six steps of a new adapter, saving into `out`.
+    fn call(&self, out: &str) -> Value {
+        let out = self.path(out);
+        std::fs::create_dir_all(&out).unwrap();
+        json!({
+            "base": self.base, "base_name": "b3:base", "random_init": false, "adapter": null,
+            "dataset": self.path("data.jsonl"), "seed": 7, "out": out, "resume": null,
+            "training": {
+                "maxSteps": 6, "batchSize": 4, "learningRate": 0.001, "schedule": "LINEAR",
+                "warmupRatio": 0.1, "finalRatio": 0.1, "beta1": 0.9, "beta2": 0.999,
+                "maxGradNorm": 1.0, "weightDecay": 0.01, "maxTokens": 512,
+                "lora": { "r": 8, "alpha": 16, "targetModules": ["v_proj", "q_proj"] },
+            },
+            "policy": {
+                "device": "cpu", "dtype": "f32", "attention": "sdpa",
+                "gradient_checkpointing": false, "dataloader_workers": 0, "pin_memory": false,
+                "micro_batch_tokens": 64, "memory_fraction": null, "save_s": 86_400.0,
+            },
+        })
+    }
+
+    fn start(&self) -> Worker {
+        let mut command = self.pytorch.command(&self.launch, "train");
+        command.environment.extend(self.environment.iter().cloned());
+        Worker::start(&command).unwrap()
+    }
+
+    /// What was answered, and every progress before.
+    async fn ask(&self, worker: &Worker, call: &Value) -> (Result<Value, WorkerError>, Vec<Value>) {
+        let heard: Arc<Mutex<Vec<Value>>> = Arc::default();
+        let hearing = heard.clone();
+        let mut patience = Patience::new(LIMIT, LIMIT);
+        let answered = worker.call(call, &mut patience, move |progress: Value| {
+            // What is not published holds a training up; nobody publishes here.
+            hearing.lock().unwrap().push(progress);
+            std::future::ready(())
+        });
+        let answer = answered.await;
+        let heard = heard.lock().unwrap().clone();
+        (answer, heard)
+    }
+
+    /// A training that must end well: its steps.
+    async fn train(&self, call: &Value) -> Vec<Value> {
+        let worker = self.start();
+        let (answer, heard) = self.ask(&worker, call).await;
+        if let Err(error) = &answer {
+            panic!("{error}\n{}", worker.log_tail().await);
+        }
+        assert_eq!(answer.unwrap(), json!({ "stopped_at": null }));
+        steps(&heard)
+    }
+
+    async fn refusal(&self, call: &Value) -> String {
+        match self.ask(&self.start(), call).await.0 {
+            Err(WorkerError::Refused(message)) => message,
+            other => panic!("not refused: {other:?}"),
+        }
+    }
+}
+
+fn steps(heard: &[Value]) -> Vec<Value> {
+    heard.iter().filter_map(|progress| progress.get("step").cloned()).collect()
+}
+
+/// The loss of each step: what is told is the mean since the last saved one.
+fn losses(steps: &[Value]) -> Vec<f64> {
+    let told: Vec<f64> = steps.iter().map(|step| step["loss"].as_f64().unwrap()).collect();
+    let sum = |n: usize| if n == 0 { 0.0 } else { told[n - 1] * n as f64 };
+    (1..=told.len()).map(|n| sum(n) - sum(n - 1)).collect()
+}
+
+/// A small model of random weights, as the embedded engine writes it.
+fn scratch(directory: &Path) -> PathBuf {
+    let base = directory.join("base");
+    let config = write_scratch(&base, &Shape::default()).unwrap();
+    Model::init(config, 3, &Device::Cpu).unwrap().save(&base).unwrap();
+    base
+}
+
+fn candle_losses(base: &Path, method: Method, rate: f64) -> Vec<f64> {
+    let model = Model::load(base, &Device::Cpu).unwrap();
+    let spec = TrainSpec {
+        learning_rate: rate,
+        warmup_ratio: 0.1,
+        decay: Decay::Linear,
+        final_ratio: 0.1,
+        betas: (0.9, 0.999),
+        epsilon: 1e-8,
+        weight_decay: 0.01,
+        clip_norm: 1.0,
+        batch_size: 4,
+        micro_batch_tokens: 64,
+        epochs: 0,
+        max_steps: Some(12),
+        max_tokens: 512,
+        seed: 7,
+    };
+    let tokenizer = Tokenizer::load(base).unwrap();
+    let mut trainer = Trainer::new(model, &tokenizer, method, &examples(), spec).unwrap();
+    let mut losses = Vec::new();
+    while let Some(report) = trainer.step().unwrap() {
+        losses.push(report.loss);
+    }
+    losses
+}
+
+/// Twelve steps are three epochs: the order of the data must be the same as well.
+fn assert_follows(steps: &[Value], candle: &[f64]) {
+    let torch = losses(steps);
+    assert_eq!(torch.len(), candle.len());
+    let off = |(ours, theirs): (&f64, &f64)| (ours - theirs).abs() / theirs;
+    let worst = torch.iter().zip(candle).map(off).fold(0.0, f64::max);
+    println!("largest difference {worst:.2e} of the loss\ntorch  {torch:?}\ncandle {candle:?}");
+    assert!(worst < 0.01, "{worst}");
+    let spread = candle.iter().copied().fold(0.0, f64::max) / candle[11];
+    assert!(spread > 1.03, "losses that stay where they are show nothing");
+}
+
+#[tokio::test]
+async fn the_loss_of_all_weights_follows_the_embedded_engine_s_within_one_percent() {
+    let Some(python) = python() else { return };
+    let bench = Bench::new(&python);
+    let mut call = bench.call("out");
+    call["training"].as_object_mut().unwrap().remove("lora");
+    call["training"]["maxSteps"] = json!(12);
+    call["training"]["learningRate"] = json!(0.003);
+    let steps = bench.train(&call).await;
+    assert_follows(&steps, &candle_losses(&bench.base, Method::Full, 0.003));
+}
+
+#[tokio::test]
+async fn the_loss_of_an_adapter_follows_the_embedded_engine_s_within_one_percent() {
+    let (Some(python), Some(root)) = (python(), golden()) else { return };
+    let base = root.join("hf/qwen2-tiny");
+    let adapter = root.join("peft/qwen2-r8-qv");
+    let bench = Bench { base: base.clone(), ..Bench::new(&python) };
+    let mut call = bench.call("out");
+    call["adapter"] = json!(adapter);
+    call["training"]["maxSteps"] = json!(12);
+    let steps = bench.train(&call).await;
+    let model = Model::load(&base, &Device::Cpu).unwrap();
+    let method = Method::Continue(Adapter::load(&adapter, model.config()).unwrap());
+    assert_follows(&steps, &candle_losses(&base, method, 0.001));
+    Adapter::load(&bench.path("out/12/checkpoint"), model.config()).unwrap();
+}
+
+#[tokio::test]
+async fn a_training_that_goes_on_ends_with_the_same_bytes() {
+    let Some(python) = python() else { return };
+    let bench = Bench::new(&python);
+    let mut call = bench.call("whole");
+    call["training"]["saveEvery"] = json!(3);
+    let whole = bench.train(&call).await;
+    let saved = bench.path("whole/3");
+    // As the store hands them out.
+    for (tree, name) in [("checkpoint", "B3SUMS"), ("state", "B3SUMS"), ("state", "manifest.json")]
+    {
+        std::fs::write(saved.join(tree).join(name), "").unwrap();
+    }
+    let mut again = bench.call("rest");
+    again["resume"] = json!({
+        "checkpoint": saved.join("checkpoint"), "state": saved.join("state"),
+        "step": 3, "tokens": whole[2]["tokens"], "wall_s": 1.0,
+    });
+    // Saving at other steps changes nothing.
+    let rest = bench.train(&again).await;
+    assert_eq!(rest.len(), 3, "{rest:?}");
+    assert_eq!(rest[2]["tokens"], whole[5]["tokens"]);
+    assert_eq!(rest[2]["loss"], whole[5]["loss"]);
+    for name in ["adapter_model.safetensors", "adapter_config.json"] {
+        let file = |out: &str| std::fs::read(bench.path(out).join("6/checkpoint").join(name));
+        assert!(file("whole").unwrap() == file("rest").unwrap(), "{name}");
+    }
+    assert!(!bench.path("rest/6/state").exists(), "nobody goes on from the last step");
+
+    let mut other = bench.call("other");
+    other["resume"] = again["resume"].clone();
+    other["seed"] = json!(8);
+    let worker = bench.start();
+    let (_, heard) = bench.ask(&worker, &other).await;
+    let begun = heard.iter().find_map(|progress| progress.get("begun")).unwrap();
+    assert_eq!(begun["step"], 0);
+    assert!(begun["refused"].as_str().unwrap().contains("`seed` is 7, expected 8"), "{begun}");
+}
+
+#[tokio::test]
+async fn told_to_end_it_saves_at_the_next_step_and_says_where() {
+    let Some(python) = python() else { return };
+    let bench = Bench::new(&python);
+    let mut call = bench.call("out");
+    call["training"]["maxSteps"] = json!(100_000);
+    let worker = bench.start();
+    let mut patience = Patience::new(LIMIT, LIMIT);
+    let (told, last) = (worker.clone(), Arc::new(Mutex::new(Value::Null)));
+    let seen = last.clone();
+    let answer: Value = worker
+        .call(&call, &mut patience, move |progress: Value| {
+            if let Some(step) = progress.get("step") {
+                *seen.lock().unwrap() = step.clone();
+                told.terminate();
+            }
+            std::future::ready(())
+        })
+        .await
+        .unwrap();
+    let last = last.lock().unwrap().clone();
+    assert_eq!(answer["stopped_at"], last["step"], "{last}");
+    let saved = PathBuf::from(last["saved"].as_str().unwrap());
+    assert!(saved.join("checkpoint/adapter_model.safetensors").exists());
+    assert!(saved.join("state/optimizer.pt").exists());
+    let ended = worker.call::<Value, _>(&call, &mut patience, |_| std::future::ready(())).await;
+    assert!(ended.unwrap_err().to_string().contains("exit status: 143"));
+}
+
+#[tokio::test]
+async fn what_is_not_known_is_refused_so_that_nothing_switches_an_evaluation_on() {
+    let Some(python) = python() else { return };
+    let bench = Bench::new(&python);
+    for (part, field) in [
+        ("training", "evalStrategy"),
+        ("training", "loadBestModelAtEnd"),
+        ("policy", "eval_on_start"),
+        ("policy", "callbacks"),
+    ] {
+        let mut call = bench.call("out");
+        call[part][field] = json!("steps");
+        let message = bench.refusal(&call).await;
+        assert!(message.starts_with(&format!("{part}: field")), "{message}");
+    }
+    let mut call = bench.call("out");
+    call["training"]["maxTokens"] = json!(8);
+    let message = bench.refusal(&call).await;
+    assert!(
+        message.contains("example on line 2 has ") || message.contains("line 1 has"),
+        "{message}"
+    );
+    let mut call = bench.call("out");
+    call["policy"]["dtype"] = json!("f16");
+    assert!(bench.refusal(&call).await.contains("needs a GPU"));
+}
+
+#[tokio::test]
+async fn every_weight_is_trained_from_scratch_and_read_by_the_embedded_engine() {
+    let Some(python) = python() else { return };
+    let bench = Bench::new(&python);
+    let mut call = bench.call("out");
+    call["random_init"] = json!(true);
+    call["training"].as_object_mut().unwrap().remove("lora");
+    call["training"]["saveEvery"] = json!(4);
+    let whole = bench.train(&call).await;
+    let saved = bench.path("out/4");
+    let mut rest = bench.call("rest");
+    rest["random_init"] = json!(true);
+    rest["training"].as_object_mut().unwrap().remove("lora");
+    rest["resume"] = json!({
+        "checkpoint": saved.join("checkpoint"), "state": saved.join("state"),
+        "step": 4, "tokens": whole[3]["tokens"], "wall_s": 1.0,
+    });
+    bench.train(&rest).await;
+    let file = |out: &str| std::fs::read(bench.path(out).join("6/checkpoint/model.safetensors"));
+    assert!(file("out").unwrap() == file("rest").unwrap());
+    let model = bench.path("out/6/checkpoint");
+    Model::load(&model, &Device::Cpu).unwrap();
+    Tokenizer::load(&model).unwrap();
+    let config = std::fs::read_to_string(model.join("config.json")).unwrap();
+    let host = bench.directory.path().to_str().unwrap();
+    assert!(!config.contains(host) && !config.contains("_name_or_path"), "{config}");
+}
+
+#[tokio::test]
+async fn half_precision_and_recomputation_train_as_well() {
+    let Some(python) = python() else { return };
+    let bench = Bench::new(&python);
+    let plain = losses(&bench.train(&bench.call("plain")).await);
+    let mut call = bench.call("bf16");
+    call["policy"]["dtype"] = json!("bf16");
+    call["policy"]["attention"] = json!("eager");
+    call["policy"]["gradient_checkpointing"] = json!(true);
+    call["policy"]["dataloader_workers"] = json!(1);
+    let half = losses(&bench.train(&call).await);
+    for (half, plain) in half.iter().zip(&plain) {
+        assert!((half - plain).abs() / plain < 0.02, "{half} {plain}");
+    }
+}
+
+/// What some libraries do when they are imported, and later.
+const NOISE: &str = r#"
+import os, sys, threading, time
+print('{"call": 1, "reply": {"stopped_at": 3}', end="")
+os.write(1, b"\nnoise\n")
+def noise():
+    while True:
+        print("{\"call\": 1, \"error\": \"noise\"}", flush=True)
+        os.write(1, b"{\"call\": 1, \"error\": \"noise\"}\n")
+        time.sleep(0.01)
+def later():
+    time.sleep(1)
+    noise()
+threading.Thread(target=later, daemon=True).start()
+"#;
+
+#[tokio::test]
+async fn what_libraries_print_is_no_answer() {
+    let Some(python) = python() else { return };
+    let mut bench = Bench::new(&python);
+    std::fs::write(bench.path("sitecustomize.py"), NOISE).unwrap();
+    let path = bench.directory.path().display().to_string();
+    bench.environment.push(("PYTHONPATH".into(), path));
+    assert_eq!(bench.train(&bench.call("out")).await.len(), 6);
+}
+
+#[tokio::test]
+async fn an_adapter_s_files_name_no_place_of_this_machine() {
+    let Some(python) = python() else { return };
+    let bench = Bench::new(&python);
+    bench.train(&bench.call("out")).await;
+    let checkpoint = bench.path("out/6/checkpoint");
+    let mut names: Vec<String> = std::fs::read_dir(&checkpoint)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["adapter_config.json", "adapter_model.safetensors"]);
+    let settings = std::fs::read_to_string(checkpoint.join("adapter_config.json")).unwrap();
+    let settings: Value = serde_json::from_str(&settings).unwrap();
+    assert_eq!(settings["base_model_name_or_path"], "b3:base");
+    assert_eq!(settings["target_modules"], json!(["q_proj", "v_proj"]));
+}
+
+/// An interpreter that is none.
+fn impostor(directory: &Path, script: &str) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let path = directory.join("python");
+    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[tokio::test]
+async fn an_interpreter_that_goes_wrong_is_an_error_in_words() {
+    let directory = tempfile::tempdir().unwrap();
+    for (script, expected) in [
+        ("exit 0", "the worker died: exit status: 0"),
+        (
+            "echo garbage; echo '{\"call\": 1}'; echo null; exit 3",
+            "the worker died: exit status: 3",
+        ),
+        ("printf '{\"call\":1,\"reply\":{\"st'; exit 0", "the worker died: exit status: 0"),
+        ("head -c 33554432 /dev/zero | tr '\\0' x; exit 0", "the worker died"),
+        ("head -c 33554432 /dev/zero | tr '\\0' x >&2; exit 9", "the worker died: exit status: 9"),
+        ("read line; echo '{\"call\":1,\"reply\":7}'; sleep 100", "read the worker's answer"),
+        ("kill -SEGV $$", "signal: 11 (SIGSEGV)"),
+    ] {
+        let bench = Bench::new(&impostor(directory.path(), script));
+        let worker = bench.start();
+        let mut patience = Patience::new(LIMIT, LIMIT);
+        let progress = |_: Value| std::future::ready(());
+        let answer = worker.call::<Trained, _>(&bench.call("out"), &mut patience, progress).await;
+        let error = answer.unwrap_err().to_string();
+        assert!(error.contains(expected), "{script}: {error}");
+        let log = std::fs::metadata(bench.path("logs/train.log")).map_or(0, |log| log.len());
+        assert!(log <= 5 << 20, "{script}: a log of {log} bytes");
+    }
+}
+
+#[derive(Debug, serde::Deserialize)]
+struct Trained {
+    #[expect(dead_code, reason = "only whether it can be read counts")]
+    stopped_at: Option<u32>,
+}
+
+#[tokio::test]
+async fn an_interpreter_that_hangs_is_given_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let hung = impostor(directory.path(), "exec sleep 1000");
+    let bench = Bench::new(&hung);
+    let limit = Duration::from_millis(300);
+    let mut patience = Patience::new(limit, limit);
+    let progress = |_: Value| std::future::ready(());
+    let worker = bench.start();
+    let answer = worker.call::<Value, _>(&bench.call("out"), &mut patience, progress).await;
+    assert!(matches!(answer, Err(WorkerError::Silent(_))), "{answer:?}");
+}
+
+#[tokio::test]
+async fn steps_that_take_long_are_saved_though_the_order_names_none() {
+    let Some(python) = python() else { return };
+    let bench = Bench::new(&python);
+    let mut call = bench.call("out");
+    call["policy"]["save_s"] = json!(0.001);
+    let mut patience = Patience::new(LIMIT, LIMIT);
+    let whole: Arc<Mutex<Vec<bool>>> = Arc::default();
+    let seen = whole.clone();
+    let published = move |progress: Value| {
+        if let Some(saved) = progress.get("step").and_then(|step| step["saved"].as_str()) {
+            let saved = Path::new(saved);
+            let weights = saved.join("checkpoint/adapter_model.safetensors").exists();
+            seen.lock().unwrap().push(weights && saved.join("state/optimizer.pt").exists());
+            // As the agent does: what stays would hold the training up.
+            std::fs::remove_dir_all(saved).unwrap();
+        }
+        std::future::ready(())
+    };
+    let worker = bench.start();
+    worker.call::<Value, _>(&call, &mut patience, published).await.unwrap();
+    assert_eq!(*whole.lock().unwrap(), [true, true, true, true, true, false]);
+}
