@@ -91,6 +91,10 @@ pub struct AuditReport {
     pub checked: Vec<&'static str>,
     /// What should have been looked at and could not be, and why.
     pub not_checked: Vec<String>,
+    /// What holds by the spec's leave alone: no findings.
+    pub caveats: Vec<String>,
+    /// What a reader may wonder at and is meant so.
+    pub notes: Vec<String>,
     pub findings: Vec<Finding>,
     /// Beyond those that are named.
     pub findings_left_out: u64,
@@ -159,6 +163,7 @@ impl Control {
         let Reading { auditor, mut report, held, .. } = reading;
         let audit = auditor.finish().ok_or_else(|| AuditError::Unknown(run.clone()))?;
         report.tally = audit.tally;
+        report.caveats = audit.caveats;
         let unread = std::mem::take(&mut report.findings);
         let mut findings: Vec<Finding> = audit.findings.into_iter().map(Finding::from).collect();
         findings.extend(unread);
@@ -337,6 +342,8 @@ impl Reading {
             tally: Tally::default(),
             checked: vec!["lineage"],
             not_checked: Vec::new(),
+            caveats: Vec::new(),
+            notes: Vec::new(),
             findings: Vec::new(),
             findings_left_out: 0,
         };

@@ -6,6 +6,7 @@ use wire::SuiteName;
 use crate::{
     spec::{
         BaseSpec, LoraSpec, RaftSpec, RunSpec, SamplingSpec, SuiteSpec, TrainingSpec, VerifierSpec,
+        WatchSpec,
     },
     submit::SubmitError,
 };
@@ -63,8 +64,7 @@ impl RunSpec {
     /// # Errors
     /// The first field that cannot work, and what it should be.
     pub fn check(&self) -> Checked {
-        let id_like = |name: &str| wire::RunId::new(name).is_ok() && name.len() <= 48;
-        ensure(id_like(&self.name), "name", "must be 1 to 48 of a-z, 0-9, '-' and '_'")?;
+        check_name(&self.name)?;
         ensure(wire::Pool::new(self.pool.as_str()).is_ok(), "pool", "must be a short name")?;
         self.base.check()?;
         check_suites(&self.evals)?;
@@ -87,11 +87,33 @@ impl RunSpec {
     }
 }
 
+fn check_name(name: &str) -> Checked {
+    let legal = wire::RunId::new(name).is_ok() && name.len() <= 48;
+    ensure(legal, "name", "must be 1 to 48 of a-z, 0-9, '-' and '_'")
+}
+
+pub(crate) fn check_watch(spec: &WatchSpec) -> Checked {
+    spec.name.as_deref().map_or(Ok(()), check_name)?;
+    if let Some(base) = &spec.base {
+        base.check()?;
+        let remedy = "adapters belong to a model that is there; use base.model or base.checkpoint";
+        ensure(base.init.is_none(), "base.init", remedy)?;
+    }
+    spec.until.map_or(Ok(()), |until| count("until", until, 1, u32::MAX))?;
+    check_suites(&spec.evals)
+}
+
 impl BaseSpec {
     fn check(&self) -> Checked {
         let named = [self.checkpoint.is_some(), self.model.is_some(), self.init.is_some()];
         let one = named.into_iter().filter(|named| *named).count() == 1;
-        ensure(one, "base", "write exactly one of checkpoint, model and init")
+        ensure(one, "base", "write exactly one of checkpoint, model and init")?;
+        let uploads = self.model.as_ref().is_some_and(|model| !model.starts_with("store:"));
+        ensure(
+            self.upload.is_none() || uploads,
+            "base.upload",
+            "is about a model that is not in the store yet; leave it away",
+        )
     }
 }
 
@@ -225,6 +247,22 @@ raft:
         let error =
             serde_saphyr::from_str::<RunSpec>(&RAFT.replace("prompts:", "promts:")).unwrap_err();
         assert!(error.to_string().contains("promts"), "{error}");
+    }
+
+    #[test]
+    fn a_file_alone_is_a_suite_whose_text_holds_two_contexts() {
+        let n_ctx = |text: &str, bytes| SuiteSpec::of_file(text, bytes).n_ctx;
+        let cases = [(0, 16), (600, 32), (8191, 256), (8192, 512), (1 << 40, 512)];
+        for (bytes, expected) in cases {
+            assert_eq!(n_ctx("a/held out.txt", bytes), expected, "{bytes} bytes");
+        }
+        assert_eq!(n_ctx("pairs.jsonl", 100), 512, "a line is a context of its own");
+        let suite = SuiteSpec::of_file("a/Held out.txt", 1);
+        assert_eq!(suite.name, "held-out");
+        let spec = crate::WatchSpec { evals: vec![suite.clone()], ..Default::default() };
+        assert_eq!(check_watch(&spec), Ok(()));
+        let twice = crate::WatchSpec { evals: vec![suite.clone(), suite], ..Default::default() };
+        assert_eq!(check_watch(&twice).unwrap_err().field, "evals[1].name");
     }
 
     #[test]

@@ -31,7 +31,10 @@ pub enum FileError {
     TooLarge { path: PathBuf, bytes: u64 },
     #[error("file {0:?} is not attached to the call; add it to `files`")]
     NotAttached(String),
-    #[error("{0:?} is a directory of the caller's machine; upload it with `flotilla run submit`")]
+    #[error(
+        "{0:?} would be found on the caller's machine: submit with `flotilla run submit` there, or \
+         name a directory of the store as store:PATH"
+    )]
     NotLocal(String),
 }
 

@@ -4,6 +4,7 @@
 
 mod agents;
 mod audit;
+mod base;
 mod check;
 mod checkpoints;
 mod evals;
@@ -11,21 +12,26 @@ mod files;
 mod runs;
 mod spec;
 mod submit;
+mod watched;
+mod weights;
 
 use std::{path::Path, sync::Arc};
 
 use bus::Bus;
+use hub::Hub;
 use store::{OpenError, Store};
 use tokio::sync::OnceCell;
 
 pub use agents::DrainError;
 pub use audit::{AuditError, AuditReport, Depth, Finding, Progress, Where};
+pub use base::{BaseError, Transfer, Watch};
 pub use check::FieldError;
 pub use checkpoints::{CheckpointError, parse_checkpoint_ref};
 pub use files::{FileError, Files};
 pub use runs::{RunError, timestamp, view};
-pub use spec::RunSpec;
+pub use spec::{BaseSpec, RunSpec, SuiteSpec, WatchSpec};
 pub use submit::SubmitError;
+pub use watched::Found;
 
 /// A fleet, seen from outside.
 #[derive(Clone)]
@@ -33,6 +39,7 @@ pub struct Control {
     bus: Bus,
     url: String,
     store: Arc<OnceCell<Store>>,
+    hub: Hub,
 }
 
 /// The fleet's store cannot be used from here.
@@ -50,13 +57,14 @@ pub enum StoreError {
 impl Control {
     /// The store is opened when something needs it: looking at runs takes no credentials.
     pub fn new(bus: Bus, store_url: impl Into<String>) -> Self {
-        Self { bus, url: store_url.into(), store: Arc::default() }
+        Self { bus, url: store_url.into(), store: Arc::default(), hub: Hub::from_env() }
     }
 
     /// With a store that is open already.
     pub fn with_store(bus: Bus, store: Store) -> Self {
         let url = store.url().to_owned();
-        Self { bus, url, store: Arc::new(OnceCell::new_with(Some(store))) }
+        let store = Arc::new(OnceCell::new_with(Some(store)));
+        Self { bus, url, store, hub: Hub::from_env() }
     }
 
     pub fn bus(&self) -> &Bus {

@@ -176,7 +176,7 @@ pub fn view(run: &Run) -> v1::Run {
     v1::Run {
         run: run.id.to_string(),
         name: run.spec.name.clone(),
-        kind: if run.raft().is_some() { "raft" } else { "sft" }.into(),
+        kind: run.kind().into(),
         state: state(run).into(),
         message: run.done.as_ref().map_or(String::new(), |done| done.message.clone()),
         seed: run.spec.seed,

@@ -24,16 +24,46 @@ pub struct RunSpec {
     pub raft: Option<RaftSpec>,
 }
 
+/// What is to be known of a training that is not ours, in a file.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WatchSpec {
+    /// Runs are called `<name>-<number>`. Default: the directory's name.
+    pub name: Option<String>,
+    /// The model adapters belong to. Default: the one they name.
+    pub base: Option<BaseSpec>,
+    #[serde(default)]
+    pub evals: Vec<SuiteSpec>,
+    /// The last step, where training may end before it planned to.
+    pub until: Option<u32>,
+}
+
 /// Where training starts. Exactly one field is set.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BaseSpec {
     /// `RUN`, for its last checkpoint, or `RUN/CYCLE/STEP`.
     pub checkpoint: Option<String>,
-    /// A Hugging Face model directory.
+    /// A Hugging Face model: its directory (as `save_pretrained` writes it, or of the hub's
+    /// cache), `org/name[@revision]` of the hub, or `store:PATH`, a directory in the fleet's
+    /// store.
     pub model: Option<String>,
+    /// Whether the model's files go into the store; without, `auto`.
+    pub upload: Option<UploadSpec>,
     /// A new model with random weights.
     pub init: Option<InitSpec>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UploadSpec {
+    /// What the store does not hold.
+    Auto,
+    /// All of it, again.
+    Always,
+    /// Nothing but their digests: agents find the files on their machines, or download them from
+    /// the hub.
+    Never,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -78,6 +108,9 @@ pub struct RaftSpec {
     pub training: TrainingSpec,
     #[serde(default)]
     pub lora: LoraSpec,
+    /// Whether endpoints may generate whose weights nobody can check by their digest.
+    #[serde(default)]
+    pub accept_unverified_policy: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -182,6 +215,26 @@ pub struct SuiteSpec {
     #[serde(default)]
     pub chunks: u32,
 }
+
+impl SuiteSpec {
+    /// A suite of a file of so many bytes, named after it. Two contexts must fit into a text: the
+    /// context of a short one is as large as that allows where a token has eight bytes.
+    pub fn of_file(text: &str, bytes: u64) -> Self {
+        const BYTES_A_TOKEN: u64 = 8;
+        let file = std::path::Path::new(text);
+        let stem = file.file_stem().unwrap_or_default();
+        let name = wire::slug(&stem.to_string_lossy()).unwrap_or_else(|| "text".into());
+        let most = u32::try_from(bytes / BYTES_A_TOKEN / 2).unwrap_or(u32::MAX);
+        let lines = file.extension().is_some_and(|extension| extension == "jsonl");
+        let n_ctx = if lines { context() } else { context().min(most.max(1)) };
+        // The next lower power of two.
+        let n_ctx = (1 << n_ctx.ilog2()).max(SHORTEST_CONTEXT);
+        Self { name, text: text.to_owned(), n_ctx, stride: 0, chunks: 0 }
+    }
+}
+
+/// Fewer tokens before it say nothing of a token.
+const SHORTEST_CONTEXT: u32 = 16;
 
 fn default_name() -> String {
     "run".to_owned()

@@ -1,7 +1,10 @@
 //! From a spec file to a `spec` fact: everything is read, checked and stored first,
 //! then the fact is written; until then there is no run.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use bus::{PublishError, Published, ReadError};
 use bytes::Bytes;
@@ -10,10 +13,11 @@ use wire::{Body, Example, ExamplesError, Fact, Place, Prompt, PromptsError, RunI
 
 use crate::{
     Control, StoreError,
+    base::{BaseError, Watch},
     check::FieldError,
     checkpoints::{self, CheckpointError},
     files::{FileError, Files},
-    spec::{BaseSpec, InitSpec, RaftSpec, RunSpec, SftSpec, SuiteSpec},
+    spec::{BaseSpec, InitSpec, RaftSpec, RunSpec, SftSpec, SuiteSpec, UploadSpec},
 };
 
 /// Runs of one name.
@@ -21,8 +25,8 @@ const NUMBER_MAX: u32 = 1_000_000;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
-    #[error("read the run spec")]
-    Yaml(#[source] serde_saphyr::Error),
+    #[error("the spec cannot be read: {}", .0.to_string().trim_start_matches("error: "))]
+    Yaml(serde_saphyr::Error),
     #[error(transparent)]
     Field(#[from] FieldError),
     #[error("field {field}")]
@@ -56,8 +60,8 @@ pub enum SubmitError {
          (continue the RAFT run with more cycles, or merge the adapter)"
     )]
     AdapterBase { run: String },
-    #[error("field base: {path} has no {file}")]
-    NoSuchModelFile { path: String, file: &'static str },
+    #[error("field base.model")]
+    Base(#[source] Box<BaseError>),
     #[error("stage the model's files")]
     Stage(#[source] std::io::Error),
     #[error("store what the spec names")]
@@ -75,7 +79,11 @@ pub enum SubmitError {
 impl SubmitError {
     /// Whether the caller's spec or files are at fault, rather than the fleet.
     pub fn is_callers(&self) -> bool {
-        !matches!(self, Self::Stage(_) | Self::Store(_) | Self::Publish(_) | Self::Read(_))
+        match self {
+            Self::Base(error) => error.is_callers(),
+            Self::Stage(_) | Self::Store(_) | Self::Publish(_) | Self::Read(_) => false,
+            _ => true,
+        }
     }
 }
 
@@ -86,16 +94,31 @@ impl Control {
     /// The first thing wrong with the spec or its files, or with the fleet. Nothing has
     /// started then.
     pub async fn submit(&self, yaml: &str, files: &Files) -> Result<RunId, SubmitError> {
+        self.submit_watched(yaml, files, &(Arc::new(|_| ()) as Watch)).await
+    }
+
+    /// As [`Control::submit`], telling of what takes long.
+    ///
+    /// # Errors
+    /// As `submit`.
+    pub async fn submit_watched(
+        &self,
+        yaml: &str,
+        files: &Files,
+        watch: &Watch,
+    ) -> Result<RunId, SubmitError> {
         let spec = RunSpec::parse(yaml)?;
-        let resolved = self.resolve(&spec, files).await?;
+        let resolved = self.resolve(&spec, files, watch).await?;
         self.write_spec(&spec.name, resolved).await
     }
 
-    async fn resolve(&self, spec: &RunSpec, files: &Files) -> Result<v1::Spec, SubmitError> {
-        let mut suites = Vec::new();
-        for (index, suite) in spec.evals.iter().enumerate() {
-            suites.push(self.suite(index, suite, files).await?);
-        }
+    async fn resolve(
+        &self,
+        spec: &RunSpec,
+        files: &Files,
+        watch: &Watch,
+    ) -> Result<v1::Spec, SubmitError> {
+        let suites = self.suites(&spec.evals, files).await?;
         let kind = match (&spec.sft, &spec.raft) {
             (Some(sft), _) => v1::spec::Kind::Sft(self.sft(sft, files).await?),
             (None, Some(raft)) => v1::spec::Kind::Raft(self.raft(raft, files).await?),
@@ -106,11 +129,23 @@ impl Control {
             name: spec.name.clone(),
             submitted_at: Some(now()),
             seed: spec.seed,
-            base: Some(self.base(&spec.base, files).await?),
+            base: Some(self.base(&spec.base, files, watch).await?),
             pool: spec.pool.clone(),
             suites,
             kind: Some(kind),
         })
+    }
+
+    pub(crate) async fn suites(
+        &self,
+        evals: &[SuiteSpec],
+        files: &Files,
+    ) -> Result<Vec<v1::Suite>, SubmitError> {
+        let mut suites = Vec::new();
+        for (index, suite) in evals.iter().enumerate() {
+            suites.push(self.suite(index, suite, files).await?);
+        }
+        Ok(suites)
     }
 
     async fn suite(
@@ -173,6 +208,7 @@ impl Control {
                 min_reward: raft.selection.min_reward,
             }),
             training: Some(raft.training.resolve(Some(&raft.lora))),
+            accept_unverified_policy: raft.accept_unverified_policy,
         })
     }
 
@@ -192,7 +228,12 @@ impl Control {
         Ok((self.store().await?.put_blob(bytes).await?, count))
     }
 
-    async fn base(&self, base: &BaseSpec, files: &Files) -> Result<v1::Base, SubmitError> {
+    pub(crate) async fn base(
+        &self,
+        base: &BaseSpec,
+        files: &Files,
+        watch: &Watch,
+    ) -> Result<v1::Base, SubmitError> {
         if let Some(name) = &base.checkpoint {
             let reference = checkpoints::parse_checkpoint_ref(name)?;
             let checkpoint = self.checkpoint(&reference).await?.checkpoint.unwrap_or_default();
@@ -202,26 +243,12 @@ impl Control {
             return Ok(v1::Base { tree: checkpoint.tree, random_init: false });
         }
         if let Some(name) = &base.model {
-            let directory =
-                files.directory(name).map_err(|source| file_error("base.model", source))?;
-            return self.model(&directory).await;
+            let upload = base.upload.unwrap_or(UploadSpec::Auto);
+            let found = self.model(name, upload, files, watch).await;
+            return found.map_err(|source| SubmitError::Base(Box::new(source)));
         }
         let init = base.init.as_ref().expect("checked: one of the three is there");
         self.init(init, files).await
-    }
-
-    async fn model(&self, directory: &std::path::Path) -> Result<v1::Base, SubmitError> {
-        for file in ["config.json", "tokenizer.json"] {
-            if !tokio::fs::try_exists(directory.join(file)).await.unwrap_or(false) {
-                let path = directory.display().to_string();
-                return Err(SubmitError::NoSuchModelFile { path, file });
-            }
-        }
-        let name = directory.file_name().map_or("model".into(), |name| name.to_string_lossy());
-        let place = TreePlace::model(&name).or_else(|_| TreePlace::model("model"));
-        let place = place.expect("\"model\" is a legal name");
-        let tree = self.store().await?.publish_tree(directory, &place, About::default()).await?;
-        Ok(v1::Base { tree: Some(tree), random_init: false })
     }
 
     async fn init(&self, init: &InitSpec, files: &Files) -> Result<v1::Base, SubmitError> {
@@ -241,19 +268,25 @@ impl Control {
         Ok(v1::Base { tree: Some(tree), random_init: true })
     }
 
-    /// Takes the first free number of the name: the log accepts each id once.
-    async fn write_spec(&self, name: &str, mut spec: v1::Spec) -> Result<RunId, SubmitError> {
+    /// Takes the first free number of the name: the log accepts each id once. The same spec,
+    /// submitted at the same time, is the same run.
+    pub(crate) async fn write_spec(
+        &self,
+        name: &str,
+        mut spec: v1::Spec,
+    ) -> Result<RunId, SubmitError> {
         for number in 1..=NUMBER_MAX {
             let run = RunId::new(format!("{name}-{number}")).expect("checked: a short legal name");
             let subject = Subject::new(&run, Place::Spec);
-            match self.bus.get(&subject.to_string()).await {
+            spec.run = run.to_string();
+            let fact = Fact { subject, body: Body::Spec(spec.clone()) };
+            match self.bus.get(&fact.subject.to_string()).await {
                 Ok(None) => {}
+                Ok(Some(there)) if there.fact == fact => return Ok(run),
                 // What cannot be read takes the name just as well.
                 Ok(Some(_)) | Err(ReadError::Unreadable { .. }) => continue,
                 Err(error) => return Err(error.into()),
             }
-            spec.run = run.to_string();
-            let fact = Fact { subject, body: Body::Spec(spec.clone()) };
             match self.bus.publish(&fact).await? {
                 Published::New { .. } | Published::AlreadyThere { same: true, .. } => {
                     return Ok(run);

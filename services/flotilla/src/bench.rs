@@ -4,6 +4,8 @@
 //! was busy shows in the load.
 
 mod agents;
+mod doctor;
+mod engines;
 mod fold;
 mod idle;
 mod log;
@@ -14,12 +16,15 @@ mod start;
 
 use std::process::ExitCode;
 
+use anyhow::bail;
 use serde_json::{Value, json};
 
 use crate::{
     cli::{BenchArgs, BenchWhat},
     output,
 };
+
+pub(crate) use engines::work as engine_task;
 
 /// One thing measured.
 #[derive(Debug, Clone)]
@@ -73,10 +78,20 @@ pub(crate) async fn bench(args: &BenchArgs, json: bool) -> anyhow::Result<ExitCo
     if !release {
         output::say("this is a debug build: its figures say little");
     }
+    if args.what == [BenchWhat::Engines] {
+        engines::bench(args, json).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.what.contains(&BenchWhat::Engines) {
+        bail!("`bench engines` is measured alone: it would disturb the others");
+    }
     let wanted = |what| args.what.is_empty() || args.what.contains(&what);
     let mut figures = Vec::new();
     if wanted(BenchWhat::Fold) {
         figures.extend(tokio::task::spawn_blocking(fold::measure).await??);
+    }
+    if wanted(BenchWhat::Doctor) {
+        figures.push(doctor::measure()?);
     }
     if wanted(BenchWhat::Share) {
         figures.extend(tokio::task::spawn_blocking(share::measure).await??);

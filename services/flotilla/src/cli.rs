@@ -1,11 +1,16 @@
 //! The command line.
 
+mod care;
+
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use engine::Dtype;
 
 use crate::fleet::FleetArgs;
+
+pub(crate) use care::CareArgs;
 
 /// Fine-tune language models across a homelab fleet.
 #[derive(Debug, Parser)]
@@ -21,6 +26,7 @@ pub(crate) struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one, made once")]
 pub(crate) enum Command {
     /// Start a whole fleet on this machine and watch a small model learn.
     Demo(DemoArgs),
@@ -48,6 +54,11 @@ pub(crate) enum Command {
     Audit(AuditArgs),
     /// Generate from a model directory, without a fleet.
     Generate(GenerateArgs),
+    /// What is wrong with this box, and what to do about it.
+    Doctor(DoctorArgs),
+    /// Models and adapters from one format to another.
+    #[command(subcommand)]
+    Convert(ConvertCommand),
     /// Measure this build on this machine against the design's limits.
     Bench(BenchArgs),
     /// Write completions for a shell.
@@ -60,7 +71,9 @@ pub(crate) enum Command {
 impl Command {
     pub(crate) fn default_log(&self) -> &'static str {
         match self {
-            Self::Agent(_) | Self::Coordinator(_) | Self::Up(_) => "info,async_nats=warn",
+            // The kernel's word is only a hint: what it cannot say is found by looking.
+            Self::Agent(_) => "info,async_nats=warn,notify=error,inotify=error",
+            Self::Coordinator(_) | Self::Up(_) => "info,async_nats=warn",
             _ => "warn,async_nats=error",
         }
     }
@@ -120,9 +133,14 @@ pub(crate) struct UpArgs {
 #[derive(Debug, Args)]
 pub(crate) struct AgentArgs {
     /// What it does: trainer, generator, verifier, evaluator.
-    #[arg(long, value_delimiter = ',', required = true, env = "FLOTILLA_ROLES")]
+    #[arg(long, value_delimiter = ',', required_unless_present = "watch", env = "FLOTILLA_ROLES")]
     pub roles: Vec<String>,
-    /// Its name in the fleet. Default: this machine's.
+    #[command(flatten)]
+    pub watch: WatchArgs,
+    #[command(flatten)]
+    pub care: CareArgs,
+    /// Its name in the fleet. Default: this machine's; of one that only watches, with the
+    /// directory's.
     #[arg(long, env = "FLOTILLA_NAME")]
     pub name: Option<String>,
     /// Agents of one pool share work.
@@ -140,9 +158,63 @@ pub(crate) struct AgentArgs {
     /// Where models run: cpu, cuda, cuda:1, metal.
     #[arg(long, default_value = "cpu", env = "FLOTILLA_DEVICE")]
     pub device: String,
-    /// What fetched files may take of the disk, in GiB.
+    /// What candle holds weights as: f32, or bf16 in half the memory.
+    #[arg(long, default_value = "f32", env = "FLOTILLA_DTYPE", value_parser = dtype)]
+    pub dtype: Dtype,
+    /// How the box's accelerator is treated: cpu, gfx906, gfx1151, gfx1201, rocm, or a file in
+    /// their format. Default: found out.
+    #[arg(long, env = "FLOTILLA_PROFILE")]
+    pub profile: Option<String>,
+    /// What perplexities are measured with. auto: llama.cpp on a box with an AMD GPU, else candle.
+    #[arg(long, value_enum, default_value = "auto", env = "FLOTILLA_EVALUATOR_ENGINE")]
+    pub evaluator_engine: EvaluatorEngine,
+    /// What a generator draws samples with: auto, candle, llama.cpp, or the URL of a running
+    /// OpenAI-compatible server (vLLM, Lemonade, LM Studio), such as http://127.0.0.1:8000/v1.
+    /// auto is candle without a GPU, else llama.cpp. An endpoint's weights cannot be checked: it
+    /// works for runs that say `raft.accept_unverified_policy: true`.
+    #[arg(long, default_value = "auto", value_name = "ENGINE", env = "FLOTILLA_GENERATOR_ENGINE")]
+    pub generator_engine: generator::Choice,
+    /// What the endpoint calls the model. Default: the only one it has.
+    #[arg(long, value_name = "NAME", env = "FLOTILLA_ENDPOINT_MODEL")]
+    pub endpoint_model: Option<String>,
+    /// File with the endpoint's key.
+    #[arg(long, value_name = "FILE", env = "FLOTILLA_ENDPOINT_KEY_FILE")]
+    pub endpoint_key_file: Option<PathBuf>,
+    /// Directory of llama.cpp's programs. Default: found on PATH or in .tools.
+    #[arg(long, value_name = "DIR", env = "FLOTILLA_LLAMA_CPP")]
+    pub llama_cpp: Option<PathBuf>,
+    /// What trains: the embedded engine, or PyTorch in a Python program that comes with this one.
+    /// `auto` is PyTorch where there is an AMD GPU.
+    #[arg(long, value_enum, default_value_t = TrainerEngine::Auto, env = "FLOTILLA_TRAINER_ENGINE")]
+    pub trainer_engine: TrainerEngine,
+    /// Python of an environment with torch, transformers, peft and accelerate, such as
+    /// VENV/bin/python. Default: `uv run`, which fetches them, where uv is on PATH.
+    #[arg(long, value_name = "PYTHON", env = "FLOTILLA_PYTHON")]
+    pub python: Option<PathBuf>,
+    /// What a training may lose when its box dies: it is saved at least every so many seconds,
+    /// beside the steps the run asks for, and for the first time after a tenth of it.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, env = "FLOTILLA_SAVE_WITHIN",
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub save_within: u64,
+    /// Seconds a PyTorch training has to be saved and handed over when its agent leaves.
+    #[arg(long, value_name = "SECONDS", default_value_t = STOP_GRACE_S, env = "FLOTILLA_STOP_GRACE",
+          value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub stop_grace: u64,
+    /// What a training may plan with, in GiB: one that needs more goes to another box. Default:
+    /// what the GPU has, less what is taken and the system needs; on a CPU anything is tried.
+    #[arg(long, value_name = "GIB", env = "FLOTILLA_TRAINING_GIB")]
+    pub training_gib: Option<f64>,
+    /// Findings of `flotilla doctor` that keep no role and no training from this box, by id.
+    #[arg(long, value_delimiter = ',', value_name = "C-28,…", env = "FLOTILLA_IGNORE_DOCTOR")]
+    pub ignore_doctor: Vec<String>,
+    /// What fetched files may take of the disk, in GiB; models converted for llama.cpp may take
+    /// as much again.
     #[arg(long, default_value_t = 50.0, env = "FLOTILLA_CACHE_GIB")]
     pub cache_gib: f64,
+    /// Directories with models this machine has already: base models are found there, and in the
+    /// cache of Hugging Face's tools, before they are fetched.
+    #[arg(long, value_delimiter = ',', value_name = "DIR", env = "FLOTILLA_MODELS")]
+    pub models: Vec<PathBuf>,
     /// A cache directory that agents of this machine share. Default: below the agent's own.
     #[arg(long, env = "FLOTILLA_CACHE_DIR")]
     pub cache_dir: Option<PathBuf>,
@@ -158,6 +230,64 @@ pub(crate) struct AgentArgs {
     /// End when the process that started it does.
     #[arg(long, hide = true)]
     pub die_with_parent: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EvaluatorEngine {
+    Auto,
+    Candle,
+    #[value(name = "llama.cpp")]
+    LlamaCpp,
+}
+
+pub(crate) const STOP_GRACE_S: u64 = 30;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TrainerEngine {
+    Auto,
+    Candle,
+    Pytorch,
+}
+
+/// A training that knows nothing of the fleet.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct WatchArgs {
+    /// Publish the checkpoints a Hugging Face Trainer saves in this directory, its output_dir,
+    /// as a run of their own. Ends with that run, unless it has roles as well.
+    #[arg(long, value_name = "DIR", env = "FLOTILLA_WATCH", help_heading = "Watching a training")]
+    pub watch: Option<PathBuf>,
+    /// Measure each checkpoint on this text, or `.jsonl` with {"prompt", "completion"} lines of
+    /// which completions are scored. May be repeated.
+    #[arg(long, value_name = "FILE", requires = "watch", help_heading = "Watching a training")]
+    pub eval: Vec<PathBuf>,
+    /// The model its adapters belong to. Default: the one they name, a directory here or a
+    /// repository in the Hugging Face cache.
+    #[arg(
+        long,
+        value_name = "MODEL",
+        requires = "watch",
+        env = "FLOTILLA_WATCH_BASE",
+        help_heading = "Watching a training"
+    )]
+    pub watch_base: Option<PathBuf>,
+    /// Runs are called NAME-1, NAME-2, … Default: the directory's name.
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "watch",
+        env = "FLOTILLA_WATCH_NAME",
+        help_heading = "Watching a training"
+    )]
+    pub watch_name: Option<String>,
+    /// The last step, where training may end before it planned to.
+    #[arg(long, value_name = "STEP", requires = "watch", env = "FLOTILLA_WATCH_UNTIL",
+          value_parser = clap::value_parser!(u32).range(1..), help_heading = "Watching a training")]
+    pub watch_until: Option<u32>,
+    /// All of that in a YAML file: name, base, evals (as in run specs) and until.
+    #[arg(long, value_name = "FILE", requires = "watch", env = "FLOTILLA_WATCH_SPEC",
+          conflicts_with_all = ["eval", "watch_base", "watch_name", "watch_until"],
+          help_heading = "Watching a training")]
+    pub watch_spec: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -252,8 +382,10 @@ pub(crate) struct EvalFilterArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct EvalLocalArgs {
+    /// A model directory, `org/name` of Hugging Face's cache, or a .gguf file.
     #[arg(long)]
     pub model: PathBuf,
+    /// A PEFT adapter directory, or a .gguf file (for llama.cpp).
     #[arg(long)]
     pub adapter: Option<PathBuf>,
     /// A text, or `.jsonl` with {"prompt", "completion"} lines of which completions are scored.
@@ -267,8 +399,41 @@ pub(crate) struct EvalLocalArgs {
     /// 0: disjoint chunks whose second half is scored. Otherwise a sliding window.
     #[arg(long, default_value_t = 0)]
     pub stride: u32,
+    /// Where candle computes: cpu, cuda, cuda:1, metal.
     #[arg(long, default_value = "cpu")]
     pub device: String,
+    /// What measures. Quantised .gguf files are llama.cpp's alone.
+    #[arg(long, value_enum, default_value = "candle")]
+    pub engine: LocalEngine,
+    /// Directory of llama.cpp's programs. Default: found on PATH or in .tools.
+    #[arg(long, value_name = "DIR", env = "FLOTILLA_LLAMA_CPP")]
+    pub llama_cpp: Option<PathBuf>,
+    /// What weights are held as: f32, or bf16 in half the memory; llama.cpp takes f16 and q8_0 too.
+    #[arg(long, value_enum, default_value = "f32")]
+    pub dtype: LocalDtype,
+    /// How the box's accelerator is treated by llama.cpp: cpu, gfx906, gfx1151, gfx1201, rocm, or
+    /// a file in their format. Default: found out.
+    #[arg(long, env = "FLOTILLA_PROFILE")]
+    pub profile: Option<String>,
+    /// Threads of llama.cpp. Default: all cores.
+    #[arg(long, env = "FLOTILLA_THREADS", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub threads: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LocalEngine {
+    Candle,
+    #[value(name = "llama.cpp")]
+    LlamaCpp,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LocalDtype {
+    F32,
+    F16,
+    Bf16,
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 #[derive(Debug, Args)]
@@ -312,6 +477,7 @@ pub(crate) enum AgentsCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArgs {
+    /// A model directory, or `org/name` of Hugging Face's cache.
     #[arg(long)]
     pub model: PathBuf,
     #[arg(long)]
@@ -334,14 +500,208 @@ pub(crate) struct GenerateArgs {
     pub top_p: f64,
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_new_tokens: u32,
+    /// candle, llama.cpp, or an OpenAI-compatible server's URL.
+    #[arg(long, default_value = "candle", value_name = "ENGINE")]
+    pub engine: generator::Choice,
+    /// What the endpoint calls the model. Default: the only one it has.
+    #[arg(long, value_name = "NAME", env = "FLOTILLA_ENDPOINT_MODEL")]
+    pub endpoint_model: Option<String>,
+    /// File with the endpoint's key.
+    #[arg(long, value_name = "FILE", env = "FLOTILLA_ENDPOINT_KEY_FILE")]
+    pub endpoint_key_file: Option<PathBuf>,
+    /// Directory of llama.cpp's programs. Default: found on PATH or in .tools.
+    #[arg(long, value_name = "DIR", env = "FLOTILLA_LLAMA_CPP")]
+    pub llama_cpp: Option<PathBuf>,
+    /// llama.cpp: how the box's accelerator is treated. Default: found out.
+    #[arg(long, env = "FLOTILLA_PROFILE")]
+    pub profile: Option<String>,
+    /// Type of the weights: f32 or bf16 (in half the memory) for candle, which takes f32; for
+    /// llama.cpp also f16, and the profile's by default. There f32 computes all in f32.
+    #[arg(long, value_name = "TYPE")]
+    pub dtype: Option<generator::BaseDtype>,
+    /// llama.cpp: cores.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub threads: Option<u32>,
+    /// candle: cpu, cuda, cuda:1, metal.
     #[arg(long, default_value = "cpu")]
     pub device: String,
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConvertCommand {
+    /// A PEFT LoRA adapter to a GGUF file for llama.cpp's --lora.
+    Lora {
+        /// The model it was trained on: a directory, or `org/name` of Hugging Face's cache.
+        #[arg(long)]
+        base: PathBuf,
+        #[arg(long)]
+        adapter: PathBuf,
+        #[arg(long, default_value = "f32")]
+        dtype: AdapterDtype,
+        #[command(flatten)]
+        out: OutArgs,
+    },
+    /// A Hugging Face model directory to a GGUF file, tokenizer included.
+    Model {
+        /// A directory, or `org/name` of Hugging Face's cache.
+        #[arg(long)]
+        model: PathBuf,
+        #[arg(long)]
+        dtype: ModelDtype,
+        #[command(flatten)]
+        out: OutArgs,
+    },
+    /// A PEFT LoRA adapter merged into its base, as a model directory in the base's dtype.
+    Merge {
+        /// A directory, or `org/name` of Hugging Face's cache.
+        #[arg(long)]
+        base: PathBuf,
+        #[arg(long)]
+        adapter: PathBuf,
+        /// A directory that is not there yet.
+        #[arg(long)]
+        out: PathBuf,
+    },
+    /// What is in a GGUF or safetensors file, or in the directory of a model or adapter.
+    Show { path: PathBuf },
+}
+
 #[derive(Debug, Args)]
+pub(crate) struct OutArgs {
+    /// The file to write; it appears under this name when it is whole.
+    #[arg(long)]
+    pub out: PathBuf,
+    /// Replace a file that is there.
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum AdapterDtype {
+    F32,
+    F16,
+    Bf16,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum ModelDtype {
+    F32,
+    F16,
+    Bf16,
+    /// 8 bits in blocks of 32; vectors stay f32.
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct DoctorArgs {
+    /// Also pack what was read into a file, for a bug report: box.tar.zst.
+    #[arg(long, value_name = "FILE", conflicts_with = "from")]
+    pub capture: Option<PathBuf>,
+    /// Look at a capture in place of this box.
+    #[arg(long, value_name = "FILE")]
+    pub from: Option<PathBuf>,
+    /// Only what matters to this role: trainer, generator, verifier or evaluator.
+    #[arg(long, value_parser = ["trainer", "generator", "verifier", "evaluator"])]
+    pub role: Option<String>,
+    /// Also a Python that trains, read without starting it: VENV/bin/python.
+    #[arg(long, value_name = "PATH", conflicts_with = "from")]
+    pub python: Option<PathBuf>,
+    /// Another hardware profile than the box's: a name or a file.
+    #[arg(long)]
+    pub profile: Option<String>,
+    /// Also a training: one of our run specs, or Hugging Face's TrainingArguments as JSON or YAML.
+    #[arg(long, value_name = "FILE")]
+    pub run: Option<PathBuf>,
+    /// Of a training: how many examples, or the file with one a line.
+    #[arg(long, requires = "run")]
+    pub examples: Option<String>,
+    /// Of TrainingArguments: the model's directory, or its config.json alone.
+    #[arg(long, requires = "run")]
+    pub model: Option<PathBuf>,
+    /// Of a training: seconds of a step, where they were measured.
+    #[arg(long, requires = "run")]
+    pub step_seconds: Option<f64>,
+    #[command(subcommand)]
+    pub command: Option<DoctorCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DoctorCommand {
+    /// Whether a training will fit into memory.
+    Estimate(EstimateArgs),
+    /// A hardware profile's file, to change and pass as --profile FILE.
+    Profile {
+        /// Default: this box's.
+        name: Option<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EstimateArgs {
+    /// A model's directory, or its config.json alone.
+    #[arg(long)]
+    pub model: PathBuf,
+    #[arg(long, default_value = "lora")]
+    pub method: EstimateMethod,
+    /// Of the adapter, on all seven projections.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=16_384))]
+    pub rank: u32,
+    /// Sequences of one pass.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    pub batch: u32,
+    /// Tokens of a sequence.
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    pub seq: u32,
+    #[arg(long, default_value = "bf16")]
+    pub dtype: EstimateDtype,
+    /// Recompute activations instead of keeping them.
+    #[arg(long)]
+    pub checkpointing: bool,
+    /// Attention by explicit matrices of scores.
+    #[arg(long)]
+    pub eager: bool,
+    /// Of generating: sequences at once.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    pub sequences: u32,
+    /// Of generating: tokens of a sequence, prompt and completion. Default: twice --seq.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    pub tokens: Option<u32>,
+    /// Also a box that was captured by --capture.
+    #[arg(long, value_name = "FILE")]
+    pub from: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum EstimateMethod {
+    Lora,
+    Full,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum EstimateDtype {
+    F32,
+    F16,
+    Bf16,
+}
+
+#[derive(Debug, Clone, Args)]
 pub(crate) struct BenchArgs {
-    /// What to measure. Default: everything.
+    /// What to measure. Default: everything but the engines, which take minutes.
     pub what: Vec<BenchWhat>,
+    /// Engines: cores each may use [default: 2].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub threads: Option<u32>,
+    /// Engines: a Python that has torch, transformers and peft, to compare with.
+    #[arg(long, env = "FLOTILLA_TORCH_PYTHON")]
+    pub python: Option<PathBuf>,
+    /// Engines: llama.cpp's convert_hf_to_gguf.py, to compare with; needs --python.
+    #[arg(long, requires = "python")]
+    pub converter: Option<PathBuf>,
+    /// Engines: directory of llama.cpp's programs. Default: found on PATH or in .tools.
+    #[arg(long, env = "FLOTILLA_LLAMA_CPP")]
+    pub llama_cpp: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -354,6 +714,10 @@ pub(crate) enum BenchWhat {
     Start,
     /// Memory of an agent that has nothing to do, and the size of this program.
     Idle,
+    /// The doctor's look at this box.
+    Doctor,
+    /// The embedded engine beside llama.cpp and PyTorch, as docs/ENGINES.md has it.
+    Engines,
 }
 
 #[derive(Debug, Subcommand)]
@@ -361,27 +725,54 @@ pub(crate) enum WorkerCommand {
     Generate {
         #[arg(long)]
         device: String,
+        #[arg(long, value_parser = dtype)]
+        dtype: Dtype,
+        /// A `generator::Backend`, as JSON.
         #[arg(long)]
-        base: PathBuf,
+        backend: String,
+        #[arg(long)]
+        base: Option<PathBuf>,
+        #[arg(long, default_value = "")]
+        base_key: String,
         #[arg(long)]
         adapter: Option<PathBuf>,
+        #[arg(long, default_value = "")]
+        adapter_key: String,
         #[arg(long)]
         slots: usize,
     },
     Verify {
         #[arg(long)]
         device: String,
+        #[arg(long, value_parser = dtype)]
+        dtype: Dtype,
         #[arg(long)]
         threads: usize,
     },
     Train {
         #[arg(long)]
         device: String,
+        #[arg(long, value_parser = dtype)]
+        dtype: Dtype,
     },
     Eval {
         #[arg(long)]
         device: String,
+        #[arg(long, value_parser = dtype)]
+        dtype: Dtype,
     },
+    Bench {
+        #[arg(long)]
+        task: String,
+        #[arg(long)]
+        model: PathBuf,
+        #[arg(long)]
+        text: PathBuf,
+    },
+}
+
+fn dtype(text: &str) -> Result<Dtype, String> {
+    Dtype::from_name(text).ok_or_else(|| format!("must be one of {}", Dtype::NAMES.join(", ")))
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -4,12 +4,15 @@ pub(crate) mod agent;
 mod agents;
 mod audit;
 mod checkpoint;
+mod convert;
 mod coordinator;
+mod doctor;
 mod down;
 mod eval;
 mod generate;
 mod run;
 mod up;
+mod watching;
 pub(crate) mod worker;
 
 use std::process::ExitCode;
@@ -40,7 +43,9 @@ pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Checkpoint(command) => checkpoint::checkpoint(&fleet, command, json).await,
         Command::Agents(command) => agents::agents(&fleet, command, json).await,
         Command::Audit(args) => audit::audit(&fleet, &args, json).await,
-        Command::Generate(args) => generate::generate(&args, json),
+        Command::Convert(command) => convert::convert(command, json).await,
+        Command::Generate(args) => generate::generate(&args, json).await,
+        Command::Doctor(args) => doctor::doctor(&args, json),
         Command::Bench(args) => bench::bench(&args, json).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();
@@ -49,7 +54,7 @@ pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Worker(worker) => {
-            worker::work(worker);
+            worker::work(worker)?;
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -8,6 +8,8 @@ mod cli;
 mod commands;
 mod demo;
 mod fleet;
+mod local;
+mod meter;
 mod output;
 mod progress;
 mod signals;
@@ -27,8 +29,13 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     start_logging(cli.command.default_log());
     if let cli::Command::Worker(worker) = cli.command {
-        commands::worker::work(worker);
-        return ExitCode::SUCCESS;
+        return match commands::worker::work(worker) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                output::complain(&error);
+                ExitCode::FAILURE
+            }
+        };
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(ASYNC_THREADS)
@@ -48,7 +55,9 @@ fn main() -> ExitCode {
 }
 
 /// `RUST_LOG` wins; otherwise daemons say what a person wants to know and commands only warn.
+/// The hub's client logs each error that it returns as well.
 fn start_logging(default: &str) {
+    let default = format!("{default},hf_hub=off");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
     tracing_subscriber::fmt()
         .with_env_filter(filter)

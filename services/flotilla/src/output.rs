@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 
-use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
+use comfy_table::{CellAlignment, ColumnConstraint, LineStyle, Table, TableStyle};
 use serde::Serialize;
 
 /// A line for people.
@@ -10,12 +10,15 @@ pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// What went wrong, and why, one cause a line.
+/// What went wrong, and why, one cause a line. Some libraries' errors repeat their cause's words.
 pub(crate) fn complain(error: &anyhow::Error) {
-    say(&format!("error: {error}"));
-    for cause in error.chain().skip(1) {
-        say(&format!("  because: {cause}"));
+    let mut said = format!("error: {error}");
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !said.contains(&cause) {
+            said.push_str(&format!("\n  because: {cause}"));
+        }
     }
+    say(&said);
 }
 
 /// A line of data. A reader that has gone (`| head -1`) wants no more.
@@ -35,20 +38,25 @@ pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
 const RULED: TableStyle =
     TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// Columns whose heading starts with `>` are aligned to the right.
+/// Columns whose heading starts with `>` are aligned to the right; one with `?` is left out where
+/// it holds nothing but `-`.
 pub(crate) fn table<const N: usize>(
     headings: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
 ) -> String {
+    let rows: Vec<[String; N]> = rows.into_iter().collect();
     let mut table = Table::new();
     table.load_style(RULED);
-    table.set_header(headings.map(|heading| heading.trim_start_matches('>')));
-    for row in rows {
+    table.set_header(headings.map(|heading| heading.trim_start_matches(['>', '?'])));
+    for row in &rows {
         table.add_row(row);
     }
-    for (heading, column) in headings.iter().zip(table.column_iter_mut()) {
+    for (n, (heading, column)) in headings.iter().zip(table.column_iter_mut()).enumerate() {
         if heading.starts_with('>') {
             column.set_cell_alignment(CellAlignment::Right);
+        }
+        if heading.contains('?') && rows.iter().all(|row| row[n] == "-") {
+            column.set_constraint(ColumnConstraint::Hidden);
         }
     }
     table.trim_fmt()

@@ -109,8 +109,16 @@ impl View {
                 let total = cycle.jobs_for(v1::Purpose::Train).count() as u64;
                 Gauge { done: judged, total, note: "jobs".into() }
             }
+            Phase::Train if run.is_watched() => Self::watched(cycle),
             Phase::Plan | Phase::Select | Phase::Train | Phase::Done => self.trained(phase),
         }
+    }
+
+    /// Nobody says how far a watched training is but its checkpoints.
+    fn watched(cycle: &cycle::Cycle) -> Gauge {
+        let last = cycle.checkpoints.values().next_back();
+        let (done, total) = last.map_or((0, 0), |last| (last.step, last.steps));
+        Gauge { done: done.into(), total: total.max(1).into(), note: "steps published".into() }
     }
 
     fn trained(&self, phase: Phase) -> Gauge {
@@ -160,13 +168,10 @@ fn bar() -> ProgressBar {
 fn describe(run: &Run, record: &Record) -> Option<String> {
     let id = &run.id;
     Some(match (&record.fact.subject.place, &record.fact.body) {
-        (_, Body::Spec(spec)) => {
-            format!(
-                "{id}: {} run, seed {}",
-                if run.raft().is_some() { "raft" } else { "sft" },
-                spec.seed
-            )
-        }
+        (_, Body::Spec(spec)) => watched_of(run).map_or_else(
+            || format!("{id}: {} run, seed {}", run.kind(), spec.seed),
+            |watched| format!("{id}: watched run of {} on {}", watched.source, watched.host),
+        ),
         (_, Body::Control(control)) => {
             format!("{id}: {}", control.action().as_str_name().to_lowercase())
         }
@@ -198,6 +203,13 @@ fn describe(run: &Run, record: &Record) -> Option<String> {
         }
         _ => return None,
     })
+}
+
+fn watched_of(run: &Run) -> Option<&v1::spec::Watched> {
+    match &run.spec.kind {
+        Some(v1::spec::Kind::Watched(watched)) => Some(watched),
+        _ => None,
+    }
 }
 
 fn selection(id: &RunId, selected: &v1::Selected) -> String {

@@ -23,7 +23,7 @@ const RESTART_CAP: Duration = Duration::from_secs(10);
 const HEALTHY: Duration = Duration::from_secs(30);
 
 /// What a process may take from SIGTERM to its end.
-const STOP_LIMIT: Duration = Duration::from_secs(8);
+pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(8);
 
 /// A log is started anew beyond this; the one before is kept as `.1`.
 const LOG_BYTES_MAX: u64 = 16 * 1024 * 1024;
@@ -39,6 +39,8 @@ pub(crate) struct Member {
     pub log: PathBuf,
     /// Whether a clean end means that it was asked to leave, as agents are.
     pub may_leave: bool,
+    /// What it may take from SIGTERM to its end.
+    pub stop_limit: Duration,
 }
 
 impl Member {
@@ -101,7 +103,7 @@ impl Member {
                     return ControlFlow::Continue(());
                 }
                 () = stop.cancelled() => {
-                    end(&mut child).await;
+                    end(&mut child, self.stop_limit).await;
                     return ControlFlow::Break(());
                 }
                 _ = check.tick() => {
@@ -115,9 +117,9 @@ impl Member {
 }
 
 /// Ends a process in order, by force when it does not listen.
-async fn end(child: &mut Child) {
+async fn end(child: &mut Child, limit: Duration) {
     signal(child, Signal::TERM);
-    if tokio::time::timeout(STOP_LIMIT, child.wait()).await.is_err() {
+    if tokio::time::timeout(limit, child.wait()).await.is_err() {
         signal(child, Signal::KILL);
         let _ = child.wait().await;
     }

@@ -197,7 +197,7 @@ impl Coded for GetError {
     fn code(&self) -> Code {
         match self {
             Self::Fault(fault) => fault.code(),
-            Self::NoSuchFile { .. } => Code::NotFound,
+            Self::NoSuchFile { .. } | Self::Nowhere { .. } => Code::NotFound,
             Self::Digest(_) | Self::Path(_) | Self::Corrupt { .. } | Self::Manifest { .. } => {
                 Code::DataLoss
             }

@@ -30,6 +30,7 @@ pub(super) struct Held {
     blobs: BTreeMap<String, HeldBlob>,
     /// What each cycle trains on.
     datasets: BTreeMap<u32, String>,
+    watched: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -78,6 +79,7 @@ impl Held {
                 self.datasets.extend(sft.dataset.as_ref().map(|blob| (0, blob.digest.clone())));
                 self.blob(record, sft.dataset.as_ref());
             }
+            Some(v1::spec::Kind::Watched(_)) => self.watched = true,
             None => {}
         }
     }
@@ -85,8 +87,15 @@ impl Held {
     /// What a trainer writes of a checkpoint; nothing for a base that was adopted.
     fn about(&self, checkpoint: &v1::Checkpoint) -> About {
         let v1::Checkpoint { cycle, step, steps, base, parent, .. } = checkpoint;
-        let Some(parent) = parent else { return About::new() };
         let adapter = checkpoint.content() == v1::checkpoint::Content::Adapter;
+        if self.watched {
+            let content = if adapter { "adapter" } else { "model" };
+            let base = parent.as_ref().map(|base| base.manifest.as_str());
+            let entries = [("content", json!(content)), ("base", json!(base))];
+            let numbers = [("cycle", json!(cycle)), ("step", json!(step)), ("steps", json!(steps))];
+            return entries.into_iter().chain(numbers).collect();
+        }
+        let Some(parent) = parent else { return About::new() };
         let trained = base.as_ref().filter(|_| adapter).unwrap_or(parent);
         vec![
             ("content", json!(if adapter { "adapter" } else { "model" })),
@@ -179,11 +188,12 @@ async fn files<'a>(
     let mut trees = stream::iter(trees).buffered(LOOKS_AT_ONCE);
     while let Some(looked) = in_time(trees.next()).await? {
         let (origin, tree, about, examined) = looked.map_err(|error| explain(&error))?;
-        if let Some(manifest) = examined.manifest {
+        if let Some(manifest) = examined.manifest.clone() {
             lineage(store, tree, &manifest, about)
                 .into_iter()
                 .for_each(|flaw| report.find(origin.finding(flaw)));
-            whole.extend(unflawed(store, origin, tree, manifest, &examined.flaws));
+            report.notes.extend(note(store, tree, &manifest, &examined.elsewhere));
+            whole.extend(unflawed(store, origin, tree, manifest, &examined));
         }
         examined.flaws.into_iter().for_each(|flaw| report.find(origin.finding(flaw)));
         done += 1;
@@ -256,16 +266,38 @@ fn lineage(store: &Store, tree: &v1::Tree, manifest: &Manifest, about: &About) -
     about.iter().filter_map(differs).collect()
 }
 
+/// Says of a base that its files are not in the store because its user wanted it so.
+fn note(
+    store: &Store,
+    tree: &v1::Tree,
+    manifest: &Manifest,
+    elsewhere: &BTreeSet<String>,
+) -> Option<String> {
+    let place = format!("{}/{}", store.url(), tree.path);
+    let origin = manifest.revision().map_or_else(String::new, |revision| {
+        format!(" (the hub's {}@{})", revision.repo, revision.commit)
+    });
+    (!elsewhere.is_empty()).then(|| {
+        format!(
+            "{} files of the base {place} are not in the store, as it was submitted; agents have \
+             them from elsewhere{origin}",
+            elsewhere.len()
+        )
+    })
+}
+
 fn unflawed<'a>(
     store: &Store,
     origin: &'a Origin,
     tree: &'a v1::Tree,
     manifest: Manifest,
-    flaws: &[Flaw],
+    Examined { flaws, elsewhere, .. }: &Examined,
 ) -> Vec<Object<'a>> {
     let flawed: BTreeSet<&str> = flaws.iter().map(|flaw| flaw.url.as_str()).collect();
-    let is_whole =
-        |name: &str| !flawed.contains(format!("{}/{}/{name}", store.url(), tree.path).as_str());
+    let is_whole = |name: &str| {
+        let url = format!("{}/{}/{name}", store.url(), tree.path);
+        !flawed.contains(url.as_str()) && !elsewhere.contains(name)
+    };
     let files = manifest.files.iter().filter(|file| is_whole(file.path.as_str()));
     let mut objects: Vec<_> = files.map(|file| Object::File(origin, tree, file.clone())).collect();
     if is_whole("B3SUMS") {

@@ -62,6 +62,7 @@ pub(super) fn samples(order: &v1::GenerateOrder) -> v1::Samples {
         adapter: manifest(order.adapter.as_ref()),
         samples,
         wall_s: 1.5,
+        ..Default::default()
     }
 }
 
@@ -110,6 +111,7 @@ fn checkpoint(order: &v1::TrainOrder) -> v1::Checkpoint {
         wall_s: 3.0,
         agent: "trainer-1".into(),
         resume: None,
+        engine: engine::ENGINE.into(),
     }
 }
 

@@ -1,5 +1,8 @@
 //! `flotilla agent`: one process a box, hosting any of the roles.
 
+mod care;
+mod trainer;
+
 use std::{
     fs::{File, TryLockError},
     path::{Path, PathBuf},
@@ -8,24 +11,31 @@ use std::{
     time::Duration,
 };
 
+use ::trainer::TrainerRole;
 use anyhow::{Context, bail};
 use evaluator::EvaluatorRole;
 use generator::GeneratorRole;
-use runtime::{Agent, Config, Launch, Role};
+use hardware::{Profile, files::Live, snapshot::Snapshot};
+use hub::Hub;
+use runtime::{Agent, Config, Doctor, Herd, Launch, Role};
 use rustix::process::Signal;
-use store::Cache;
-use trainer::TrainerRole;
+use store::{Cache, Elsewhere};
 use verifier::VerifierRole;
-use wire::{AgentId, Pool};
+use wire::{AgentId, Pool, v1};
 
 use crate::{
-    cli::AgentArgs,
+    cli::{AgentArgs, EvaluatorEngine},
     fleet::{self, FleetArgs},
     signals,
     supervise::die_with_parent,
 };
 
+use super::watching::{self, Watching};
+
 pub(crate) const ROLES: [&str; 4] = ["trainer", "generator", "verifier", "evaluator"];
+
+/// What is done here, and what was asked for and cannot be.
+type Roles = (Vec<Arc<dyn Role>>, Vec<v1::Withheld>);
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
@@ -33,7 +43,8 @@ pub(crate) async fn agent(fleet: &FleetArgs, args: AgentArgs) -> anyhow::Result<
     if args.die_with_parent {
         die_with_parent(Signal::TERM);
     }
-    let id = agent_id(&args)?;
+    let watching = Watching::of(&args.watch, &args.pool)?;
+    let id = agent_id(&args, watching.as_ref())?;
     let stop = signals::stop_token()?;
     let bus = fleet.bus(id.as_str(), "agent").await?;
     let config = fleet::config(&bus).await?;
@@ -43,7 +54,7 @@ pub(crate) async fn agent(fleet: &FleetArgs, args: AgentArgs) -> anyhow::Result<
     let directory = agent_directory(&args, &id)?;
     let _lock = lock(&directory)?;
     let cache_directory = args.cache_dir.clone().unwrap_or_else(|| directory.join("cache"));
-    let cache = Cache::open(&cache_directory, cache_bytes(args.cache_gib)?)?;
+    let cache = Cache::with(&cache_directory, cache_bytes(args.cache_gib)?, elsewhere(&args)?)?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let launch = Launch {
         program: std::env::current_exe().context("find this program")?,
@@ -51,25 +62,84 @@ pub(crate) async fn agent(fleet: &FleetArgs, args: AgentArgs) -> anyhow::Result<
         silence: args.worker_silence.map(Duration::from_secs),
         threads: args.threads.map_or(cores, |threads| threads as usize),
         device: args.device.clone(),
+        dtype: args.dtype.name().into(),
         directory: directory.clone(),
+        profile: profile(&args)?,
+        root: args.care.sysroot.clone(),
+        herd: Herd::default(),
     };
-    let roles = roles(&args, &launch)?;
+    let watched = care::options(&args, launch.herd.clone()).await?;
+    let doctor = doctor(&args)?;
+    let (roles, withheld) = roles(&args, &launch, &doctor, &cache_directory)?;
     let config = Config {
-        id,
+        id: id.clone(),
         pool: Pool::new(args.pool)?,
-        directory,
+        directory: directory.clone(),
         lease: Duration::from_secs_f64(config.lease_s),
+        profile: launch.profile.name.clone(),
+        doctor,
+        withheld,
     };
-    Agent::new(config, bus, store, cache, roles).run(stop).await?;
-    Ok(ExitCode::SUCCESS)
+    let agent = Agent::new(config, bus.clone(), store.clone(), cache, roles).watched(watched);
+    let Some(watching) = watching else {
+        agent.run(stop).await?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    watching.check(&bus, &store).await?;
+    let over = watching.outcome();
+    agent.beside("watcher", watching.work(id, &directory, bus, store)).run(stop).await?;
+    Ok(watching::code(over.get()))
+}
+
+/// Where base models are to be had besides the store.
+fn elsewhere(args: &AgentArgs) -> anyhow::Result<Elsewhere> {
+    let hub = Hub::from_env();
+    let mut models = Vec::new();
+    for directory in &args.models {
+        let found = directory.canonicalize();
+        models.push(found.with_context(|| format!("--models {}", directory.display()))?);
+    }
+    models.push(hub.cache().to_owned());
+    Ok(Elsewhere { models, hub: Some(hub) })
+}
+
+fn profile(args: &AgentArgs) -> anyhow::Result<Profile> {
+    let profile = match &args.profile {
+        Some(name) => Profile::named(name),
+        None => Profile::of(&Snapshot::take(&Live::new(&args.care.sysroot))),
+    };
+    let profile = profile.context("choose the profile")?;
+    tracing::info!(profile = profile.name, summary = profile.summary, "hardware profile");
+    Ok(profile)
+}
+
+fn doctor(args: &AgentArgs) -> anyhow::Result<Doctor> {
+    let is_id =
+        |id: &&String| id.strip_prefix("C-").is_some_and(|number| number.parse::<u16>().is_ok());
+    if let Some(wrong) = args.ignore_doctor.iter().find(|id| !is_id(id)) {
+        bail!("--ignore-doctor {wrong}: name findings as `flotilla doctor` does, such as C-28");
+    }
+    let training_bytes = args.training_gib.map(training_bytes).transpose()?;
+    Ok(Doctor::new(args.care.sysroot.clone(), args.ignore_doctor.clone(), training_bytes))
+}
+
+fn training_bytes(gib: f64) -> anyhow::Result<u64> {
+    if !(0.01..=1e6).contains(&gib) {
+        bail!("--training-gib {gib}: must be from 0.01 to 1000000");
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
+    Ok((gib * GIB) as u64)
 }
 
 /// The name asked for, or this machine's in the form of an id.
-fn agent_id(args: &AgentArgs) -> anyhow::Result<AgentId> {
+fn agent_id(args: &AgentArgs, watching: Option<&Watching>) -> anyhow::Result<AgentId> {
     if let Some(name) = &args.name {
         return Ok(AgentId::new(name.as_str())?);
     }
     let host = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
+    if let Some(watching) = watching.filter(|_| args.roles.is_empty()) {
+        return Ok(AgentId::new(watching::agent_name(&host, watching.name()))?);
+    }
     let legal = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' };
     AgentId::new(host.chars().map(legal).take(64).collect::<String>())
         .context("this machine's name does not do as an agent's; pass --name")
@@ -111,23 +181,76 @@ fn cache_bytes(gib: f64) -> anyhow::Result<u64> {
     Ok((gib * GIB) as u64)
 }
 
-fn roles(args: &AgentArgs, launch: &Launch) -> anyhow::Result<Vec<Arc<dyn Role>>> {
-    let mut roles: Vec<Arc<dyn Role>> = Vec::new();
+/// What its generator draws samples with.
+fn generator_backend(
+    args: &AgentArgs,
+    launch: &Launch,
+    cache: &Path,
+) -> anyhow::Result<generator::Backend> {
+    let places = generator::Places {
+        shelf: cache.join("gguf"),
+        shelf_bytes: cache_bytes(args.cache_gib)?,
+        directory: launch.directory.join("generate"),
+    };
+    let wanted = generator::Wanted {
+        choice: &args.generator_engine,
+        llama_cpp: args.llama_cpp.as_deref(),
+        endpoint_model: args.endpoint_model.as_deref(),
+        endpoint_key_file: args.endpoint_key_file.as_deref(),
+    };
+    generator::Backend::choose(&wanted, &launch.profile, generator::Limits::of(launch), places)
+}
+
+fn roles(
+    args: &AgentArgs,
+    launch: &Launch,
+    doctor: &Doctor,
+    cache: &Path,
+) -> anyhow::Result<Roles> {
+    let (mut roles, mut withheld): Roles = (Vec::new(), Vec::new());
     let mut named = args.roles.clone();
     named.sort();
     named.dedup();
     for role in &named {
         let launch = launch.clone();
         roles.push(match role.as_str() {
-            "trainer" => Arc::new(TrainerRole::new(launch)),
+            "trainer" => match trainer::config(args, launch, doctor.clone())? {
+                Ok(config) => Arc::new(TrainerRole::new(config)),
+                Err(found) => {
+                    withheld.push(found);
+                    continue;
+                }
+            },
             "generator" => {
-                let slots = args.slots;
-                Arc::new(GeneratorRole::new(generator::Config { launch, slots }))
+                let (backend, slots) = (generator_backend(args, &launch, cache)?, args.slots);
+                Arc::new(GeneratorRole::new(generator::Config { launch, backend, slots }))
             }
             "verifier" => Arc::new(VerifierRole::new(launch)),
-            "evaluator" => Arc::new(EvaluatorRole::new(launch)),
+            "evaluator" => {
+                let backend = evaluator_backend(args, &launch, cache)?;
+                Arc::new(EvaluatorRole::new(launch, backend))
+            }
             other => bail!("--roles {other}: the roles are {}", ROLES.join(", ")),
         });
     }
-    Ok(roles)
+    if roles.is_empty() && !named.is_empty() {
+        bail!("none of the roles asked for can be done here; what was logged says why");
+    }
+    Ok((roles, withheld))
+}
+
+fn evaluator_backend(
+    args: &AgentArgs,
+    launch: &Launch,
+    cache: &Path,
+) -> anyhow::Result<evaluator::Backend> {
+    let choice = match args.evaluator_engine {
+        EvaluatorEngine::Auto => evaluator::Choice::Auto,
+        EvaluatorEngine::Candle => evaluator::Choice::Candle,
+        EvaluatorEngine::LlamaCpp => evaluator::Choice::LlamaCpp,
+    };
+    let shelf_bytes = cache_bytes(args.cache_gib)?;
+    let directory = args.llama_cpp.as_deref();
+    evaluator::Backend::choose(choice, directory, launch, cache.join("gguf"), shelf_bytes)
+        .context("--evaluator-engine")
 }

@@ -1,24 +1,16 @@
 //! `flotilla audit RUN`.
 
-use std::{
-    process::ExitCode,
-    sync::Mutex,
-    time::{Duration, Instant},
-};
+use std::process::ExitCode;
 
 use control::{AuditReport, Depth, Finding, Progress, Where};
-use indicatif::{ProgressBar, ProgressStyle};
 use wire::RunId;
 
-use crate::{cli::AuditArgs, fleet::FleetArgs, output};
+use crate::{cli::AuditArgs, fleet::FleetArgs, meter::Meter, output};
 
 use super::FINDINGS;
 
 /// Nothing was found, but not everything could be looked at.
 const NOT_CHECKED: u8 = 4;
-
-/// Between lines of progress where there is no terminal.
-const LINE_EVERY: Duration = Duration::from_secs(5);
 
 pub(crate) async fn audit(
     fleet: &FleetArgs,
@@ -33,7 +25,8 @@ pub(crate) async fn audit(
     };
     let control = fleet.control().await?;
     let meter = Meter::new();
-    let report = control.audit(&run, depth, &|progress| meter.show(progress)).await?;
+    let show = |Progress { unit, done, total }| meter.show("audit", unit, done, total);
+    let report = control.audit(&run, depth, &show).await?;
     meter.end();
     if json {
         output::print_json(&report)?;
@@ -66,6 +59,8 @@ fn print(report: &AuditReport) {
     if report.findings_left_out > 0 {
         output::print(&format!("and {} findings more", report.findings_left_out));
     }
+    report.caveats.iter().for_each(|caveat| output::print(&format!("caveat: {caveat}")));
+    report.notes.iter().for_each(|note| output::print(&format!("note: {note}")));
     report.not_checked.iter().for_each(|why| output::print(&format!("not checked: {why}")));
     let clean = if report.is_clean() { "clean; " } else { "" };
     output::print(&format!("{clean}checked: {}", report.checked.join(", ")));
@@ -89,45 +84,4 @@ fn describe(finding: &Finding) -> String {
         }
     }
     if url.is_some() { format!("{line}; named by {fact}") } else { line }
-}
-
-/// How far it is: a bar on a terminal, now and then a line elsewhere.
-struct Meter {
-    bar: Option<ProgressBar>,
-    said: Mutex<Instant>,
-}
-
-impl Meter {
-    fn new() -> Self {
-        let bar = output::on_terminal().then(|| ProgressBar::new(0).with_style(style("files")));
-        Self { bar, said: Mutex::new(Instant::now()) }
-    }
-
-    fn show(&self, Progress { unit, done, total }: Progress) {
-        if let Some(bar) = &self.bar {
-            if bar.length() != Some(total) {
-                bar.set_style(style(unit));
-                bar.set_length(total);
-            }
-            return bar.set_position(done);
-        }
-        let Ok(mut said) = self.said.lock() else { return };
-        if said.elapsed() >= LINE_EVERY {
-            *said = Instant::now();
-            output::say(&format!("audited {done} of {total} {unit}"));
-        }
-    }
-
-    fn end(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
-    }
-}
-
-fn style(unit: &str) -> ProgressStyle {
-    let count =
-        if unit == "bytes" { "{bytes}/{total_bytes} {bytes_per_sec}" } else { "{pos}/{len} files" };
-    let template = format!("{:>18} {{wide_bar:.green}} {count}", "audit");
-    ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

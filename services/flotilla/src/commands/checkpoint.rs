@@ -51,12 +51,18 @@ fn list(checkpoints: &[v1::CheckpointInfo]) {
         let path = c.tree.as_ref().map_or(String::new(), |tree| tree.path.clone());
         let loss = if c.step == 0 { "-".into() } else { format!("{:.4}", c.loss) };
         let last = if c.r#final { "yes" } else { "" };
-        Some([c.cycle.to_string(), c.step.to_string(), kind, last.into(), loss, path])
+        let engine = short_engine(&c.engine);
+        Some([c.cycle.to_string(), c.step.to_string(), kind, last.into(), loss, engine, path])
     });
     output::print(&output::table(
-        [">cycle", ">step", "what", "final", ">loss", "in the store"],
+        [">cycle", ">step", "what", "final", ">loss", "engine", "in the store"],
         rows,
     ));
+}
+
+/// The first of what trained it: the rest is for `checkpoint get`.
+fn short_engine(engine: &str) -> String {
+    if engine.starts_with("pytorch-") { "pytorch".into() } else { engine.to_owned() }
 }
 
 fn show(info: &v1::CheckpointInfo) {
@@ -67,6 +73,9 @@ fn show(info: &v1::CheckpointInfo) {
         output::print(&format!("in the store: {}", tree.path));
         output::print(&format!("manifest:     {}", tree.manifest));
         output::print(&format!("trained from: {}", parent.path));
+        if !c.engine.is_empty() {
+            output::print(&format!("trained by:   {}", c.engine));
+        }
     }
     let rows = info
         .files

@@ -1,15 +1,14 @@
 //! `flotilla eval …`.
 
+mod local;
+
 use std::process::ExitCode;
 
-use anyhow::Context;
-use evaluator::{Format, Source};
 use futures::StreamExt;
-use serde_json::json;
 use wire::{RunId, v1};
 
 use crate::{
-    cli::{EvalCommand, EvalFilterArgs, EvalLocalArgs},
+    cli::{EvalCommand, EvalFilterArgs},
     fleet::FleetArgs,
     output,
 };
@@ -22,7 +21,7 @@ pub(crate) async fn eval(
     match command {
         EvalCommand::History(filter) => history(fleet, filter, json).await?,
         EvalCommand::Watch { filter, after } => watch(fleet, filter, after, json).await?,
-        EvalCommand::Local(args) => local(args, json)?,
+        EvalCommand::Local(args) => local::local(args, json)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -53,12 +52,31 @@ async fn history(fleet: &FleetArgs, filter: EvalFilterArgs, json: bool) -> anyho
             eval.tokens.to_string(),
             eval.agent.clone(),
             output::time(event.at.as_ref()),
+            shootdowns(eval),
         ])
     });
-    let headings =
-        ["run", ">cycle", ">step", "suite", ">perplexity", ">bits/byte", ">tokens", "agent", "at"];
+    let headings = [
+        "run",
+        ">cycle",
+        ">step",
+        "suite",
+        ">perplexity",
+        ">bits/byte",
+        ">tokens",
+        "agent",
+        "at",
+        ">?TLB/s, peak",
+    ];
     output::print(&output::table(headings, rows));
     Ok(())
+}
+
+/// Interrupts of the box while it was measured: their mean and peak, and whether they stormed.
+fn shootdowns(eval: &v1::Eval) -> String {
+    eval.shootdowns.as_ref().map_or("-".into(), |seen| {
+        let storm = if seen.stormed { " STORM" } else { "" };
+        format!("{:.0}, {:.0}{storm}", seen.mean_per_s, seen.peak_per_s)
+    })
 }
 
 async fn watch(
@@ -86,46 +104,4 @@ fn line(eval: &v1::Eval) -> String {
         "{run} cycle {cycle} step {step} {suite}: perplexity {perplexity:.4} ± {stderr:.4}, \
          {bits_per_byte:.4} bits/byte ({agent})"
     )
-}
-
-fn local(args: EvalLocalArgs, json: bool) -> anyhow::Result<()> {
-    let lines = args.text.extension().is_some_and(|extension| extension == "jsonl");
-    let source = Source {
-        base: args.model,
-        adapter: args.adapter,
-        text: args.text,
-        format: if lines { Format::Documents } else { Format::Text },
-        n_ctx: args.n_ctx as usize,
-        stride: args.stride as usize,
-        chunks: args.chunks as usize,
-    };
-    let bar = indicatif::ProgressBar::new(0);
-    let figures = evaluator::measure(&source, &args.device, |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-    })
-    .with_context(|| format!("measure {}", source.text.display()))?;
-    bar.finish_and_clear();
-    if json {
-        return output::print_json(&json!({
-            "perplexity": figures.perplexity,
-            "stderr": figures.stderr,
-            "mean_nll": figures.mean_nll,
-            "bits_per_byte": figures.bits_per_byte,
-            "tokens": figures.tokens,
-            "chunks": figures.chunks,
-            "engine": figures.engine,
-        }));
-    }
-    output::print(&format!(
-        "perplexity {:.4} ± {:.4}, {:.6} bits/byte, mean NLL {:.6} over {} tokens in {} chunks ({})",
-        figures.perplexity,
-        figures.stderr,
-        figures.bits_per_byte,
-        figures.mean_nll,
-        figures.tokens,
-        figures.chunks,
-        figures.engine
-    ));
-    Ok(())
 }

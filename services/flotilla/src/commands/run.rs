@@ -1,9 +1,9 @@
 //! `flotilla run …`.
 
-use std::{path::Path, process::ExitCode};
+use std::{path::Path, process::ExitCode, sync::Arc};
 
 use anyhow::Context;
-use control::{Control, Files, view};
+use control::{Control, Files, Watch, view};
 use futures::StreamExt;
 use serde_json::json;
 use wire::{RunId, v1};
@@ -11,6 +11,7 @@ use wire::{RunId, v1};
 use crate::{
     cli::{RunCommand, SteerArgs},
     fleet::FleetArgs,
+    meter::Meter,
     output, progress,
 };
 
@@ -56,7 +57,13 @@ pub(crate) async fn submit(control: &Control, spec: &Path) -> anyhow::Result<Run
     let yaml = tokio::fs::read_to_string(spec).await;
     let yaml = yaml.with_context(|| format!("read {}", spec.display()))?;
     let directory = spec.parent().unwrap_or(Path::new("")).to_owned();
-    let submitted = control.submit(&yaml, &Files::Local(directory)).await;
+    let meter = Arc::new(Meter::new());
+    let shown = meter.clone();
+    let watch: Watch = Arc::new(move |transfer| {
+        shown.show(transfer.doing, "bytes", transfer.bytes, transfer.total);
+    });
+    let submitted = control.submit_watched(&yaml, &Files::Local(directory), &watch).await;
+    meter.end();
     submitted.with_context(|| format!("submit {}", spec.display()))
 }
 
@@ -81,12 +88,13 @@ fn code(done: Option<&v1::Done>) -> ExitCode {
 }
 
 /// Says which roles a new run waits for: a misspelt pool would otherwise wait in silence.
-async fn name_absent(control: &Control, run: &RunId) -> anyhow::Result<()> {
+pub(super) async fn name_absent(control: &Control, run: &RunId) -> anyhow::Result<()> {
     let spec = control.run(run).await?.spec;
-    let mut needed = vec!["trainer"];
-    if matches!(spec.kind, Some(v1::spec::Kind::Raft(_))) {
-        needed.extend(["generator", "verifier"]);
-    }
+    let mut needed = match spec.kind {
+        Some(v1::spec::Kind::Raft(_)) => vec!["trainer", "generator", "verifier"],
+        Some(v1::spec::Kind::Watched(_)) => Vec::new(),
+        Some(v1::spec::Kind::Sft(_)) | None => vec!["trainer"],
+    };
     if !spec.suites.is_empty() {
         needed.push("evaluator");
     }
@@ -156,6 +164,9 @@ async fn show(control: &Control, id: &RunId, json: bool) -> anyhow::Result<()> {
         run.seed, run.cycle, run.cycles, run.phase
     ));
     output::print(&cycles_table(&run));
+    for line in run.cycles_done.iter().filter_map(energy) {
+        output::print(&line);
+    }
     if !run.checkpoints.is_empty() {
         output::print(&perplexities_table(&run));
     }
@@ -167,6 +178,21 @@ async fn show(control: &Control, id: &RunId, json: bool) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// What a kept sample of a cycle took, where agents could measure it.
+fn energy(done: &v1::CycleDone) -> Option<String> {
+    let v1::CycleDone { cycle, sampled, kept, joules, metered, .. } = *done;
+    if metered == 0 || kept == 0 {
+        return None;
+    }
+    let each = joules / f64::from(metered) * f64::from(sampled) / f64::from(kept);
+    let of = if metered < sampled {
+        format!(", by {metered} of {sampled} samples")
+    } else {
+        String::new()
+    };
+    Some(format!("cycle {cycle}: {each:.1} J for each kept sample{of}"))
 }
 
 /// Each checkpoint and what was measured of it.
@@ -222,4 +248,27 @@ pub(crate) fn cycles_table(run: &v1::Run) -> String {
         "samples by agent",
     ];
     output::table(headings, rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_sample_s_energy_is_that_of_all_that_were_drawn_for_it() {
+        let done = v1::CycleDone {
+            cycle: 1,
+            sampled: 64,
+            kept: 16,
+            joules: 320.0,
+            metered: 64,
+            ..v1::CycleDone::default()
+        };
+        assert_eq!(energy(&done).unwrap(), "cycle 1: 20.0 J for each kept sample");
+        let some = v1::CycleDone { joules: 160.0, metered: 32, ..done.clone() };
+        let said = energy(&some).unwrap();
+        assert_eq!(said, "cycle 1: 20.0 J for each kept sample, by 32 of 64 samples");
+        assert_eq!(energy(&v1::CycleDone { metered: 0, ..done.clone() }), None);
+        assert_eq!(energy(&v1::CycleDone { kept: 0, ..done }), None);
+    }
 }

@@ -17,10 +17,10 @@ use store::Store;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    cli::UpArgs,
+    cli::{STOP_GRACE_S, UpArgs},
     fleet::{self, FleetArgs, FleetFile},
     signals,
-    supervise::{Member, die_with_parent},
+    supervise::{Member, STOP_LIMIT, die_with_parent},
 };
 
 use super::agent::ROLES;
@@ -181,6 +181,7 @@ fn coordinator(
         arguments: arguments.map(OsString::from).to_vec(),
         log: directory.join("logs/coordinator.log"),
         may_leave: false,
+        stop_limit: STOP_LIMIT,
     }
 }
 
@@ -208,6 +209,12 @@ fn parse_agents(wanted: &[String]) -> anyhow::Result<Vec<(String, u32)>> {
     wanted.iter().map(parse).collect()
 }
 
+/// What a trainer that is told to end may take to hand its training over, as it reads it too.
+fn stop_grace() -> Duration {
+    let said = std::env::var("FLOTILLA_STOP_GRACE").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(said.unwrap_or(STOP_GRACE_S))
+}
+
 /// Agents of one machine share its cores and its cache.
 fn agent_members(agents: &[(String, u32)], file: &FleetFile, directory: &Path) -> Vec<Member> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -221,7 +228,8 @@ fn agent_members(agents: &[(String, u32)], file: &FleetFile, directory: &Path) -
         arguments.extend(["--cache-dir".into(), directory.join("cache").into()]);
         arguments.extend(["--threads".into(), threads.to_string().into()]);
         arguments.push("--die-with-parent".into());
-        Member { name, arguments, log: home.join("agent.log"), may_leave: true }
+        let stop_limit = if role == "trainer" { STOP_LIMIT + stop_grace() } else { STOP_LIMIT };
+        Member { name, arguments, log: home.join("agent.log"), may_leave: true, stop_limit }
     };
     let mut members = Vec::new();
     for (role, count) in agents {

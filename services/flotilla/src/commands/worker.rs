@@ -1,17 +1,40 @@
 //! `flotilla worker`: what agents start. Dies with its agent.
 
+use anyhow::Context;
 use rustix::process::Signal;
 
-use crate::{cli::WorkerCommand, supervise::die_with_parent};
+use crate::{bench, cli::WorkerCommand, supervise::die_with_parent};
 
-pub(crate) fn work(worker: WorkerCommand) {
+pub(crate) fn work(worker: WorkerCommand) -> anyhow::Result<()> {
     die_with_parent(Signal::KILL);
     match worker {
-        WorkerCommand::Generate { device, base, adapter, slots } => {
-            generator::work(&generator::WorkerConfig { base, adapter, slots, device });
+        WorkerCommand::Generate {
+            device,
+            dtype,
+            backend,
+            base,
+            base_key,
+            adapter,
+            adapter_key,
+            slots,
+        } => {
+            let backend = serde_json::from_str(&backend).context("--backend")?;
+            let policy = generator::WorkerConfig {
+                backend,
+                base: base.unwrap_or_default(),
+                base_key,
+                adapter,
+                adapter_key,
+                slots,
+                device,
+                dtype,
+            };
+            generator::work(&policy)?;
         }
-        WorkerCommand::Verify { threads, device: _ } => verifier::work(threads),
-        WorkerCommand::Train { device } => trainer::work(&device),
-        WorkerCommand::Eval { device } => evaluator::work(&device),
+        WorkerCommand::Verify { threads, .. } => verifier::work(threads),
+        WorkerCommand::Train { device, dtype } => trainer::work(&device, dtype),
+        WorkerCommand::Eval { device, dtype } => evaluator::work(&device, dtype),
+        WorkerCommand::Bench { task, model, text } => bench::engine_task(&model, &text, &task)?,
     }
+    Ok(())
 }

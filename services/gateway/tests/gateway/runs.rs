@@ -20,8 +20,8 @@ async fn what_is_wrong_with_a_submission_is_said_by_name() {
     };
     let cases = [
         (submission(""), vec!["spec_yaml"]),
-        (submission("name: [unclosed"), vec!["run spec"]),
-        (submission(&SPEC.replace("sft:", "stf:")), vec!["run spec", "stf"]),
+        (submission("name: [unclosed"), vec!["spec cannot be read"]),
+        (submission(&SPEC.replace("sft:", "stf:")), vec!["spec cannot be read", "stf"]),
         (submission(&SPEC.replace("n_ctx: 64", "n_ctx: 1")), vec!["evals[0].n_ctx", "from 8"]),
         (no_data, vec!["sft.data", "data.jsonl", "not attached"]),
         (bad_data, vec!["sft.data", "line 1", "completion"]),

@@ -1,0 +1,204 @@
+//! `flotilla bench engines`: what can run a model, beside each other on one machine in one run,
+//! on random weights in the shape of Qwen2.5-0.5B. Each task is a process of its own, so that its
+//! peak memory is its own.
+
+mod candle;
+mod child;
+mod document;
+mod llama;
+mod model;
+mod torch;
+
+use std::{collections::BTreeMap, path::Path};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::{cli::BenchArgs, output};
+
+pub(crate) use candle::work;
+
+/// Tokens of the one sequence whose prefill is measured.
+const PREFILL: usize = 512;
+
+/// Tokens of each prompt that is decoded from, and decoded tokens.
+const PROMPT: usize = 64;
+const NEW: usize = 32;
+
+/// Of the perplexity, whose process is measured as a whole: this is how evals run.
+const CONTEXT: usize = 512;
+const CHUNKS: usize = 8;
+
+/// Of a LoRA training: r 16 on all modules.
+const BATCH: usize = 2;
+const LENGTH: usize = 256;
+const STEPS: usize = 3;
+
+/// What is measured, in the order of the report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Task {
+    Prefill,
+    Decode(usize),
+    Perplexity,
+    Train,
+}
+
+const TASKS: [Task; 6] = [
+    Task::Prefill,
+    Task::Decode(1),
+    Task::Decode(8),
+    Task::Decode(32),
+    Task::Perplexity,
+    Task::Train,
+];
+
+impl Task {
+    /// As processes are told.
+    fn name(self) -> String {
+        match self {
+            Self::Prefill => "prefill".into(),
+            Self::Decode(sequences) => format!("decode-{sequences}"),
+            Self::Perplexity => "perplexity".into(),
+            Self::Train => "train".into(),
+        }
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        TASKS.into_iter().find(|task| task.name() == name)
+    }
+
+    fn title(self) -> String {
+        match self {
+            Self::Prefill => format!("prefill, {PREFILL} tokens"),
+            Self::Decode(sequences) => format!("decode, {sequences} at once"),
+            Self::Perplexity => format!("perplexity, {CHUNKS} × {CONTEXT}, load included"),
+            Self::Train => format!("LoRA training, {BATCH} × {LENGTH}"),
+        }
+    }
+}
+
+/// What a task's process says.
+#[derive(Debug, Serialize, Deserialize)]
+struct Said {
+    tokens_per_s: f64,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Speed {
+    tokens_per_s: f64,
+    peak_rss_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Engine {
+    /// With versions.
+    name: String,
+    speeds: BTreeMap<String, Speed>,
+}
+
+/// Bytes of the HF directory's weights a second, to bf16.
+#[derive(Debug, Serialize)]
+struct Conversion {
+    name: String,
+    megabytes_per_s: f64,
+    peak_rss_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    machine: String,
+    threads: usize,
+    load_before: Vec<f64>,
+    load_after: Vec<f64>,
+    engines: Vec<Engine>,
+    conversions: Vec<Conversion>,
+}
+
+pub(super) async fn bench(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
+    let args = args.clone();
+    let report = tokio::task::spawn_blocking(move || measure(&args)).await??;
+    if as_json {
+        return output::print_json(&json!(report));
+    }
+    output::print(&document::write(&report));
+    Ok(())
+}
+
+fn measure(args: &BenchArgs) -> anyhow::Result<Report> {
+    let load_before = super::load();
+    let scratch = tempfile::tempdir().context("make a directory for the model")?;
+    let model = model::write(scratch.path())?;
+    let threads = args.threads.map_or(2, |threads| threads as usize);
+    let mut engines = vec![candle::measure(&model, threads)?];
+    let mut conversions = Vec::new();
+    let gguf = scratch.path().join("model.gguf");
+    conversions.push(llama::convert(&model, &gguf)?);
+    let llama = llama::measure(args.llama_cpp.as_deref(), &model, &gguf, threads);
+    engines.extend(or_without("llama.cpp", llama).flatten());
+    if let Some(python) = &args.python {
+        engines.extend(or_without("PyTorch", torch::measure(python, &model, threads)));
+        if let Some(converter) = &args.converter {
+            let converted = torch::convert(python, converter, &model, scratch.path());
+            conversions.extend(or_without("llama.cpp's converter", converted));
+        }
+    }
+    Ok(Report {
+        machine: machine(),
+        threads,
+        load_before,
+        load_after: super::load(),
+        engines,
+        conversions,
+    })
+}
+
+/// What goes wrong with a peer must not lose what took minutes to measure.
+fn or_without<T>(peer: &str, measured: anyhow::Result<T>) -> Option<T> {
+    measured.inspect_err(|error| output::say(&format!("engines: without {peer}: {error:#}"))).ok()
+}
+
+/// A model and a text for it, in a directory that is removed after.
+struct Model {
+    directory: std::path::PathBuf,
+    text: std::path::PathBuf,
+    weight_bytes: u64,
+}
+
+fn speeds(
+    mut of: impl FnMut(Task) -> anyhow::Result<Option<Speed>>,
+) -> anyhow::Result<BTreeMap<String, Speed>> {
+    let mut speeds = BTreeMap::new();
+    for task in TASKS {
+        if let Some(speed) = of(task).with_context(|| format!("measure {}", task.name()))? {
+            speeds.insert(task.name(), speed);
+        }
+    }
+    Ok(speeds)
+}
+
+/// A task's process has ended: its own figure, but for the perplexity, which counts all its time.
+fn speed(task: Task, ended: &child::Ended) -> anyhow::Result<Speed> {
+    let tokens_per_s = match task {
+        Task::Perplexity => (CHUNKS * CONTEXT) as f64 / ended.wall.as_secs_f64(),
+        _ => {
+            let line = ended.stdout.lines().last().unwrap_or_default();
+            serde_json::from_str::<Said>(line)
+                .with_context(|| format!("read what it said: {line:?}"))?
+                .tokens_per_s
+        }
+    };
+    Ok(Speed { tokens_per_s, peak_rss_bytes: ended.peak_rss_bytes })
+}
+
+fn machine() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let name = name.map_or("an unnamed processor", |(_, name)| name.trim()).to_owned();
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    format!("{name}, {cores} cores seen")
+}
+
+fn path_text(path: &Path) -> String {
+    path.display().to_string()
+}
