@@ -133,7 +133,9 @@ impl Client {
         until("samples come in", limit, || {
             let (accepted, _) = self.samples(run)?;
             let come = accepted >= *before.get_or_insert(accepted) + more;
-            assert!(come || self.outcome(run).is_none(), "too fast to be disturbed");
+            if !come && let Some(outcome) = self.outcome(run) {
+                panic!("too fast to be disturbed, or ended: {outcome:#}\n{}", self.logs());
+            }
             come.then_some(())
         });
     }

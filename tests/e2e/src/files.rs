@@ -88,6 +88,24 @@ sft:
         self.write("sft.yaml", &spec)
     }
 
+    /// An SFT run of an adapter for a model directory.
+    pub fn adapter_sft(&self, model: &Path, steps: u32, save_every: u32) -> PathBuf {
+        let model = model.display();
+        let spec = format!(
+            "\
+name: adapter
+seed: 5
+base: {{ model: {model} }}
+evals: [{{ name: heldout, text: heldout.txt, n_ctx: 64 }}]
+sft:
+  data: data.jsonl
+  training: {{ max_steps: {steps}, batch_size: 16, learning_rate: 0.003, max_tokens: 64, save_every: {save_every} }}
+  lora: {{ r: 4, alpha: 8, target_modules: [q_proj, v_proj] }}
+"
+        );
+        self.write("adapter.yaml", &spec)
+    }
+
     /// A RAFT run whose verifier passes every completion that holds a digit.
     pub fn raft(&self, base: &str, sampling: Sampling) -> PathBuf {
         let Sampling { prompts, per_prompt, max_new_tokens, cycles } = sampling;

@@ -2,6 +2,7 @@
 
 mod engine;
 mod fold;
+mod formats;
 mod workers;
 
 use std::path::Path;
@@ -35,6 +36,8 @@ pub const TARGETS: &[(&str, Run)] = &[
     ("tokenizers", engine::tokenizers),
     ("adapters", engine::adapters),
     ("pairs", engine::pairs),
+    ("gguf", formats::gguf),
+    ("safetensors", formats::safetensors),
 ];
 
 /// The target of a name.

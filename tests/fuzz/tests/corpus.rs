@@ -62,6 +62,8 @@ survives! {
     tokenizers_are_read_or_refused: "tokenizers",
     adapter_configurations_are_read_or_refused: "adapters",
     adapter_weights_are_read_or_refused: "pairs",
+    gguf_files_are_read_or_refused: "gguf",
+    lists_of_tensors_are_read_or_refused: "safetensors",
 }
 
 #[test]

@@ -47,7 +47,8 @@ fn next(run: &Run) {
     let member = |tokens_per_s| Member { tokens_per_s, ..Member::default() };
     let generators: Vec<Member> = speeds.map(member).into();
     let others = generators[..1].to_vec();
-    let fleet = Fleet { generators, verifiers: others.clone(), trainers: others };
+    let fleet =
+        Fleet { generators, verifiers: others.clone(), trainers: others, ..Fleet::default() };
     let inputs = Inputs {
         prompts,
         heldout: &prompts[..4],

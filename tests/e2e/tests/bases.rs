@@ -1,0 +1,236 @@
+//! Where a run's base model comes from: the box, the store, or a hub.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use e2e::{Files, Fleet, Output, Sampling, flotilla, until};
+use hub_server::{COMMIT, HubServer};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// A box with one model on it, and a home for caches of its own.
+struct Home {
+    directory: TempDir,
+    model: PathBuf,
+}
+
+impl Home {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let made = Files::create(directory.path()).model();
+        let model = directory.path().join("models/tiny");
+        fs::create_dir_all(model.parent().unwrap()).unwrap();
+        fs::rename(made, &model).unwrap();
+        Self { directory, model }
+    }
+
+    fn environment(&self, more: &[(&str, &str)]) -> Vec<(String, String)> {
+        let path = |name: &str| self.directory.path().join(name).display().to_string();
+        let mut environment = vec![
+            ("HF_HOME".to_owned(), path("hf")),
+            ("XDG_CACHE_HOME".to_owned(), path("cache")),
+            ("HF_HUB_CACHE".to_owned(), path("hf/hub")),
+            // Nobody listens there.
+            ("HF_ENDPOINT".to_owned(), "http://127.0.0.1:9".to_owned()),
+        ];
+        environment.extend(more.iter().map(|(name, value)| ((*name).into(), (*value).into())));
+        environment
+    }
+
+    fn spec(&self, base: &str) -> PathBuf {
+        let path = self.directory.path().join("specs/tuned.yaml");
+        let spec = format!(
+            "\
+name: tuned
+base: {{ {base} }}
+evals: [{{ name: heldout, text: heldout.txt, n_ctx: 64 }}]
+sft:
+  data: data.jsonl
+  training: {{ max_steps: 2, batch_size: 4, max_tokens: 64 }}
+  lora: {{ r: 2, alpha: 4 }}
+"
+        );
+        fs::write(&path, spec).unwrap();
+        path
+    }
+
+    fn raft(&self, base: &str) -> PathBuf {
+        let sampling = Sampling { prompts: 1, per_prompt: 1, max_new_tokens: 1, cycles: 1 };
+        let path = Files::create(self.directory.path()).raft("BASE", sampling);
+        let spec = fs::read_to_string(&path).unwrap();
+        fs::write(&path, spec.replace("checkpoint: BASE", base)).unwrap();
+        path
+    }
+
+    fn submit(&self, fleet: &Fleet, base: &str, more: &[(&str, &str)]) -> Output {
+        let spec = self.spec(base).display().to_string();
+        let dir = fleet.path().display().to_string();
+        flotilla(&["run", "submit", &spec, "--dir", &dir], self.environment(more))
+    }
+}
+
+fn names_in(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// The directories of bases in a fleet's store.
+fn bases(fleet: &Fleet) -> Vec<String> {
+    names_in(&fleet.path().join("store/models"))
+}
+
+#[test]
+fn a_base_that_the_store_never_holds_is_found_on_the_box_and_never_used_once_it_changed() {
+    let home = Home::new();
+    let models = home.model.parent().unwrap().display().to_string();
+    let environment = home.environment(&[("FLOTILLA_MODELS", &models)]);
+    let fleet = Fleet::up_with("trainer,evaluator", &[], environment);
+    let run = fleet.submit(&home.spec("model: ../models/tiny, upload: never"));
+    fleet.finish(&run, LIMIT);
+    let stored = bases(&fleet);
+    assert_eq!(stored.len(), 1);
+    let base = fleet.path().join("store/models").join(&stored[0]);
+    assert_eq!(names_in(&base), ["B3SUMS", "manifest.json"]);
+    let audit = fleet.json(&["audit", &run, "--deep"]).unwrap();
+    assert_eq!(audit["findings"], serde_json::json!([]));
+    assert_eq!(audit["not_checked"], serde_json::json!([]));
+    let note = audit["notes"][0].as_str().unwrap();
+    assert!(note.starts_with("3 files of the base") && note.contains(&stored[0]), "{note}");
+
+    // Cycle 0 of such a run is the base itself, whose files nobody can hand out.
+    let reward = fleet.submit(&home.raft("model: ../models/tiny, upload: never"));
+    until("the base is the run's first checkpoint", LIMIT, || {
+        let listed = fleet.json(&["checkpoint", "list", &reward]).ok()?;
+        listed.as_array().is_some_and(|list| !list.is_empty()).then_some(())
+    });
+    let export = fleet.path().join("out").display().to_string();
+    fleet
+        .run(&["checkpoint", "export", &format!("{reward}/0/0"), "--out", &export])
+        .refuses(&["not in the store, by choice", "base.upload: always"]);
+    assert_eq!(fleet.run(&["run", "cancel", &reward]).code, 0);
+
+    // In place, as large as before, with its old time.
+    let weights = home.model.join("model.safetensors");
+    let before = fs::metadata(&weights).unwrap().modified().unwrap();
+    let mut bytes = fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    fs::File::options().write(true).open(&weights).unwrap().set_modified(before).unwrap();
+    let again = fleet.submit(&home.spec(&format!("model: 'store:models/{}'", stored[0])));
+    let message = until("an agent says what is wrong", LIMIT, || {
+        let shown = fleet.json(&["run", "show", &again]).ok()?;
+        Some(shown["failures"].as_array()?.first()?["message"].as_str()?.to_owned())
+    });
+    for words in ["model.safetensors", "nowhere to be had", models.as_str(), "base.upload: always"]
+    {
+        assert!(message.contains(words), "{words}: {message}");
+    }
+}
+
+#[test]
+fn a_model_of_the_hub_is_downloaded_once_and_named_by_its_commit() {
+    let home = Home::new();
+    let hub = home.directory.path().join("hub");
+    fs::create_dir_all(hub.join("org")).unwrap();
+    fs::rename(&home.model, hub.join("org/tiny")).unwrap();
+    let fleet = Fleet::up_with("trainer,evaluator", &[], home.environment(&[]));
+    home.submit(&fleet, "model: org/tiny", &[]).refuses(&[
+        "base.model",
+        "org/tiny is no directory here",
+        "`hf download org/tiny`",
+    ]);
+    let server = HubServer::start(&hub).unwrap();
+    let online = [("HF_ENDPOINT", server.url())];
+    let online = online.each_ref().map(|(name, url)| (*name, url.as_str()));
+    home.submit(&fleet, "model: org/none", &online).refuses(&["the hub has no config.json"]);
+    let submitted = home.submit(&fleet, "model: org/tiny", &online);
+    assert_eq!(submitted.code, 0, "{submitted:?}");
+    fleet.finish(submitted.stdout.trim(), LIMIT);
+    let stored = bases(&fleet);
+    let manifest = fleet.path().join("store/models").join(&stored[0]).join("manifest.json");
+    let manifest: Value = serde_json::from_slice(&fs::read(manifest).unwrap()).unwrap();
+    assert_eq!(manifest["about"], serde_json::json!({"repo": "org/tiny", "revision": COMMIT}));
+    // What is here needs no hub; the snapshot by its own name is the same base.
+    let snapshot = home.directory.path().join("hf/hub/models--org--tiny");
+    for base in ["model: org/tiny".to_owned(), format!("model: {}", snapshot.display())] {
+        let submitted = home.submit(&fleet, &base, &[]);
+        assert_eq!(submitted.code, 0, "{submitted:?}");
+    }
+    assert_eq!(bases(&fleet), stored);
+}
+
+#[test]
+fn what_cannot_be_a_base_is_refused_before_anything_is_stored() {
+    let home = Home::new();
+    let fleet = Fleet::up_with("verifier", &[], home.environment(&[]));
+    let at = |name: &str| {
+        let to = home.directory.path().join("models").join(name);
+        fs::create_dir_all(&to).unwrap();
+        for file in names_in(&home.model) {
+            fs::copy(home.model.join(&file), to.join(&file)).unwrap();
+        }
+        to
+    };
+    let gemma = at("gemma").join("config.json");
+    let config = fs::read_to_string(&gemma).unwrap().replace("qwen2", "gemma3");
+    fs::write(gemma, config).unwrap();
+    fs::remove_file(at("mute").join("tokenizer.json")).unwrap();
+    let cut = at("cut").join("model.safetensors");
+    let bytes = fs::read(&cut).unwrap();
+    fs::write(cut, &bytes[..bytes.len() - 1]).unwrap();
+    let index = serde_json::json!({"weight_map": {"a": "model-1.safetensors"}});
+    fs::write(at("torn").join("model.safetensors.index.json"), index.to_string()).unwrap();
+    fs::write(home.directory.path().join("models/tiny.gguf"), "GGUF").unwrap();
+    for (base, names) in [
+        ("model: ../models/gemma", ["model_type", "gemma3"]),
+        ("model: ../models/mute", ["has no tokenizer.json", "models/mute"]),
+        ("model: ../models/cut", ["its header says", "download it again"]),
+        ("model: ../models/torn", ["model-1.safetensors", "absent"]),
+        ("model: ../models/tiny.gguf", ["a run trains", "flotilla eval local"]),
+        ("model: ../models/none", ["is not a directory", "org/name"]),
+        ("model: 'store:models/none'", ["the store has no", "models/none"]),
+        ("model: 'store:../x'", ["'..'", "store"]),
+        ("model: 'store:x', upload: never", ["base.upload", "leave it away"]),
+        ("model: ../models/tiny, upload: perhaps", ["perhaps", "never"]),
+    ] {
+        home.submit(&fleet, base, &[]).refuses(&names);
+    }
+    assert!(!fleet.path().join("store/models").exists());
+}
+
+#[test]
+fn a_model_copied_into_the_store_is_used_where_it_lies() {
+    let home = Home::new();
+    let fleet = Fleet::up_with("trainer,evaluator", &[], home.environment(&[]));
+    let there = fleet.path().join("store/mirror/tiny");
+    fs::create_dir_all(&there).unwrap();
+    for file in names_in(&home.model) {
+        fs::copy(home.model.join(&file), there.join(&file)).unwrap();
+    }
+    fs::write(there.join("README.md"), "theirs").unwrap();
+    let run = fleet.submit(&home.spec("model: 'store:mirror/tiny'"));
+    fleet.finish(&run, LIMIT);
+    assert!(!fleet.path().join("store/models").exists(), "a copy was made");
+    let audit = fleet.json(&["audit", &run, "--deep"]).unwrap();
+    assert_eq!(
+        (&audit["findings"], &audit["notes"]),
+        (&serde_json::json!([]), &serde_json::json!([]))
+    );
+    let before = fs::metadata(there.join("manifest.json")).unwrap().modified().unwrap();
+    assert!(before <= SystemTime::now());
+    let again = fleet.submit(&home.spec("model: 'store:mirror/tiny/'"));
+    let base = |run: &str| fleet.facts(run)[0]["fact"]["base"]["tree"].clone();
+    fleet.finish(&again, LIMIT);
+    assert_eq!(base(&run), base(&again));
+    assert_eq!(fs::metadata(there.join("manifest.json")).unwrap().modified().unwrap(), before);
+}

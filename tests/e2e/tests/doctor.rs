@@ -1,0 +1,58 @@
+//! `flotilla doctor` as a user meets it: one short look, an exit code, a capture of the box.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
+use std::path::Path;
+
+use e2e::{Output, flotilla};
+use serde_json::Value;
+
+fn doctor(arguments: &[&str]) -> Output {
+    let environment = [("HOME".to_owned(), "/nonexistent".to_owned())];
+    flotilla(&[&["doctor"], arguments].concat(), environment)
+}
+
+fn document(output: &Output) -> Value {
+    serde_json::from_str(&output.stdout).unwrap()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn a_capture_tells_elsewhere_what_the_box_told_here() {
+    let directory = tempfile::tempdir().unwrap();
+    let capture = directory.path().join("box.tar.zst");
+    let here = doctor(&["--json", "--capture", text(&capture)]);
+    assert!(matches!(here.code, 0 | 3), "{}", here.stderr);
+    let there = doctor(&["--json", "--from", text(&capture)]);
+    let (here, there) = (document(&here), document(&there));
+    assert_eq!(here["findings"], there["findings"]);
+    assert_eq!(here["snapshot"]["kernel"], there["snapshot"]["kernel"]);
+    let whole = std::fs::read(&capture).unwrap();
+    std::fs::write(&capture, &whole[..whole.len() / 2]).unwrap();
+    doctor(&["--from", text(&capture)]).refuses(&["box.tar.zst"]);
+}
+
+#[test]
+fn a_training_that_would_lose_everything_fails_by_name_and_code() {
+    let directory = tempfile::tempdir().unwrap();
+    let arguments = directory.path().join("training_args.json");
+    let settings = r#"{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8,
+        "num_train_epochs": 3, "save_steps": 100, "hub_token": null}"#;
+    std::fs::write(&arguments, settings).unwrap();
+    let run = ["--profile", "gfx1201", "--run", text(&arguments), "--examples", "300"];
+    let failed = doctor(&[&["--json"], &run[..]].concat());
+    assert_eq!(failed.code, 3, "{}", failed.stderr);
+    let findings = document(&failed)["findings"].clone();
+    let lost = findings.as_array().unwrap().iter().find(|finding| finding["id"] == "C-60");
+    assert_eq!(lost.unwrap()["severity"], "fail");
+    let told = doctor(&run).stdout;
+    assert!(told.contains("FAIL C-60: a checkpoint every 100 steps of 57"), "{told}");
+    std::fs::write(&arguments, settings.replace("100", "19")).unwrap();
+    let fine = doctor(&run);
+    assert!(!fine.stdout.contains("C-60"), "{}", fine.stdout);
+    std::fs::write(&arguments, settings.replace("100", "[100]")).unwrap();
+    doctor(&run).refuses(&["training_args.json", "save_steps"]);
+}

@@ -1,0 +1,306 @@
+//! Boxes that are broken, suspect, too small or unfit: what they are handed goes to others, and
+//! people are told why.
+
+use std::{
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use e2e::{Files, Fleet, Member, until};
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
+
+/// Lets the trainings of the first agent that trains go wrong, and those of no other.
+struct BadBox {
+    directory: PathBuf,
+}
+
+impl BadBox {
+    fn create(directory: &Path, fate: &str) -> Self {
+        let script = format!(
+            "#!/bin/sh\n\
+             case \"$*\" in *\"worker train\"*) ;; *) exec \"$@\" ;; esac\n\
+             cd {here} || exit 1\n\
+             [ -e bad ] || echo $PPID >bad\n\
+             [ \"$(cat bad)\" = $PPID ] || exec \"$@\"\n\
+             echo tried >>tries\n\
+             {fate}\n",
+            here = directory.display(),
+        );
+        let wrapper = directory.join("wrapper");
+        std::fs::write(&wrapper, script).expect("a script");
+        let executable = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&wrapper, executable).expect("our own file");
+        Self { directory: directory.to_owned() }
+    }
+
+    fn env(&self) -> (String, String) {
+        let wrapper = self.directory.join("wrapper").display().to_string();
+        ("FLOTILLA_WORKER_WRAPPER".to_owned(), wrapper)
+    }
+
+    fn tries(&self) -> usize {
+        let tries = std::fs::read_to_string(self.directory.join("tries")).unwrap_or_default();
+        tries.lines().count()
+    }
+}
+
+fn agents(fleet: &Fleet) -> Vec<Value> {
+    let listed = fleet.json(&["agents", "list"]).expect("agents");
+    listed.as_array().expect("a list").clone()
+}
+
+/// The agent of that name, once something holds of it.
+fn await_agent(fleet: &Fleet, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+    until(what, LIMIT, || {
+        let found = agents(fleet).into_iter().find(|agent| holds(agent));
+        if found.is_none() {
+            // Each look takes something of the server's that it frees in its own time.
+            std::thread::sleep(BETWEEN_LOOKS);
+        }
+        found
+    })
+}
+
+fn trouble(agent: &Value) -> &str {
+    agent["trouble"].as_str().unwrap_or_default()
+}
+
+fn failures(run: &Value) -> &[Value] {
+    run["failures"].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Another trainer joins the fleet.
+fn join(fleet: &Fleet, name: &str, arguments: &[&str]) -> Member {
+    let nats = fleet.nats();
+    let home = fleet.path().join(name).display().to_string();
+    let fixed = ["agent", "--nats", &nats, "--name", name, "--agent-dir", &home];
+    Member::start(name, &[], &[&fixed[..], arguments].concat(), [], fleet.path())
+}
+
+fn trained_by(fleet: &Fleet, run: &str) -> Value {
+    let listed = fleet.json(&["checkpoint", "list", run]).expect("checkpoints");
+    let last = listed.as_array().and_then(|all| all.last()).expect("a last one");
+    last["checkpoint"]["agent"].clone()
+}
+
+#[test]
+fn a_box_that_faults_on_a_nil_address_is_not_asked_again_and_another_trains() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let fate = "echo 'Memory access fault by GPU node-1 (Agent handle: 0x5) on address (nil). \
+                Reason: Page not present or supervisor privilege.' >&2; kill -ABRT $$";
+    let bad = BadBox::create(directory.path(), fate);
+    let fleet = Fleet::up_with("trainer=2,evaluator", &[], [bad.env()]);
+    let files = Files::create(fleet.path());
+    let ended = fleet.finish(&fleet.submit(&files.sft(5, 0)), LIMIT);
+    let first = &failures(&ended)[0];
+    let said = first["message"].as_str().unwrap_or_default();
+    assert!(said.contains("isa_mismatch_fault") && said.contains("HSA_OVERRIDE"), "{first:#}");
+    assert_eq!(first["cause"], "SURROUNDINGS", "no fault of the run's");
+    assert_eq!(failures(&ended).len(), 1, "{ended:#}");
+    let quarantined = await_agent(&fleet, "a quarantine", |it| it["state"] == "QUARANTINED");
+    assert!(trouble(&quarantined).contains("isa_mismatch_fault"), "{quarantined:#}");
+
+    for _ in 0..3 {
+        let run = fleet.submit(&files.sft(5, 0));
+        let ended = fleet.finish(&run, LIMIT);
+        assert_eq!(failures(&ended).len(), 0, "{ended:#}");
+        assert_ne!(trained_by(&fleet, &run), quarantined["agent"]);
+    }
+    assert_eq!(bad.tries(), 1);
+}
+
+#[test]
+fn a_box_that_hangs_twice_is_suspect_and_another_takes_over() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let bad = BadBox::create(directory.path(), "exec sleep 100000");
+    let silence = ("FLOTILLA_WORKER_SILENCE".to_owned(), "2".to_owned());
+    let fleet = Fleet::up_with("trainer,evaluator", &["--lease", "30"], [bad.env(), silence]);
+    let files = Files::create(fleet.path());
+    let run = fleet.submit(&files.sft(5, 0));
+    let suspect = await_agent(&fleet, "a quarantine", |it| it["state"] == "QUARANTINED");
+    assert!(trouble(&suspect).contains("hang 2 times on this box"), "{suspect:#}");
+    assert_eq!(bad.tries(), 2, "it was given one more try");
+
+    let _other = join(&fleet, "other", &["--roles", "trainer"]);
+    let ended = fleet.finish(&run, LIMIT);
+    assert_eq!(trained_by(&fleet, &run), "other");
+    assert_eq!(failures(&ended).len(), 2, "{ended:#}");
+    assert_eq!(bad.tries(), 2);
+}
+
+#[test]
+fn what_the_kernel_logs_meanwhile_says_why_a_worker_died() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let root = directory.path().join("root");
+    let before = "4,1,1,-;amdgpu: GPU reset begin!\n";
+    let log = write(&root, "dev/kmsg", before).display().to_string();
+    let fate = format!("echo '4,2,2,-;Out of memory: Killed process 7 (python3)' >>{log}; exit 1");
+    let bad = BadBox::create(directory.path(), &fate);
+    let sysroot = ("FLOTILLA_SYSROOT".to_owned(), root.display().to_string());
+    let fleet = Fleet::up_with("trainer=2,evaluator", &[], [bad.env(), sysroot]);
+    let files = Files::create(fleet.path());
+    let ended = fleet.finish(&fleet.submit(&files.sft(5, 0)), LIMIT);
+    let said = failures(&ended)[0]["message"].as_str().unwrap_or_default();
+    assert!(said.contains("[oom_host: "), "{said}");
+}
+
+#[test]
+fn a_training_that_fits_nowhere_says_so_and_goes_to_the_larger_box_that_joins() {
+    let small = ("FLOTILLA_TRAINING_GIB".to_owned(), "0.25".to_owned());
+    let fleet = Fleet::up_with("trainer,evaluator", &[], [small]);
+    let files = Files::create(fleet.path());
+    let run = fleet.submit(&files.sft(5, 0));
+    let waits = await_agent(&fleet, "no room", |it| trouble(it).contains("no trainer has room"));
+    assert_eq!(waits["jobs"][0]["waits"], true, "{waits:#}");
+    let shown = fleet.json(&["run", "show", &run]).expect("the run");
+    let said = failures(&shown)[0]["message"].as_str().unwrap_or_default();
+    assert!(said.contains("it needs 0.") && said.contains("0.3 GB are free"), "{said}");
+    assert_eq!(failures(&shown)[0]["cause"], "SURROUNDINGS");
+
+    let _smaller = join(&fleet, "smaller", &["--roles", "trainer", "--training-gib", "0.125"]);
+    let _larger = join(&fleet, "larger", &["--roles", "trainer", "--training-gib", "4"]);
+    let ended = fleet.finish(&run, LIMIT);
+    assert_eq!(trained_by(&fleet, &run), "larger");
+    assert_eq!(failures(&ended).len(), 1, "said once: {ended:#}");
+    await_agent(&fleet, "all is well", |it| {
+        it["agent"] == waits["agent"] && trouble(it).is_empty()
+    });
+}
+
+/// Files of a box with a gfx1151 whose firmware is known to be bad, and of a Python with torch.
+fn strix_halo(root: &Path) -> (PathBuf, PathBuf) {
+    let write = |path: &str, text: &str| write(root, path, text);
+    let node = "simd_count 80\ngfx_target_version 110501\nvendor_id 4098\ndevice_id 5510\n\
+                location_id 49408\ndrm_render_minor 128\ncwsr_size 30699520\n";
+    write("sys/class/kfd/kfd/topology/nodes/1/properties", node);
+    write("sys/module/amdgpu/version", "6.16.13\n");
+    let device = "sys/class/drm/renderD128/device";
+    write(&format!("{device}/mem_info_vram_total"), "536870912\n");
+    write(&format!("{device}/mem_info_gtt_total"), "107374182400\n");
+    write("proc/sys/kernel/osrelease", "6.18.9-generic\n");
+    write("proc/meminfo", "MemTotal: 130000000 kB\nMemAvailable: 120000000 kB\n");
+    write("dev/kfd", "");
+    write("dev/dri/renderD128", "");
+    let firmware = write(&format!("{device}/fw_version/mes_fw_version"), "0x00000083\n");
+
+    (firmware, python(root, ""))
+}
+
+/// What looks like a Python with torch.
+fn python(root: &Path, script: &str) -> PathBuf {
+    let write = |path: &str, text: &str| write(root, path, text);
+    let python = write("venv/bin/python", script);
+    let executable = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&python, executable).expect("our own file");
+    write("venv/pyvenv.cfg", "version = 3.12.3\n");
+    let site = "venv/lib/python3.12/site-packages";
+    write(&format!("{site}/torch/version.py"), "__version__ = '2.11.0+rocm7.13'\nhip = '7.13'\n");
+    write(&format!("{site}/torch/lib/libamdhip64.so"), "");
+    write(&format!("{site}/torch/lib/rocblas/library/TensileLibrary_gfx1151.dat"), "");
+    for package in ["torch-2.11.0", "transformers-5.0.0", "peft-0.19.0", "accelerate-1.12.0"] {
+        write(&format!("{site}/{package}.dist-info/METADATA"), "");
+    }
+    python
+}
+
+fn write(root: &Path, path: &str, text: &str) -> PathBuf {
+    let path = root.join(path);
+    std::fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
+    std::fs::write(&path, text).expect("a file");
+    path
+}
+
+#[test]
+fn a_role_that_the_doctor_forbids_is_withheld_until_the_box_is_put_right() {
+    let fleet = Fleet::up("verifier");
+    let root = fleet.path().join("halo");
+    let (firmware, python) = strix_halo(&root);
+    let (root, python) = (root.display().to_string(), python.display().to_string());
+    let fixed = ["--roles", "trainer,verifier", "--sysroot", &root, "--python", &python];
+    let _halo = join(&fleet, "halo", &fixed);
+    let ignoring = [&fixed[..], &["--ignore-doctor", "C-20,C-28"]].concat();
+    let _careless = join(&fleet, "careless", &ignoring);
+    let bare = write(fleet.path(), "bare/bin/python", "").display().to_string();
+    let torchless = ["--roles", "trainer,verifier", "--trainer-engine", "pytorch"];
+    let _bare = join(&fleet, "bare", &[&torchless[..], &["--python", &bare]].concat());
+
+    let named = |name: &'static str| move |it: &Value| it["agent"] == name;
+    let halo = await_agent(&fleet, "the agent", named("halo"));
+    assert_eq!(halo["roles"], serde_json::json!(["verifier"]), "{halo:#}");
+    let withheld = &halo["withheld"][0];
+    assert_eq!((&withheld["role"], &withheld["finding"]), (&"trainer".into(), &"C-28".into()));
+    let remedy = withheld["remedy"].as_str().unwrap_or_default();
+    assert!(remedy.contains("linux-firmware"), "{withheld:#}");
+    let table = fleet.run(&["agents", "list"]).stdout;
+    assert!(table.contains("trainer withheld"), "{table}");
+    let careless = await_agent(&fleet, "the other", named("careless"));
+    assert_eq!(careless["roles"], serde_json::json!(["trainer", "verifier"]), "{careless:#}");
+    assert!(careless["engines"].to_string().contains("trainer: pytorch-2.11.0"), "{careless:#}");
+    assert_eq!(careless["trainingBytes"], "106496000000", "{careless:#}");
+
+    let bare = await_agent(&fleet, "the one without torch", named("bare"));
+    assert_eq!(bare["withheld"][0]["finding"], "C-41", "{bare:#}");
+
+    std::fs::write(firmware, "0x00000080\n").expect("a file");
+    let well = await_agent(&fleet, "the role is taken up", |it| {
+        it["agent"] == "halo" && it["roles"] == serde_json::json!(["trainer", "verifier"])
+    });
+    assert_eq!(well["withheld"].as_array().map_or(0, Vec::len), 0, "{well:#}");
+}
+
+/// Passes the probe, and runs out of memory whatever it is to train.
+const OUT_OF_MEMORY: &str = r#"#!/bin/sh
+IFS= read -r call
+case "$call" in
+*'"probe"'*)
+    echo '{"call":1,"reply":{"torch":"2","hip":null,"transformers":"5","peft":"1","error":0.0}}' ;;
+*)
+    echo "$call" | sed 's/.*"halvings":\([0-9]*\).*/\1/' >>"$0.halvings"
+    echo '{"call":1,"error":"OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB"}' ;;
+esac
+"#;
+
+#[test]
+fn a_box_that_runs_out_of_memory_halves_its_passes_twice_and_lets_another_try() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let python = python(directory.path(), OUT_OF_MEMORY);
+    let environment = [
+        ("FLOTILLA_TRAINER_ENGINE".to_owned(), "pytorch".to_owned()),
+        ("FLOTILLA_PYTHON".to_owned(), python.display().to_string()),
+        ("FLOTILLA_PROFILE".to_owned(), "cpu".to_owned()),
+    ];
+    let fleet = Fleet::up_with("trainer,evaluator", &[], environment);
+    let files = Files::create(fleet.path());
+    let run = fleet.submit(&files.sft(5, 0));
+    let small = await_agent(&fleet, "it is too large", |it| trouble(it).contains("oom_gpu"));
+    let _larger = join(&fleet, "larger", &["--roles", "trainer"]);
+    let ended = fleet.finish(&run, LIMIT);
+    assert_eq!(trained_by(&fleet, &run), "larger");
+    let said = failures(&ended)[0]["message"].as_str().unwrap_or_default();
+    assert!(said.contains("training.micro_batch_tokens"), "{said}");
+    assert_ne!(small["state"], "QUARANTINED", "{small:#}");
+    let halvings = python.with_file_name("python.halvings");
+    let halvings = std::fs::read_to_string(halvings).expect("trainings were tried");
+    assert_eq!(halvings.lines().take(3).collect::<Vec<_>>(), ["0", "1", "2"]);
+    assert!(halvings.lines().skip(3).all(|times| times == "2"), "{halvings}");
+}
+
+#[test]
+fn a_finding_that_is_none_is_refused_by_name() {
+    let fleet = Fleet::up("verifier");
+    let nats = fleet.nats();
+    let home = fleet.path().join("x").display().to_string();
+    let fixed = ["agent", "--nats", &nats, "--roles", "verifier", "--agent-dir", &home];
+    let refused = |more: [&str; 2]| {
+        let output = e2e::flotilla(&[&fixed[..], &more].concat(), []);
+        assert_eq!(output.code, 1, "{}", output.stderr);
+        output.stderr
+    };
+    assert!(refused(["--ignore-doctor", "mes"]).contains("such as C-28"));
+    assert!(refused(["--training-gib", "0"]).contains("from 0.01 to"));
+}

@@ -1,0 +1,163 @@
+//! A fleet whose trainers are PyTorch's. Skipped unless FLOTILLA_TORCH_PYTHON names an interpreter
+//! with torch, transformers, peft and accelerate; `make test-torch` brings one.
+
+use std::{path::PathBuf, process::Command, time::Duration};
+
+use e2e::{Files, Fleet, Process, flotilla, until};
+use rustix::process::{Signal, kill_process};
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(600);
+
+const STEPS: u32 = 200;
+const SAVE_EVERY: u32 = 10;
+
+fn python() -> Option<PathBuf> {
+    let python = std::env::var_os("FLOTILLA_TORCH_PYTHON").map(PathBuf::from);
+    if python.is_none() {
+        println!("skipped: FLOTILLA_TORCH_PYTHON is not set");
+    }
+    python
+}
+
+fn environment(python: &std::path::Path) -> [(String, String); 3] {
+    [
+        ("FLOTILLA_TRAINER_ENGINE".to_owned(), "pytorch".to_owned()),
+        ("FLOTILLA_PYTHON".to_owned(), python.display().to_string()),
+        ("FLOTILLA_PROFILE".to_owned(), "cpu".to_owned()),
+    ]
+}
+
+fn trainers(fleet: &Fleet) -> Vec<Process> {
+    let is_trainer = |process: &Process| {
+        let program =
+            process.arguments.iter().any(|argument| argument.ends_with("pytorch/train.py"));
+        program && process.is_alive()
+    };
+    fleet.processes().into_iter().filter(is_trainer).collect()
+}
+
+/// Whose worker it is, by where its program lies.
+fn agent_of(worker: &Process) -> Option<String> {
+    let program =
+        worker.arguments.iter().find(|argument| argument.ends_with("pytorch/train.py"))?;
+    Some(program.split_once("/agents/")?.1.split('/').next()?.to_owned())
+}
+
+fn await_step(fleet: &Fleet, run: &str, step: u64) -> u64 {
+    until(&format!("a checkpoint at step {step}"), LIMIT, || {
+        let listed = fleet.json(&["checkpoint", "list", run]).ok()?;
+        let newest = listed.as_array()?.last()?["checkpoint"]["step"].as_u64()?;
+        assert!(newest < u64::from(STEPS), "too fast to be disturbed");
+        (newest >= step).then_some(newest)
+    })
+}
+
+/// Where trainings began, by the logs of all trainers.
+fn beginnings(fleet: &Fleet, run: &str) -> Vec<u64> {
+    let logs = ["trainer-1", "trainer-2"].map(|name| {
+        let log = fleet.path().join("agents").join(name).join("agent.log");
+        std::fs::read_to_string(log).unwrap_or_default()
+    });
+    let lines = logs.iter().flat_map(|log| log.lines());
+    let of_run = lines.filter(|line| {
+        line.contains(&format!("run={run} ")) && line.contains("training begins behind a step")
+    });
+    let mut steps: Vec<u64> =
+        of_run.filter_map(|line| line.rsplit_once("step=")?.1.trim().parse().ok()).collect();
+    steps.sort_unstable();
+    steps
+}
+
+/// Digest of the weights alone: settings name versions.
+fn weights(ended: &Value) -> Value {
+    let checkpoints = ended["checkpoints"].as_array().expect("a list");
+    checkpoints.last().expect("a last one")["checkpoint"]["tree"]["manifest"].clone()
+}
+
+#[test]
+fn trainings_killed_and_handed_over_end_the_same_and_everybody_reads_the_adapter() {
+    let Some(python) = python() else { return };
+    let fleet = Fleet::up_with("trainer=2,evaluator", &[], environment(&python));
+    let files = Files::create(fleet.path());
+    let model = files.model();
+    let spec = files.adapter_sft(&model, STEPS, SAVE_EVERY);
+
+    let undisturbed = fleet.submit(&spec);
+    let expected = fleet.finish(&undisturbed, LIMIT);
+    let listed = fleet.json(&["checkpoint", "list", &undisturbed]).expect("checkpoints");
+    let engine = listed[0]["checkpoint"]["engine"].as_str().expect("an engine").to_owned();
+    assert!(engine.starts_with("pytorch-") && engine.contains("+peft-"), "{engine}");
+    fleet.audit_clean(&undisturbed);
+
+    let run = fleet.submit(&spec);
+    let first = await_step(&fleet, &run, u64::from(SAVE_EVERY));
+    let victim = trainers(&fleet).first().and_then(Process::pid).expect("a trainer");
+    kill_process(victim, Signal::KILL).expect("our own process can be killed");
+    let second = await_step(&fleet, &run, first + 2 * u64::from(SAVE_EVERY));
+    // Whichever agent has it now is told to leave; the other goes on. Statuses may be old.
+    let busy = trainers(&fleet).first().and_then(agent_of).expect("a trainer is busy");
+    assert_eq!(fleet.run(&["agents", "drain", &busy]).code, 0);
+    let ended = fleet.finish(&run, LIMIT);
+
+    let begun = beginnings(&fleet, &run);
+    println!(
+        "trained by {engine}; began behind {begun:?}, killed behind {first}, drained behind {second}"
+    );
+    assert_eq!((begun.len(), begun[0]), (3, 0), "{begun:?}");
+    assert!(
+        begun[1] >= first && begun[2] >= second,
+        "{begun:?} {first} {second}\n{}",
+        fleet.logs()
+    );
+    assert_eq!(weights(&ended), weights(&expected));
+    assert_eq!(ended["failures"].as_array().map(Vec::len), Some(1), "the kill, and not the drain");
+    fleet.audit_clean(&run);
+    assert!(trainers(&fleet).is_empty());
+
+    let out = fleet.path().join("exported");
+    let exported = fleet.run(&["checkpoint", "export", &run, "--out", &out.display().to_string()]);
+    assert_eq!(exported.code, 0, "{}", exported.stderr);
+    let load = "import sys, peft, transformers\n\
+                base = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])\n\
+                print(type(peft.PeftModel.from_pretrained(base, sys.argv[2])).__name__)";
+    let loaded = Command::new(&python)
+        .args(["-c", load])
+        .args([&model, &out])
+        .env("HF_HUB_OFFLINE", "1")
+        .output()
+        .expect("python starts");
+    let said = String::from_utf8_lossy(&loaded.stdout);
+    assert_eq!(said.trim(), "PeftModelForCausalLM", "{}", String::from_utf8_lossy(&loaded.stderr));
+    let text = files.path("heldout.txt");
+    let (model, out, text) =
+        (model.display().to_string(), out.display().to_string(), text.display().to_string());
+    let arguments = ["eval", "local", "--model", &model, "--text", &text, "--n-ctx", "64"];
+    let tuned = flotilla(&[&arguments[..], &["--adapter", &out, "--json"]].concat(), []);
+    assert_eq!(tuned.code, 0, "{}", tuned.stderr);
+    let figure: Value = serde_json::from_str(&tuned.stdout).expect("JSON");
+    assert!(figure["perplexity"].as_f64().is_some_and(f64::is_finite), "{figure}");
+}
+
+#[test]
+fn an_agent_that_cannot_train_with_pytorch_says_so_at_its_start() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let fleet = Fleet::up("verifier");
+    let nats = fleet.nats();
+    let agent = |more: &[&str]| {
+        let home = directory.path().display().to_string();
+        let fixed = ["agent", "--nats", &nats, "--roles", "trainer", "--name", "extra"];
+        let arguments = [&fixed[..], &["--agent-dir", &home], more].concat();
+        flotilla(&arguments, [])
+    };
+    let absent = agent(&["--trainer-engine", "pytorch", "--python", "/nonexistent/python"]);
+    assert_eq!(absent.code, 1, "{}", absent.stderr);
+    assert!(absent.stderr.contains("there is no such file"), "{}", absent.stderr);
+    let bare = directory.path().join("venv/bin");
+    std::fs::create_dir_all(&bare).expect("a directory");
+    std::fs::write(bare.join("python"), "").expect("a file");
+    let python = bare.join("python").display().to_string();
+    let bare = agent(&["--trainer-engine", "pytorch", "--python", &python]);
+    assert_eq!(bare.code, 1, "{}", bare.stderr);
+    assert!(bare.stderr.contains("there is no torch beside"), "{}", bare.stderr);
+}
