@@ -3,7 +3,7 @@
 CARGO ?= cargo
 NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
 
-.PHONY: demo build test lint tools bench sim fuzz chaos
+.PHONY: demo build test test-torch lint tools bench sim fuzz chaos
 
 demo: tools
 	$(CARGO) build --release
@@ -12,22 +12,40 @@ demo: tools
 build:
 	$(CARGO) build --release
 
-# Everything CI runs.
+# Everything CI runs. The tests of processes need the program, built with the tests' own features,
+# lest every dependency be compiled twice.
 test: tools lint
-	$(CARGO) build -p flotilla
+	$(CARGO) build --workspace --bins --tests
 ifdef NEXTEST
 	$(CARGO) nextest run --workspace
 else
 	$(CARGO) test --workspace --lib --bins --tests
 endif
 
+# The tests of the PyTorch trainer, which `make test` skips. They run on the CPU, in an environment
+# made in .tools unless FLOTILLA_TORCH_PYTHON names an interpreter that has what is needed.
+TORCH_PYTHON := $(or $(FLOTILLA_TORCH_PYTHON),$(CURDIR)/.tools/torch/bin/python)
+
+test-torch: tools
+	@FLOTILLA_TORCH_PYTHON=$(FLOTILLA_TORCH_PYTHON) deploy/fetch-torch.sh
+	cd agents/trainer/python && $(TORCH_PYTHON) -W ignore -m unittest discover -s tests -t .
+	$(CARGO) build --workspace --bins --tests
+ifdef NEXTEST
+	FLOTILLA_TORCH_PYTHON=$(TORCH_PYTHON) $(CARGO) nextest run --workspace --no-tests fail \
+		-E 'binary(pytorch) + binary(torch) + test(plain_hugging_face)'
+else
+	FLOTILLA_TORCH_PYTHON=$(TORCH_PYTHON) $(CARGO) test --workspace --test pytorch --test torch -- \
+		--test-threads 1
+endif
+
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
-# A current nats-server, in .tools unless there is one.
+# A current nats-server and a llama.cpp, in .tools unless there are some.
 tools:
 	@deploy/fetch-nats-server.sh
+	@deploy/fetch-llama-cpp.sh || echo "make: no llama.cpp: tests that need it will be skipped" >&2
 
 # A world in trouble, told step by step: make sim SEED=7. Without a seed: ten thousand.
 sim:
