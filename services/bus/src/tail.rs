@@ -18,8 +18,10 @@ use crate::{
 /// Messages a pull asks for: few round trips, and little is sent twice after a break.
 const BATCH: usize = 256;
 const EXPIRES: Duration = Duration::from_secs(30);
-/// The server forgets our consumer when we have been silent for so long.
-const FORGET_AFTER: Duration = Duration::from_secs(120);
+/// The server forgets our consumer when we have been silent for so long; we then begin another
+/// where we were. Short, for a server has room for some thousand consumers, and a script that asks
+/// ten times a second leaves one each time.
+const FORGET_AFTER: Duration = Duration::from_secs(15);
 /// A cluster without leader recovers sooner; a longer outage is worth an error.
 const OUTAGE_LIMIT: Duration = Duration::from_secs(30);
 

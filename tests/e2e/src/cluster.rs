@@ -61,7 +61,9 @@ impl Cluster {
             let role = name.split('-').next().expect("an agent is named after its role");
             let home = at.join("agents").join(name).display().to_string();
             let arguments = ["agent", "--nats", &urls, "--roles", role, "--name", name];
-            let arguments = [&arguments[..], &["--agent-dir", &home]].concat();
+            // Slow ones: a run is to be met at work, however fast the machine.
+            let slow = ["--slots", "1", "--threads", "1"];
+            let arguments = [&arguments[..], &["--agent-dir", &home], &slow].concat();
             Member::start(name, &[], &arguments, [], &logs)
         }));
         let mut cluster = Self { client, members, nodes, directory };
