@@ -6,6 +6,7 @@ mod classify;
 pub mod doctor;
 pub mod estimate;
 pub mod files;
+pub mod floor;
 pub mod hang;
 mod kernel_log;
 mod profile;

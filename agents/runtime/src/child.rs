@@ -47,6 +47,8 @@ const INHERITED: [&str; 13] = [
 /// How to start a child.
 #[derive(Debug, Clone)]
 pub struct Command {
+    /// Tells its children from others.
+    pub name: String,
     pub program: PathBuf,
     pub arguments: Vec<OsString>,
     pub environment: BTreeMap<String, String>,
@@ -100,7 +102,7 @@ impl Command {
         let pipes = process.stdin.take().zip(process.stdout.take()).zip(process.stderr.take());
         let ((stdin, stdout), stderr) = pipes.expect("all three were asked for");
         let group = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        let member = group.map(|group| self.herd.join(group));
+        let member = group.map(|group| self.herd.join(group, &self.name));
         let tail = Arc::new(Mutex::new(String::new()));
         tokio::spawn(keep_log(stderr, tokio::fs::File::from_std(log), tail.clone()));
         Ok((Child { process, group, member, tail }, stdin, stdout))

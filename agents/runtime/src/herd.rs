@@ -13,7 +13,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 /// Those that live. Cheap to clone; a clone is the same herd.
 #[derive(Debug, Clone, Default)]
 pub struct Herd {
-    groups: Arc<Mutex<BTreeMap<u64, Pid>>>,
+    /// With the names their commands have.
+    groups: Arc<Mutex<BTreeMap<u64, (Pid, String)>>>,
     next: Arc<AtomicU64>,
 }
 
@@ -25,10 +26,10 @@ pub(crate) struct Member {
 }
 
 impl Herd {
-    pub(crate) fn join(&self, group: Pid) -> Member {
+    pub(crate) fn join(&self, group: Pid, name: &str) -> Member {
         let key = self.next.fetch_add(1, Ordering::Relaxed);
         if let Ok(mut groups) = self.groups.lock() {
-            groups.insert(key, group);
+            groups.insert(key, (group, name.to_owned()));
         }
         Member { herd: self.clone(), key }
     }
@@ -38,21 +39,26 @@ impl Herd {
     }
 
     pub(crate) fn pause(&self) {
-        self.signal(Signal::STOP);
+        self.signal(Signal::STOP, |_| true);
     }
 
     pub(crate) fn resume(&self) {
-        self.signal(Signal::CONT);
+        self.signal(Signal::CONT, |_| true);
     }
 
     pub(crate) fn kill(&self) {
-        self.signal(Signal::KILL);
+        self.signal(Signal::KILL, |_| true);
+    }
+
+    /// Ends those of one name.
+    pub(crate) fn kill_named(&self, name: &str) {
+        self.signal(Signal::KILL, |other| other == name);
     }
 
     /// Under the lock: a group that leaves does so before its number can be another's.
-    fn signal(&self, signal: Signal) {
+    fn signal(&self, signal: Signal, whom: impl Fn(&str) -> bool) {
         let Ok(groups) = self.groups.lock() else { return };
-        for group in groups.values() {
+        for (group, _) in groups.values().filter(|(_, name)| whom(name)) {
             // It may be gone already.
             let _ = kill_process_group(*group, signal);
         }

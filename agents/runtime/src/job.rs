@@ -7,7 +7,7 @@ use conduct::Fault;
 use futures::StreamExt;
 use hardware::{Evidence, Known, Retry};
 use store::{Cache, CacheError, CachedTree, GetError, PutError, Store};
-use wire::{Body, Fact, Place, Record, RunId, Subject, v1};
+use wire::{Body, Fact, Place, Record, RunId, Subject, WorkKind, v1};
 
 use crate::{
     WorkerError,
@@ -43,6 +43,7 @@ pub struct Job {
     /// The agent's own directory.
     pub directory: PathBuf,
     pub progress: Progress,
+    pub(crate) kind: WorkKind,
     pub(crate) watch: Watch,
     pub(crate) share: Share,
 }
@@ -257,6 +258,12 @@ impl Job {
     pub async fn is_written(&self, place: Place) -> Result<bool, JobError> {
         let subject = Subject::new(&self.run, place).to_string();
         Ok(self.bus.get(&subject).await.map_err(JobError::away)?.is_some())
+    }
+
+    /// What failed because its worker was ended for the box's sake, named so.
+    #[must_use]
+    pub fn blame(&self, error: JobError) -> JobError {
+        self.watch.blame(self.kind, error)
     }
 
     /// What its box took for it so far; `None` where nobody measures.

@@ -43,7 +43,8 @@ impl Launch {
         Patience::new(first.min(limit), floor.min(limit))
     }
 
-    /// The command for a worker; `name` tells its log from those of others.
+    /// The command for a worker; `name` tells it and its log from others. What a role starts to do
+    /// its work is called as the work is.
     pub fn worker(
         &self,
         kind: &str,
@@ -71,6 +72,7 @@ impl Launch {
         let mut variables = self.profile.variables();
         variables.extend(environment);
         Command {
+            name: name.to_owned(),
             program: self.wrapper.as_deref().unwrap_or(program).to_owned(),
             arguments: wrapped.into_iter().chain(arguments).collect(),
             environment: variables,

@@ -16,13 +16,14 @@ use conduct::Fault;
 use hardware::{
     citizen::{Citizen, Foreign, Look, Wishes},
     files::Live,
+    floor::Floor,
     hang::Hang,
     storm::{Act, Cause, Level, OnStorm, Pace, Reaction, Thresholds, Training, Weather},
     telemetry::Telemetry,
 };
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
-use wire::v1;
+use wire::{WorkKind, v1};
 
 use crate::{
     Herd, JobError,
@@ -59,6 +60,8 @@ pub struct Options {
     pub thresholds: Thresholds,
     /// No pause of the workers is longer.
     pub pause_max: Duration,
+    /// Bytes of memory that a training must leave where the GPU has none of its own.
+    pub keep_free: u64,
     /// All children of the agent.
     pub herd: Herd,
     /// Where the numbers are served, if they are.
@@ -77,10 +80,19 @@ struct State {
     open: watch::Sender<bool>,
     energy: Account,
     spans: Spans,
-    /// When the workers were last ended, and why.
-    ended: Mutex<Option<(Instant, String)>>,
+    ended: Mutex<Option<Ended>>,
     /// A job begins.
     begins: Notify,
+}
+
+/// That workers were ended for the box's sake, the last time.
+#[derive(Debug, Clone)]
+struct Ended {
+    at: Instant,
+    /// Whose; all without.
+    kind: Option<WorkKind>,
+    fault: Fault,
+    why: String,
 }
 
 impl Watch {
@@ -118,16 +130,26 @@ impl Watch {
     }
 
     /// What failed because the workers were ended for the box's sake is not the job's fault.
-    pub(crate) fn blame(&self, error: JobError) -> JobError {
+    pub(crate) fn blame(&self, kind: WorkKind, error: JobError) -> JobError {
         let ended = self.state.ended.lock().ok().and_then(|ended| ended.clone());
-        match (error, ended) {
+        let applies = |ended: &Ended| {
+            ended.at.elapsed() < BLAME && ended.kind.is_none_or(|ended| ended == kind)
+        };
+        match (error, ended.filter(applies)) {
             // However its end was read.
-            (JobError::Failed { fault, log_tail, .. }, Some((at, message)))
-                if fault != Fault::Content && at.elapsed() < BLAME =>
+            (JobError::Failed { fault, log_tail, .. }, Some(Ended { fault: known, why, .. }))
+                if fault != Fault::Content =>
             {
-                JobError::Failed { fault: Fault::Box, message, log_tail }
+                JobError::Failed { fault: known, message: why, log_tail }
             }
             (error, _) => error,
+        }
+    }
+
+    /// Before workers are ended, so that none fails unexplained.
+    fn ends(&self, kind: Option<WorkKind>, fault: Fault, why: String) {
+        if let Ok(mut ended) = self.state.ended.lock() {
+            *ended = Some(Ended { at: Instant::now(), kind, fault, why });
         }
     }
 }
@@ -140,7 +162,8 @@ pub(crate) async fn run(
     aside: bool,
     stop: CancellationToken,
 ) {
-    let Options { root, every, wishes, on_storm, thresholds, pause_max, herd, metrics } = options;
+    let Options { root, every, wishes, on_storm, thresholds, pause_max, keep_free, herd, metrics } =
+        options;
     let serving = async {
         match metrics {
             Some(endpoint) => metrics::serve(endpoint, presence.clone()).await,
@@ -158,6 +181,7 @@ pub(crate) async fn run(
         citizen: Citizen::new(wishes),
         pace: None,
         hang: Hang::default(),
+        floor: Floor::new(keep_free),
         cause: None,
         storms: 0,
         reacted: "",
@@ -183,6 +207,7 @@ struct Guard {
     /// Of our own training, by the job's name.
     pace: Option<(String, Pace)>,
     hang: Hang,
+    floor: Floor,
     /// Of what is not calm.
     cause: Option<Cause>,
     storms: u64,
@@ -230,6 +255,9 @@ impl Guard {
         let training = self.training(now.at_ms, jobs);
         let hang = self.hang.hear(now, training);
         self.trouble("training", hang);
+        if let Some(available) = self.floor.hear(now, training) {
+            self.make_room(available);
+        }
         let evaluates = |cause| matches!(cause, Some(Cause::EvaluationInTraining { .. }));
         let last = self.cause.take();
         let is_quiet = now.tlb_per_s.is_some_and(|rate| rate < self.quiet_per_s);
@@ -317,14 +345,23 @@ impl Guard {
             }
             Some(Act::Kill) => {
                 tracing::warn!("the workers are ended for a storm");
-                let message = format!("ended for a storm of TLB shootdowns: {cause}");
-                if let Ok(mut ended) = self.watch.state.ended.lock() {
-                    *ended = Some((Instant::now(), message));
-                }
+                let why = format!("ended for a storm of TLB shootdowns: {cause}");
+                self.watch.ends(None, Fault::Box, why);
                 self.herd.kill();
             }
             None => {}
         }
+    }
+
+    /// Ends the training, which may be tried with smaller passes, here or elsewhere.
+    fn make_room(&self, available: u64) {
+        let why = format!(
+            "ended before the box froze: {:.1} GiB of memory were left (--keep-free)",
+            gib(available)
+        );
+        tracing::warn!(why, "the training is ended");
+        self.watch.ends(Some(WorkKind::Train), Fault::TooLarge, why);
+        self.herd.kill_named(WorkKind::Train.as_str());
     }
 
     /// Why nothing new is taken; empty when it is.
@@ -358,6 +395,11 @@ fn minute_of_day() -> u16 {
     let time = jiff::Zoned::now().time();
     let minute = i16::from(time.hour()) * 60 + i16::from(time.minute());
     u16::try_from(minute).unwrap_or(0)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "told to a tenth")]
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -207,7 +207,7 @@ impl Post {
                 tracing::info!(subject = %record.fact.subject, %error, "no room here");
                 delivery.nak(Duration::ZERO).await.map(|()| PASS_ON_REST)
             }
-            Err(error) => self.fail(&job, delivery, &self.shared.watch.blame(error)).await,
+            Err(error) => self.fail(&job, delivery, &job.blame(error)).await,
         }
     }
 
@@ -391,6 +391,7 @@ impl Post {
         Job {
             run: record.fact.subject.run.clone(),
             record: record.clone(),
+            kind: self.role.kind(),
             agent: shared.config.id.to_string(),
             bus: shared.bus.clone(),
             store: shared.store.clone(),

@@ -55,7 +55,8 @@ impl TrainerRole {
         let name = format!("{} c{}", job.run, order.cycle);
         loop {
             let halvings = self.halvings(&name);
-            let failed = match self.attempt(job, order, halvings).await {
+            let outcome = self.attempt(job, order, halvings).await;
+            let failed = match outcome.map_err(|error| job.blame(error)) {
                 Err(failed @ JobError::Failed { .. }) => failed,
                 other => return other,
             };

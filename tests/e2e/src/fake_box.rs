@@ -61,6 +61,18 @@ impl FakeBox {
         fake
     }
 
+    /// One GPU, in the processor and its memory.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn become_strix_halo(&self) {
+        let nodes = "/sys/class/kfd/kfd/topology/nodes";
+        self.remove(&format!("{nodes}/2"));
+        let properties = "simd_count 80\ngfx_target_version 110501\nvendor_id 4098\n";
+        let minor = "drm_render_minor 128\n";
+        self.write(&format!("{nodes}/1/properties"), &format!("{properties}{minor}"));
+    }
+
     pub fn root(&self) -> &Path {
         &self.root
     }

@@ -199,6 +199,30 @@ fn a_storm_ends_the_workers_and_their_job_is_done_later() {
 }
 
 #[test]
+fn a_training_is_ended_before_unified_memory_runs_out_and_goes_on_when_there_is_some() {
+    let fleet = Fleet::up("evaluator");
+    let there = FakeBox::create(fleet.path().join("root"));
+    there.become_strix_halo();
+    let _agent = agent(&fleet, &there, &["--roles", "trainer"]);
+    let files = Files::create(fleet.path());
+    let run = fleet.submit(&files.sft(15_000, 1000));
+    trains(&fleet, &run);
+    let available = |kib: u64| {
+        let text = format!("MemTotal: 131072000 kB\nMemAvailable: {kib} kB\n");
+        there.write("/proc/meminfo", &text);
+    };
+    available(2 << 20);
+    let failure = until("the failure is written", LIMIT, || {
+        fleet.json(&["run", "show", &run]).ok()?["failures"].as_array()?.first().cloned()
+    });
+    let message = failure["message"].as_str().unwrap();
+    assert!(message.contains("2.0 GiB of memory were left (--keep-free)"), "{failure}");
+    assert_eq!(failure["final"], Value::Null, "{failure}");
+    available(64 << 20);
+    fleet.finish(&run, LIMIT);
+}
+
+#[test]
 fn a_kept_sample_s_energy_is_known_where_the_box_tells_its_power() {
     let fleet = Fleet::up("trainer,verifier,evaluator");
     let there = FakeBox::create(fleet.path().join("root"));

@@ -1,7 +1,10 @@
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+
 use hardware::{
     citizen::QuietHours,
-    telemetry::{CpuNow, Telemetry},
+    telemetry::{CpuNow, GpuNow, Telemetry},
 };
+use rustix::process::Pid;
 
 use super::*;
 
@@ -20,6 +23,7 @@ fn guard(wishes: Wishes, aside: bool) -> Guard {
         citizen: Citizen::new(wishes),
         pace: None,
         hang: Hang::default(),
+        floor: Floor::new(3 << 30),
         cause: None,
         storms: 0,
         reacted: "",
@@ -106,16 +110,52 @@ async fn nothing_is_taken_before_the_first_look_nor_while_the_box_rests() {
 #[test]
 fn what_fails_when_the_workers_are_ended_is_the_box_s_fault_and_the_content_s_stays() {
     let watch = Watch::new(None);
-    let fault = |error: JobError| match watch.blame(error) {
+    let fault = |error: JobError| match watch.blame(WorkKind::Generate, error) {
         JobError::Failed { fault, .. } => Some(fault),
         JobError::Stopped | JobError::PassedOn(_) => None,
     };
     let work = || JobError::retry(anyhow::anyhow!("the worker died"));
     assert_eq!(fault(work()), Some(Fault::Work));
-    *watch.state.ended.lock().unwrap() = Some((Instant::now(), "a storm".into()));
+    watch.ends(Some(WorkKind::Train), Fault::TooLarge, "no memory".into());
+    assert_eq!(fault(work()), Some(Fault::Work), "it was not its worker");
+    watch.ends(None, Fault::Box, "a storm".into());
     assert_eq!(fault(work()), Some(Fault::Box));
     assert_eq!(fault(JobError::fatal(anyhow::anyhow!("no"))), Some(Fault::Content));
     assert_eq!(fault(JobError::Stopped), None);
+}
+
+#[test]
+fn a_training_is_ended_before_unified_memory_runs_out_and_may_have_been_too_large() {
+    let mut guard = guard(Wishes::default(), false);
+    let mut worker =
+        std::process::Command::new("sleep").arg("60").process_group(0).spawn().unwrap();
+    let group = Pid::from_raw(i32::try_from(worker.id()).unwrap()).unwrap();
+    let _of_another_role = guard.herd.join(group, "generate");
+    let low = |second: u64| {
+        let mut looked = look(second, 110.0);
+        looked.telemetry.gpus = vec![GpuNow { integrated: true, ..GpuNow::default() }];
+        looked.telemetry.memory.available = Some(2 << 30);
+        looked
+    };
+    let failed = |guard: &Guard| match guard
+        .watch
+        .blame(WorkKind::Train, JobError::retry(anyhow::anyhow!("signal 9")))
+    {
+        JobError::Failed { fault, message, .. } => (fault, message),
+        JobError::Stopped | JobError::PassedOn(_) => panic!("it failed"),
+    };
+    (0..3).for_each(|second| guard.take(&low(second), &[job("generator", 0)]));
+    assert_eq!(failed(&guard).0, Fault::Work);
+    guard.take(&low(3), &[job("trainer", 0)]);
+    guard.take(&low(4), &[job("trainer", 0)]);
+    let (fault, message) = failed(&guard);
+    assert_eq!(fault, Fault::TooLarge);
+    assert!(message.contains("2.0 GiB of memory were left"), "{message}");
+    assert!(worker.try_wait().unwrap().is_none(), "the generator's goes on");
+    let _training = guard.herd.join(group, "train");
+    guard.take(&low(5), &[job("trainer", 0)]);
+    guard.take(&low(6), &[job("trainer", 0)]);
+    assert_eq!(worker.wait().unwrap().signal(), Some(9));
 }
 
 #[test]

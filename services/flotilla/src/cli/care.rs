@@ -30,6 +30,11 @@ pub(crate) struct CareArgs {
     #[arg(long, value_name = "RATE:SECONDS", default_value = "10000:30", env = "FLOTILLA_CALM_AT",
           value_parser = rate)]
     pub calm_at: (f64, u64),
+    /// GiB of memory that a training must leave on a box whose GPU has none of its own; it is ended
+    /// when less is available. 0: never.
+    #[arg(long, value_name = "GIB", default_value_t = 3, env = "FLOTILLA_KEEP_FREE",
+          value_parser = clap::value_parser!(u64).range(0..=1024))]
+    pub keep_free: u64,
     /// Take nothing new between these times of the box's day, such as 22:00-07:00.
     #[arg(long, value_delimiter = ',', value_name = "HOURS", env = "FLOTILLA_QUIET_HOURS")]
     pub quiet_hours: Vec<QuietHours>,

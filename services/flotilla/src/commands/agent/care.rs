@@ -45,6 +45,7 @@ pub(super) async fn options(args: &AgentArgs, herd: Herd) -> anyhow::Result<Opti
         on_storm: care.on_storm,
         thresholds,
         pause_max: silence.unwrap_or(PAUSE_MAX).min(PAUSE_MAX),
+        keep_free: care.keep_free << 30,
         herd,
         metrics,
     })
