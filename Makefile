@@ -6,8 +6,7 @@ NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
 .PHONY: demo build test test-torch lint tools bench sim fuzz chaos
 
 demo: tools
-	$(CARGO) build --release
-	./target/release/flotilla demo $(ARGS)
+	$(CARGO) run --release --bin flotilla -- demo $(ARGS)
 
 build:
 	$(CARGO) build --release
@@ -49,8 +48,7 @@ tools:
 
 # A world in trouble, told step by step: make sim SEED=7. Without a seed: ten thousand.
 sim:
-	$(CARGO) build --release -p sim
-	./target/release/sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),10000))
+	$(CARGO) run --release -p sim -- $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),10000))
 
 # A long campaign of kills; CI runs a short one. CHAOS_SEED=n brings one back.
 chaos: tools
@@ -58,8 +56,7 @@ chaos: tools
 	CHAOS_KILLS=$${CHAOS_KILLS:-200} $(CARGO) test -p e2e --test chaos -- --nocapture
 
 bench: tools
-	$(CARGO) build --release
-	./target/release/flotilla bench $(ARGS)
+	$(CARGO) run --release --bin flotilla -- bench $(ARGS)
 
 # Coverage-guided fuzzing of one target: make fuzz TARGET=facts SECONDS=60. See docs/FUZZING.md.
 TARGET ?= facts
