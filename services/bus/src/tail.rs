@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::FutureExt;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -19,8 +20,7 @@ use crate::{
 const BATCH: usize = 256;
 const EXPIRES: Duration = Duration::from_secs(30);
 /// The server forgets our consumer when we have been silent for so long; we then begin another
-/// where we were. Short, for a server has room for some thousand consumers, and a script that asks
-/// ten times a second leaves one each time.
+/// where we were. Short, for it has room for some thousand consumers.
 const FORGET_AFTER: Duration = Duration::from_secs(15);
 /// A cluster without leader recovers sooner; a longer outage is worth an error.
 const OUTAGE_LIMIT: Duration = Duration::from_secs(30);
@@ -245,5 +245,16 @@ impl Tail {
     fn healthy(&mut self) {
         self.backoff.reset();
         self.healthy_at = Instant::now();
+    }
+}
+
+impl Drop for Tail {
+    /// Gives the consumer back: a script that asks many times a second would use up the server's
+    /// room for them.
+    fn drop(&mut self) {
+        let Some(session) = &self.session else { return };
+        let subject = format!("$JS.API.CONSUMER.DELETE.{}.{}", self.stream, session.consumer);
+        // Without room in the channel or a server, its silence says it.
+        let _ = self.bus.shared.client.publish(subject, Bytes::new()).now_or_never();
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bus::{Bus, Durability, Followed, PublishError, Published, ReadError};
 use futures::{StreamExt, future::join_all, stream::BoxStream};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use wire::{Body, v1};
 
 use crate::rig::{PATIENCE, Rig, control};
@@ -32,6 +32,31 @@ async fn all(bus: &Bus) -> Vec<wire::Record> {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// Before the server would forget it by itself.
+const GIVEN_BACK: Duration = Duration::from_secs(10);
+
+#[tokio::test]
+async fn who_stops_reading_leaves_nothing_at_the_server() {
+    let (rig, bus) = Rig::start().await;
+    bus.publish(&control(1, "one")).await.unwrap();
+    for _ in 0..20 {
+        assert_eq!(all(&bus).await.len(), 1);
+    }
+    let still_reading = {
+        let mut follower = bus.follow(vec![], 0);
+        next(&mut follower).await;
+        follower
+    };
+    let mut stream = rig.raw().await.get_stream(bus::STREAM).await.unwrap();
+    let only_one = async {
+        while stream.info().await.unwrap().state.consumer_count != 1 {
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(GIVEN_BACK, only_one).await.expect("readers that are gone have consumers");
+    drop(still_reading);
 }
 
 #[tokio::test]
