@@ -1,13 +1,10 @@
-//! Whether a spec's numbers make sense, before anything is stored or started.
+//! Whether a spec makes sense, before anything is stored or started. What each section's fields
+//! may be stands beside them.
 
-use regex::RegexBuilder;
 use wire::SuiteName;
 
 use crate::{
-    spec::{
-        BaseSpec, LoraSpec, RaftSpec, RunSpec, SamplingSpec, SuiteSpec, TrainingSpec, VerifierSpec,
-        WatchSpec,
-    },
+    spec::{BaseSpec, RunSpec, SuiteSpec, WatchSpec},
     submit::SubmitError,
 };
 
@@ -19,13 +16,13 @@ pub struct FieldError {
     pub remedy: String,
 }
 
-type Checked = Result<(), FieldError>;
+pub(crate) type Checked = Result<(), FieldError>;
 
-fn ensure(holds: bool, field: &str, remedy: impl Into<String>) -> Checked {
+pub(crate) fn ensure(holds: bool, field: &str, remedy: impl Into<String>) -> Checked {
     if holds { Ok(()) } else { Err(FieldError { field: field.into(), remedy: remedy.into() }) }
 }
 
-fn within(field: &str, value: f64, low: f64, high: f64) -> Checked {
+pub(crate) fn within(field: &str, value: f64, low: f64, high: f64) -> Checked {
     ensure(
         value.is_finite() && (low..=high).contains(&value),
         field,
@@ -33,7 +30,7 @@ fn within(field: &str, value: f64, low: f64, high: f64) -> Checked {
     )
 }
 
-fn count(field: &str, value: u32, low: u32, high: u32) -> Checked {
+pub(crate) fn count(field: &str, value: u32, low: u32, high: u32) -> Checked {
     within(field, f64::from(value), f64::from(low), f64::from(high))
 }
 
@@ -42,9 +39,6 @@ const SPEC_BYTES_MAX: usize = 1 << 20;
 
 /// Each is measured for every checkpoint.
 const SUITES_MAX: usize = 64;
-
-/// Longest regular expression as written; a longer one takes memory out of proportion.
-const PATTERN_BYTES_MAX: usize = 4096;
 
 impl RunSpec {
     /// Reads a run spec and checks that it makes sense, as far as that shows without its files.
@@ -114,94 +108,6 @@ impl BaseSpec {
             "base.upload",
             "is about a model that is not in the store yet; leave it away",
         )
-    }
-}
-
-impl RaftSpec {
-    fn check(&self) -> Checked {
-        count("raft.cycles", self.cycles, 1, 10_000)?;
-        count("raft.samples_per_prompt", self.samples_per_prompt, 1, 4096)?;
-        count("raft.heldout_samples_per_prompt", self.heldout_samples_per_prompt, 1, 4096)?;
-        count("raft.selection.keep_per_prompt", self.selection.keep_per_prompt, 1, 4096)?;
-        let min_reward = self.selection.min_reward;
-        ensure(min_reward.is_finite(), "raft.selection.min_reward", "must be a number")?;
-        self.sampling.check()?;
-        self.verifier.check()?;
-        self.training.check("raft.training")?;
-        let (max_tokens, made) = (self.training.max_tokens, self.sampling.max_new_tokens);
-        ensure(
-            max_tokens > made,
-            "raft.training.max_tokens",
-            format!("must be above sampling.max_new_tokens ({made}), with room for the prompt"),
-        )?;
-        self.lora.check("raft.lora")
-    }
-}
-
-impl SamplingSpec {
-    fn check(&self) -> Checked {
-        within("raft.sampling.temperature", self.temperature, 0.0, 10.0)?;
-        within("raft.sampling.top_p", self.top_p, 1e-6, 1.0)?;
-        count("raft.sampling.max_new_tokens", self.max_new_tokens, 1, 32_768)
-    }
-}
-
-impl VerifierSpec {
-    fn check(&self) -> Checked {
-        let field = "raft.verifier";
-        let one = self.resolve().is_some();
-        ensure(one, field, "write exactly one of exact, numeric, regex and command")?;
-        let extract = self.exact.as_ref().map(|spec| &spec.extract);
-        let extract = extract.or(self.numeric.as_ref().map(|spec| &spec.extract));
-        let pattern = extract.or(self.regex.as_ref().map(|spec| &spec.pattern));
-        let bytes = pattern.map_or(0, String::len);
-        let remedy = format!("the pattern has {bytes} bytes, the limit is {PATTERN_BYTES_MAX}");
-        ensure(bytes <= PATTERN_BYTES_MAX, field, remedy)?;
-        // What the verifier accepts once the answer is in it.
-        let compiled_max = if self.regex.is_some() { 1 << 20 } else { 10 << 20 };
-        let build = |pattern: &String| RegexBuilder::new(pattern).size_limit(compiled_max).build();
-        if let Some(Err(error)) = pattern.map(build) {
-            return ensure(false, field, format!("not a regular expression: {error}"));
-        }
-        if let Some(numeric) = &self.numeric {
-            within("raft.verifier.numeric.tolerance", numeric.tolerance, 0.0, f64::MAX)?;
-        }
-        if let Some(command) = &self.command {
-            ensure(!command.argv.is_empty(), "raft.verifier.command.argv", "name an executable")?;
-            within("raft.verifier.command.timeout_s", command.timeout_s, 0.01, 3600.0)?;
-        }
-        Ok(())
-    }
-}
-
-impl TrainingSpec {
-    fn check(&self, section: &str) -> Checked {
-        let field = |name: &str| format!("{section}.{name}");
-        count(&field("epochs"), self.epochs, u32::from(self.max_steps == 0), 10_000)?;
-        count(&field("max_steps"), self.max_steps, 0, 100_000_000)?;
-        count(&field("batch_size"), self.batch_size, 1, 65_536)?;
-        count(&field("micro_batch_tokens"), self.micro_batch_tokens, 0, 1 << 24)?;
-        within(&field("learning_rate"), self.learning_rate, 1e-12, 10.0)?;
-        within(&field("warmup_ratio"), self.warmup_ratio, 0.0, 1.0)?;
-        within(&field("final_ratio"), self.final_ratio, 0.0, 1.0)?;
-        within(&field("weight_decay"), self.weight_decay, 0.0, 10.0)?;
-        within(&field("beta1"), self.beta1, 0.0, 0.999_999)?;
-        within(&field("beta2"), self.beta2, 0.0, 0.999_999_9)?;
-        within(&field("max_grad_norm"), self.max_grad_norm, 1e-9, 1e9)?;
-        count(&field("max_tokens"), self.max_tokens, 2, 1_048_576)
-    }
-}
-
-impl LoraSpec {
-    fn check(&self, section: &str) -> Checked {
-        count(&format!("{section}.r"), self.r, 1, 4096)?;
-        within(&format!("{section}.alpha"), self.alpha, 1e-6, 1e6)?;
-        let field = format!("{section}.target_modules");
-        ensure(!self.target_modules.is_empty(), &field, "name at least one module")?;
-        let known = Self::default().target_modules;
-        let stranger = self.target_modules.iter().find(|module| !known.contains(module));
-        let remedy = stranger.map(|module| format!("{module:?} is none of {}", known.join(", ")));
-        ensure(stranger.is_none(), &field, remedy.unwrap_or_default())
     }
 }
 
