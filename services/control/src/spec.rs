@@ -6,7 +6,7 @@ mod verifier;
 
 use serde::Deserialize;
 
-pub use self::{
+pub(crate) use self::{
     raft::RaftSpec,
     training::{LoraSpec, TrainingSpec},
     verifier::VerifierSpec,
