@@ -64,7 +64,10 @@ impl RunSpec {
         check_suites(&self.evals)?;
         match (&self.sft, &self.raft) {
             (Some(sft), None) => {
-                sft.training.check("sft.training")?;
+                sft.training.check("sft.training", 1)?;
+                let constant = sft.training.learning_rate.values(1).is_empty();
+                let remedy = "is one number: supervised training has one cycle";
+                ensure(constant, "sft.training.learning_rate", remedy)?;
                 sft.lora.as_ref().map_or(Ok(()), |lora| lora.check("sft.lora"))
             }
             (None, Some(raft)) => {
@@ -74,7 +77,8 @@ impl RunSpec {
                     "a raft run needs a model that can already do some of its prompts; \
                      use base.checkpoint or base.model",
                 )?;
-                raft.check()
+                let suites: Vec<&str> = self.evals.iter().map(|eval| eval.name.as_str()).collect();
+                raft.check(&suites)
             }
             _ => ensure(false, "sft, raft", "write exactly one of the two sections"),
         }

@@ -1,11 +1,16 @@
 //! The run spec as a user writes it: YAML, every key known, every default stated here.
 
+mod curriculum;
+mod curve;
+mod gates;
 mod raft;
+mod selection;
 mod training;
 mod verifier;
 
 use serde::Deserialize;
 
+pub use self::selection::SelectionSpec;
 pub(crate) use self::{
     raft::RaftSpec,
     training::{LoraSpec, TrainingSpec},

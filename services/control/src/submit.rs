@@ -121,7 +121,10 @@ impl Control {
         let suites = self.suites(&spec.evals, files).await?;
         let kind = match (&spec.sft, &spec.raft) {
             (Some(sft), _) => v1::spec::Kind::Sft(self.sft(sft, files).await?),
-            (None, Some(raft)) => v1::spec::Kind::Raft(self.raft(raft, files).await?),
+            (None, Some(raft)) => {
+                let suites: Vec<&str> = spec.evals.iter().map(|e| e.name.as_str()).collect();
+                v1::spec::Kind::Raft(self.raft(raft, &suites, files).await?)
+            }
             (None, None) => unreachable!("checked: one of the two is there"),
         };
         Ok(v1::Spec {
@@ -183,7 +186,12 @@ impl Control {
         })
     }
 
-    async fn raft(&self, raft: &RaftSpec, files: &Files) -> Result<v1::spec::Raft, SubmitError> {
+    async fn raft(
+        &self,
+        raft: &RaftSpec,
+        suites: &[&str],
+        files: &Files,
+    ) -> Result<v1::spec::Raft, SubmitError> {
         let (prompts, prompt_count) = self.prompts("raft.prompts", &raft.prompts, files).await?;
         let (heldout, heldout_count) = match &raft.heldout {
             Some(file) => {
@@ -203,12 +211,15 @@ impl Control {
             heldout_samples_per_prompt: raft.heldout_samples_per_prompt,
             sampling: Some((&raft.sampling).into()),
             verifier: raft.verifier.resolve(),
-            selection: Some(v1::Selection {
-                keep_per_prompt: raft.selection.keep_per_prompt,
-                min_reward: raft.selection.min_reward,
-            }),
+            selection: Some(raft.selection.resolve()),
             training: Some(raft.training.resolve(Some(&raft.lora))),
             accept_unverified_policy: raft.accept_unverified_policy,
+            schedules: Some(raft.schedules()),
+            curriculum: Some(raft.curriculum.resolve(raft.cycles)),
+            gates: Some(raft.gates.resolve(suites)),
+            from_base: raft.from_base,
+            staleness: raft.staleness,
+            pass_at: raft.pass_at(),
         })
     }
 

@@ -89,7 +89,11 @@ impl Fleet {
             cycles,
             samples_per_prompt: SAMPLES,
             sampling: Some(v1::Sampling { max_new_tokens: 512, ..Default::default() }),
-            selection: Some(v1::Selection { keep_per_prompt: 1, min_reward: 0.5 }),
+            selection: Some(v1::Selection {
+                keep_per_prompt: 1,
+                min_reward: 0.5,
+                ..Default::default()
+            }),
             training: Some(v1::Training { lora: Some(v1::Lora::default()), ..Default::default() }),
             ..Default::default()
         };

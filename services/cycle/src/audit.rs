@@ -219,7 +219,10 @@ impl Auditor {
         findings.sort();
         findings.dedup();
         if run.done.as_ref().is_some_and(|done| done.status() == v1::done::Status::Succeeded) {
-            for (number, cycle) in run.cycles.iter().filter(|(_, cycle)| cycle.archived.is_none()) {
+            // What was drawn ahead for a cycle that never came needs no end.
+            let last = run.stopped_after().unwrap_or(u32::MAX);
+            let open = run.cycles.range(..=last).filter(|(_, cycle)| cycle.archived.is_none());
+            for (number, cycle) in open {
                 unfinished.extend(results::unfinished_cycle(&run, *number, cycle));
             }
             if unread.is_empty() {

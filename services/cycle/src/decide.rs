@@ -6,11 +6,11 @@ use wire::{Body, Digest, Fact, JobId, Place, Pool, Prompt, Subject, WorkKind, de
 use crate::{
     Fleet,
     again::{self, Waiting},
-    ending,
+    curriculum, ending,
     fleet::Held,
     measure,
-    plan::{self, Sizing},
-    select,
+    plan::{self, Sizing, Wanted},
+    schedule, select,
     state::{Cycle, Job, Policy, Run},
 };
 
@@ -57,7 +57,11 @@ pub fn decide(run: &Run, inputs: Inputs<'_>) -> Vec<Command> {
     let cycle = run.cycles.get(&number).unwrap_or(&untouched);
     match &run.spec.kind {
         Some(v1::spec::Kind::Sft(sft)) => supervised(run, sft, cycle, inputs),
-        Some(v1::spec::Kind::Raft(raft)) => Turn { run, raft, number, cycle, inputs }.next(),
+        Some(v1::spec::Kind::Raft(raft)) => {
+            let mut commands = Turn { run, raft, number, cycle, inputs }.next();
+            commands.extend(ahead(run, raft, number, cycle, inputs));
+            commands
+        }
         Some(v1::spec::Kind::Watched(_)) => watched(run, cycle),
         None => vec![fail(run, "the spec asks for no kind of run".into())],
     }
@@ -140,12 +144,32 @@ fn finish_cycle(run: &Run, number: u32, cycle: &Cycle) -> Vec<Command> {
     if !measured {
         return Vec::new();
     }
-    let done = measure::summarize(number, cycle);
+    let done = measure::summarize(run, number, cycle);
     vec![command(run, Place::CycleDone { cycle: number }, Body::CycleDone(done))]
 }
 
 fn all_errors(selected: &v1::Selected) -> bool {
     selected.considered > 0 && selected.dropped.get("error") == Some(&selected.considered)
+}
+
+/// Where samples may be of the checkpoint before the last, those of the next cycle are drawn while
+/// this one trains and measures.
+fn ahead(
+    run: &Run,
+    raft: &v1::spec::Raft,
+    number: u32,
+    cycle: &Cycle,
+    inputs: Inputs<'_>,
+) -> Vec<Command> {
+    let next = number + 1;
+    let trains = cycle.selected.as_ref().is_some_and(|selected| selected.kept > 0);
+    if raft.staleness == 0 || !trains || next > run.last_cycle() {
+        return Vec::new();
+    }
+    let untouched = Cycle::default();
+    let cycle = run.cycles.get(&next).unwrap_or(&untouched);
+    let turn = Turn { run, raft, number: next, cycle, inputs };
+    if cycle.plan.is_none() { vec![turn.plan()] } else { turn.order_samples(v1::Purpose::Train) }
 }
 
 /// One turn of a RAFT run.
@@ -208,13 +232,13 @@ impl Turn<'_> {
 
     fn plan(&self) -> Command {
         let sampling = self.raft.sampling.unwrap_or_default();
-        let cut = |prefix: &str, purpose, prompts: &[Prompt], lines: &[u32], count| {
-            let sized: Vec<(u32, usize)> = lines
-                .iter()
-                .filter_map(|line| Some((*line, prompts.get(*line as usize)?.prompt.len())))
-                .collect();
+        let cut = |prefix: &str, purpose, prompts: &[Prompt], draws: Vec<(u32, u32)>| {
+            let wanted = |(line, count): (u32, u32)| {
+                Some(Wanted { line, bytes: prompts.get(line as usize)?.prompt.len(), count })
+            };
+            let wanted: Vec<Wanted> = draws.into_iter().filter_map(wanted).collect();
             let Inputs { fleet, sizing, .. } = self.inputs;
-            plan::cut(prefix, purpose, &sized, count, sampling.max_new_tokens, fleet, sizing)
+            plan::cut(prefix, purpose, &wanted, sampling.max_new_tokens, fleet, sizing)
         };
         // The spec says how many there are, but only those that are there can be sampled.
         let there = |said: u32, prompts: &[Prompt]| {
@@ -230,14 +254,12 @@ impl Turn<'_> {
         }
         let mut jobs = Vec::new();
         if self.number > 0 {
-            let raft = v1::spec::Raft { prompt_count, ..self.raft.clone() };
-            let lines = plan::choose_prompts(self.run.spec.seed, &raft, self.number);
-            let count = self.raft.samples_per_prompt;
-            jobs = cut("t", v1::Purpose::Train, self.inputs.prompts, &lines, count);
+            let draws = curriculum::draws(self.run, self.raft, self.number, prompt_count);
+            jobs = cut("t", v1::Purpose::Train, self.inputs.prompts, draws);
         }
-        let lines: Vec<u32> = (0..heldout_count).collect();
         let count = self.raft.heldout_samples_per_prompt;
-        jobs.extend(cut("h", v1::Purpose::Heldout, self.inputs.heldout, &lines, count));
+        let draws = (0..heldout_count).map(|line| (line, count)).collect();
+        jobs.extend(cut("h", v1::Purpose::Heldout, self.inputs.heldout, draws));
         let plan = v1::Plan { cycle: self.number, jobs };
         command(self.run, Place::Plan { cycle: self.number }, Body::Plan(plan))
     }
@@ -289,7 +311,7 @@ impl Turn<'_> {
             purpose: purpose.into(),
             base: Some(policy.base.clone()),
             adapter: policy.adapter.clone(),
-            sampling: self.raft.sampling,
+            sampling: schedule::sampling(self.raft, cycle, purpose),
             seed: derive(self.run.spec.seed, &["generate", &seed_path]),
             requests: job.draws.iter().filter_map(request).collect(),
             round: self.run.round,
@@ -300,7 +322,7 @@ impl Turn<'_> {
     }
 
     fn select(&self) -> Command {
-        let selection = select::select(self.run.spec.seed, self.raft, self.number, self.cycle);
+        let selection = select::select(self.run, self.raft, self.number, self.cycle);
         debug_assert_eq!(
             selection.fact.dataset.as_ref().map(|blob| blob.digest.clone()),
             Some(Digest::of(&selection.dataset).to_string())
@@ -313,15 +335,16 @@ impl Turn<'_> {
     }
 
     fn train(&self, selected: &v1::Selected) -> Vec<Command> {
-        let policy = self.run.policy(self.number, v1::Purpose::Train);
-        let Some(Policy { base, adapter }) = policy else {
+        let Some(Policy { base, adapter }) = self.run.trained_from(self.number) else {
             return vec![fail(self.run, format!("cycle {} has no policy", self.number))];
         };
         let order = v1::TrainOrder {
             base: Some(v1::Base { tree: Some(base), random_init: false }),
             adapter,
             dataset: selected.dataset.clone(),
-            training: self.raft.training.clone(),
+            training: schedule::training(self.raft, self.number),
+            replay: select::replay(self.run, self.raft, self.number),
+            replay_share: select::replay_share(self.raft),
             ..train_order(self.run, self.number)
         };
         order_training(self.run, self.cycle, order, self.inputs)
@@ -336,7 +359,7 @@ impl Turn<'_> {
     }
 
     fn finish_untrained(&self) -> Vec<Command> {
-        let done = measure::summarize(self.number, self.cycle);
+        let done = measure::summarize(self.run, self.number, self.cycle);
         vec![command(self.run, Place::CycleDone { cycle: self.number }, Body::CycleDone(done))]
     }
 }

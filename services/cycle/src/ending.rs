@@ -29,12 +29,36 @@ pub(crate) fn of(run: &Run, fleet: &Fleet) -> Option<v1::Done> {
     if let Some(why) = untrainable(run).or_else(|| hopeless(run, fleet)).or_else(|| barren(run)) {
         return done(Status::Failed, why);
     }
+    if let Some(number) = run.stopped_after() {
+        let why = stopped(run, number);
+        return done(
+            Status::Succeeded,
+            [why, shortcomings(run)].join(", ").trim_end_matches(", ").into(),
+        );
+    }
     let finished = (0..=run.last_cycle())
         .all(|number| run.cycles.get(&number).is_some_and(|cycle| cycle.done.is_some()));
     if !finished {
         return None;
     }
     done(Status::Succeeded, shortcomings(run))
+}
+
+/// What the gates ended a run by.
+fn stopped(run: &Run, number: u32) -> String {
+    let done = run.cycles.get(&number).and_then(|cycle| cycle.done.as_ref());
+    let worst = done.and_then(|done| Some((done.best, done.findings.first()?)));
+    let Some((best, finding)) = worst else { return format!("stopped after cycle {number}") };
+    let v1::cycle_done::Finding { gate, value, limit, .. } = finding;
+    match gate.as_str() {
+        "patience" => {
+            format!("stopped after cycle {number}: none since cycle {best} was better than it")
+        }
+        _ => format!(
+            "stopped after cycle {number}: its {gate} of {value:.4} is past {limit:.4}; cycle \
+             {best} was the best"
+        ),
+    }
 }
 
 fn shortcomings(run: &Run) -> String {

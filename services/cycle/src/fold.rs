@@ -102,7 +102,7 @@ impl Run {
     }
 
     fn cycle(&mut self, number: u32) -> Result<&mut Cycle, String> {
-        self.cycles.get_mut(&number).ok_or_else(|| format!("cycle {number} was never planned"))
+        self.cycles.get_mut(&number).ok_or_else(|| never_planned(number))
     }
 
     fn job(&mut self, cycle: u32, job: &JobId) -> Result<&mut Job, String> {
@@ -186,11 +186,23 @@ impl Run {
 
     /// What generates a cycle's samples: held-out ones measure the cycle's own checkpoint.
     pub(crate) fn policy(&self, cycle: u32, purpose: v1::Purpose) -> Option<Policy> {
-        let before = match purpose {
-            v1::Purpose::Heldout => cycle.saturating_add(1),
-            v1::Purpose::Train | v1::Purpose::Unspecified => cycle,
+        let own = || self.cycles.get(&cycle).and_then(Cycle::final_checkpoint);
+        let checkpoint = match purpose {
+            v1::Purpose::Heldout => own().or_else(|| self.parent(cycle)),
+            v1::Purpose::Train | v1::Purpose::Unspecified => {
+                let stale = self.raft().map_or(0, |raft| raft.staleness);
+                // The first cycle samples with the base, which is the only one there is.
+                self.parent(cycle.saturating_sub(stale).max(1))
+            }
         };
-        self.parent(before).and_then(Policy::of)
+        checkpoint.and_then(Policy::of)
+    }
+
+    /// What a cycle trains on.
+    pub(crate) fn trained_from(&self, cycle: u32) -> Option<Policy> {
+        let from_base = self.raft().is_some_and(|raft| raft.from_base);
+        let checkpoint = if from_base { self.parent(1) } else { self.parent(cycle) };
+        checkpoint.and_then(Policy::of)
     }
 
     fn verdicts(
@@ -229,10 +241,15 @@ impl Run {
     }
 
     fn selected(&mut self, number: u32, selected: &v1::Selected) -> Result<(), String> {
-        let seed = self.spec.seed;
-        let raft = self.raft().cloned().ok_or("a selection in a run that selects nothing")?;
+        let raft = self.raft().ok_or("a selection in a run that selects nothing")?;
+        let cycle = self.cycles.get(&number).ok_or_else(|| never_planned(number))?;
+        let expected = select::select(self, raft, number, cycle).fact;
+        for (line, (judged, passed)) in
+            selected.prompts.iter().zip(selected.judged.iter().zip(&selected.passed))
+        {
+            self.prompts.entry(*line).or_default().note(*judged, *passed);
+        }
         let cycle = self.cycle(number)?;
-        let expected = select::select(seed, &raft, number, cycle).fact;
         cycle.selected = Some(selected.clone());
         cycle.jobs.values_mut().for_each(Job::forget_texts);
         if expected == *selected {
@@ -248,7 +265,8 @@ impl Run {
         checkpoint: &v1::Checkpoint,
         at: u64,
     ) -> Result<(), String> {
-        let parent = self.parent(number).and_then(|parent| parent.tree.clone());
+        let from = if self.raft().is_some_and(|raft| raft.from_base) { 1 } else { number };
+        let parent = self.parent(from).and_then(|parent| parent.tree.clone());
         let cycle = self.cycles.entry(number).or_default();
         cycle.checkpoints.insert(step, checkpoint.clone());
         if checkpoint.r#final {
@@ -356,6 +374,10 @@ impl Job {
             samples.samples = Vec::new();
         }
     }
+}
+
+fn never_planned(cycle: u32) -> String {
+    format!("cycle {cycle} was never planned")
 }
 
 fn starts_work(body: &Body) -> bool {

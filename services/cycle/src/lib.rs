@@ -8,22 +8,27 @@
 
 mod again;
 mod audit;
+mod curriculum;
 mod decide;
 mod desk;
 mod ending;
 mod fleet;
 mod fold;
+mod gates;
 mod measure;
 mod plan;
+mod schedule;
 mod select;
 mod state;
 
 pub use again::Waiting;
 pub use audit::{Audit, Auditor, Finding, Tally, audit};
+pub use curriculum::{BUDGET_SAMPLES_MAX, Seen};
 pub use decide::{Command, Inputs, decide};
 pub use desk::{Desk, give_up};
 pub use fleet::{Fleet, Held, Member};
 pub use plan::Sizing;
+pub use select::{Kept, Outcome, select_again};
 pub use state::{Anomaly, Cycle, Job, Ordered, Phase, Policy, Run};
 
 #[cfg(test)]

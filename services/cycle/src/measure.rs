@@ -4,10 +4,19 @@ use std::collections::BTreeMap;
 
 use wire::v1::{self, verdicts::Outcome};
 
-use crate::state::{Cycle, Times};
+use crate::{
+    gates::{self, Judgement},
+    state::{Cycle, Run, Times},
+};
 
 /// The summary a `cycle.<c>.done` fact carries.
-pub(crate) fn summarize(number: u32, cycle: &Cycle) -> v1::CycleDone {
+pub(crate) fn summarize(run: &Run, number: u32, cycle: &Cycle) -> v1::CycleDone {
+    let figures = figures(run, number, cycle);
+    let Judgement { findings, best, then } = gates::judge(run, number, cycle, &figures);
+    v1::CycleDone { findings, best, then: then.into(), ..figures }
+}
+
+fn figures(run: &Run, number: u32, cycle: &Cycle) -> v1::CycleDone {
     let times = Spans::of(&cycle.times);
     let (joules, metered) = energy(cycle);
     v1::CycleDone {
@@ -30,6 +39,8 @@ pub(crate) fn summarize(number: u32, cycle: &Cycle) -> v1::CycleDone {
             .saturating_add(cycle.set_aside(v1::Purpose::Heldout)),
         joules,
         metered,
+        pass_at: pass_at(run, cycle),
+        ..Default::default()
     }
 }
 
@@ -84,21 +95,7 @@ fn samples_by_agent(cycle: &Cycle) -> BTreeMap<String, u32> {
 /// The mean over prompts of each prompt's share of passes. Samples whose verifier
 /// failed, and void ones, count neither way. `None` when there are no such jobs.
 fn rate(cycle: &Cycle, purpose: v1::Purpose) -> Option<v1::cycle_done::Rate> {
-    let mut prompts: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
-    for (_, job) in cycle.jobs_for(purpose) {
-        if job.samples.as_ref().is_none_or(|samples| samples.void.is_some()) {
-            continue;
-        }
-        for verdict in job.verdicts.iter().flat_map(|verdicts| &verdicts.verdicts) {
-            let (passed, judged) = prompts.entry(verdict.prompt_id.as_str()).or_default();
-            match verdict.outcome() {
-                Outcome::Pass => (*passed, *judged) = (*passed + 1, *judged + 1),
-                Outcome::Fail => *judged += 1,
-                Outcome::Error | Outcome::Unspecified => {}
-            }
-        }
-    }
-    let judged: Vec<(u32, u32)> = prompts.into_values().filter(|(_, judged)| *judged > 0).collect();
+    let judged = judged(cycle, purpose);
     let count = u32::try_from(judged.len()).unwrap_or(u32::MAX);
     if count == 0 {
         return None;
@@ -113,4 +110,87 @@ fn rate(cycle: &Cycle, purpose: v1::Purpose) -> Option<v1::cycle_done::Rate> {
         prompts: count,
         samples: judged.iter().map(|(_, judged)| judged).sum(),
     })
+}
+
+/// How many samples of each prompt passed, and how many were judged.
+fn judged(cycle: &Cycle, purpose: v1::Purpose) -> Vec<(u32, u32)> {
+    let mut prompts: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
+    for (_, job) in cycle.jobs_for(purpose) {
+        if job.samples.as_ref().is_none_or(|samples| samples.void.is_some()) {
+            continue;
+        }
+        for verdict in job.verdicts.iter().flat_map(|verdicts| &verdicts.verdicts) {
+            let (passed, judged) = prompts.entry(verdict.prompt_id.as_str()).or_default();
+            match verdict.outcome() {
+                Outcome::Pass => (*passed, *judged) = (*passed + 1, *judged + 1),
+                Outcome::Fail => *judged += 1,
+                Outcome::Error | Outcome::Unspecified => {}
+            }
+        }
+    }
+    prompts.into_values().filter(|(_, judged)| *judged > 0).collect()
+}
+
+/// The spec's pass@k of held-out prompts, for each k that some prompt has samples for.
+fn pass_at(run: &Run, cycle: &Cycle) -> Vec<v1::cycle_done::PassAt> {
+    let wanted = run.raft().map_or(&[][..], |raft| &raft.pass_at);
+    let judged = judged(cycle, v1::Purpose::Heldout);
+    let of = |k: u32| {
+        let prompts: Vec<f64> = judged
+            .iter()
+            .filter(|(_, judged)| *judged >= k && k > 0)
+            .map(|(passed, judged)| estimate(*judged, *passed, k))
+            .collect();
+        let count = f64::from(u32::try_from(prompts.len()).unwrap_or(u32::MAX));
+        let mean = prompts.iter().sum::<f64>() / count;
+        let (low, high) = wilson(mean, count);
+        (count > 0.0).then_some(v1::cycle_done::PassAt { k, mean, low, high })
+    };
+    wanted.iter().filter_map(|k| of(*k)).collect()
+}
+
+/// The chance that of `k` samples at least one passes, where `passed` of `samples` did: unbiased
+/// (Chen et al., 2021, arXiv:2107.03374, in the form that multiplies no factorials).
+fn estimate(samples: u32, passed: u32, k: u32) -> f64 {
+    if samples - passed < k {
+        return 1.0;
+    }
+    let fails: f64 =
+        (samples - passed + 1..=samples).map(|n| 1.0 - f64::from(k) / f64::from(n)).product();
+    1.0 - fails
+}
+
+/// Wilson's score interval at 95 %. That of whole passes and failures: what lies between 0 and 1
+/// varies no more than they do, so it is never too narrow.
+fn wilson(mean: f64, count: f64) -> (f64, f64) {
+    const Z: f64 = 1.959_963_984_540_054;
+    let square = Z * Z / count;
+    let middle = (mean + square / 2.0) / (1.0 + square);
+    let spread =
+        Z / (1.0 + square) * (mean * (1.0 - mean) / count + square / (4.0 * count)).max(0.0).sqrt();
+    ((middle - spread).max(0.0), (middle + spread).min(1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pass_at_k_is_what_drawing_k_of_them_gives() {
+        assert!((estimate(5, 2, 1) - 0.4).abs() < 1e-12);
+        // 1 - C(3,2)/C(5,2)
+        assert!((estimate(5, 2, 2) - 0.7).abs() < 1e-12);
+        assert_eq!(estimate(5, 2, 4), 1.0, "of any four, two of which passed of five, one did");
+        assert_eq!(estimate(5, 0, 3), 0.0);
+        assert_eq!(estimate(1, 1, 1), 1.0);
+    }
+
+    #[test]
+    fn an_interval_holds_its_mean_and_knows_that_few_prompts_say_little() {
+        // As in Wilson's own table: 0 of 10 leaves up to 0.278.
+        let (low, high) = wilson(0.0, 10.0);
+        assert!(low.abs() < 1e-12 && (high - 0.2775).abs() < 1e-3, "{low} {high}");
+        let (low, high) = wilson(0.5, 100.0);
+        assert!((low - 0.4038).abs() < 1e-3 && (high - 0.5962).abs() < 1e-3, "{low} {high}");
+    }
 }

@@ -1,11 +1,11 @@
-//! Which prompts a cycle samples, and how the samples are cut into jobs.
+//! How a cycle's samples are cut into jobs.
 //!
 //! Agents pull jobs as they have room, so a fast box takes more of them. What is left
 //! to decide is the size of each: large ones first, to keep batches full, small ones
 //! last, so that all boxes finish together (guided self-scheduling, Polychronopoulos
 //! and Kuck, 1987).
 
-use wire::{derive, v1};
+use wire::v1;
 
 use crate::Fleet;
 
@@ -47,60 +47,42 @@ fn slowest_equivalents(fleet: &Fleet) -> f64 {
     }
 }
 
-/// The prompts of one cycle, by line: a seeded sweep through the file that
-/// reshuffles each time it comes round.
-pub(crate) fn choose_prompts(seed: u64, raft: &v1::spec::Raft, cycle: u32) -> Vec<u32> {
-    let all = raft.prompt_count;
-    let wanted = match raft.prompts_per_cycle {
-        0 => all,
-        some => some.min(all),
-    };
-    let start = cycle.saturating_sub(1) as usize * wanted as usize;
-    let (first_sweep, skip) = (start / all.max(1) as usize, start % all.max(1) as usize);
-    let mut chosen: Vec<u32> = (first_sweep..=first_sweep + 1)
-        .flat_map(|sweep| shuffled(seed, sweep, all))
-        .skip(skip)
-        .take(wanted as usize)
-        .collect();
-    chosen.sort_unstable();
-    chosen.dedup();
-    chosen
+/// What is to be drawn of one prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub line: u32,
+    /// Of the prompt's text.
+    pub bytes: usize,
+    pub count: u32,
 }
 
-fn shuffled(seed: u64, sweep: usize, all: u32) -> Vec<u32> {
-    let seed = derive(seed, &["sweep", &sweep.to_string()]);
-    let mut order: Vec<u32> = (0..all).collect();
-    order.sort_by_cached_key(|line| derive(seed, &[&line.to_string()]));
-    order
-}
-
-/// Cuts `count` samples of each prompt into jobs named `<prefix><n>`. A prompt's samples
+/// Cuts the samples of each prompt into jobs named `<prefix><n>`. A prompt's samples
 /// stay together where they fit, so that its prefill is shared.
 pub(crate) fn cut(
     prefix: &str,
     purpose: v1::Purpose,
-    prompts: &[(u32, usize)],
-    count: u32,
+    prompts: &[Wanted],
     max_new_tokens: u32,
     fleet: &Fleet,
     sizing: &Sizing,
 ) -> Vec<v1::plan::Job> {
     let sample_bytes = SAMPLE_BYTES + TOKEN_BYTES * u64::from(max_new_tokens);
     let equivalents = slowest_equivalents(fleet);
-    let mut left = u64::from(count) * prompts.len() as u64;
+    let mut left: u64 = prompts.iter().map(|prompt| u64::from(prompt.count)).sum();
+    let most = prompts.iter().map(|prompt| prompt.count).max().unwrap_or(1).max(1);
     let mut jobs = Vec::new();
-    let next = |left| Open::new(sizing.size(left, equivalents).next_multiple_of(count.max(1)));
+    let next = |left| Open::new(sizing.size(left, equivalents).next_multiple_of(most));
     let mut open = next(left);
-    for (line, prompt_bytes) in prompts {
+    for Wanted { line, bytes: prompt_bytes, count } in prompts.iter().copied() {
         let mut first = 0;
         while first < count {
-            let fits = (sizing.bytes_max.saturating_sub(open.bytes + *prompt_bytes as u64)
+            let fits = (sizing.bytes_max.saturating_sub(open.bytes + prompt_bytes as u64)
                 / sample_bytes)
                 .min(u64::from(open.room()));
             let take = u32::try_from(fits).unwrap_or(u32::MAX).min(count - first);
             if take > 0 || open.is_empty() {
                 let take = take.max(1);
-                open.add(*line, first, take, *prompt_bytes as u64 + sample_bytes * u64::from(take));
+                open.add(line, first, take, prompt_bytes as u64 + sample_bytes * u64::from(take));
                 first += take;
                 left -= u64::from(take);
             }

@@ -1,12 +1,26 @@
-//! Reward-ranked selection: the best samples of each prompt become training data
+//! Reward-ranked selection: the best samples of a cycle become training data
 //! (RAFT, arXiv:2304.06767).
+//!
+//! `candidates` says what there is to choose from, `rules` chooses, and nothing else is known of
+//! the run; so the same rules can be tried again on samples that were kept.
+
+mod candidates;
+mod rules;
+mod similar;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 use wire::{Digest, derive, v1};
 
-use crate::state::{Cycle, Job};
+use self::{
+    candidates::Found,
+    rules::{Candidate, Chosen, choose},
+};
+use crate::{
+    schedule,
+    state::{Cycle, Run},
+};
 
 /// What a cycle trains on, and why the rest is left out.
 #[derive(Debug, Clone)]
@@ -16,14 +30,26 @@ pub(crate) struct Selection {
     pub dataset: Vec<u8>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Candidate<'a> {
-    prompt_id: &'a str,
-    prompt: &'a str,
-    index: u32,
-    completion: &'a str,
-    reward: f64,
-    tie: u64,
+/// What some rules keep of a cycle's samples.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Outcome {
+    /// All that were planned.
+    pub considered: u32,
+    /// By prompt and then from the best.
+    pub kept: Vec<Kept>,
+    /// How many others there are, by why they are not kept.
+    pub dropped: BTreeMap<String, u32>,
+    /// JSON lines.
+    pub dataset: Vec<u8>,
+}
+
+/// A sample that is trained on.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Kept {
+    pub prompt_id: String,
+    pub index: u32,
+    pub reward: f64,
+    pub tokens: u32,
 }
 
 /// One line of the dataset.
@@ -37,95 +63,117 @@ struct Line<'a> {
 }
 
 /// Ranks the judged training samples of a cycle, prompt by prompt in plan order.
-pub(crate) fn select(seed: u64, raft: &v1::spec::Raft, number: u32, cycle: &Cycle) -> Selection {
-    let policy = raft.selection.unwrap_or_default();
-    let seed = derive(seed, &["select", &number.to_string()]);
-    let mut dropped: BTreeMap<String, u32> = BTreeMap::new();
-    let mut drop = |why: &str, count: u32| {
-        if count > 0 {
-            let dropped = dropped.entry(why.to_owned()).or_default();
-            *dropped = dropped.saturating_add(count);
-        }
+pub(crate) fn select(run: &Run, raft: &v1::spec::Raft, number: u32, cycle: &Cycle) -> Selection {
+    let rules = rules_of(run, raft, number);
+    let found = candidates::of(cycle, tie_seed(run.spec.seed, number));
+    let tallies = Tallies::of(&found.candidates, rules.min_reward);
+    let outcome = found.under(&rules);
+    let digest = Digest::of(&outcome.dataset).to_string();
+    let fact = v1::Selected {
+        cycle: number,
+        considered: outcome.considered,
+        kept: count(outcome.kept.len()),
+        dropped: outcome.dropped,
+        dataset: Some(v1::Blob { digest, bytes: outcome.dataset.len() as u64 }),
+        min_reward: rules.min_reward,
+        prompts: tallies.prompts,
+        judged: tallies.judged,
+        passed: tallies.passed,
+        diversity: tallies.diversity,
     };
-    let mut considered: u32 = 0;
-    let mut groups: BTreeMap<u32, Vec<Candidate<'_>>> = BTreeMap::new();
-    for (_, job) in cycle.jobs_for(v1::Purpose::Train) {
-        considered = considered.saturating_add(job.planned());
-        if job.set_aside.is_some() {
-            drop("set aside", job.planned());
-            continue;
-        }
-        let Some(samples) = &job.samples else { continue };
-        if samples.void.is_some() {
-            drop("void", job.planned());
-            continue;
-        }
-        gather(seed, &policy, job, &mut groups, &mut drop);
-    }
-    let mut dataset = Vec::new();
-    let mut kept = 0;
-    for mut group in groups.into_values() {
-        group.sort_by(|a, b| b.reward.total_cmp(&a.reward).then(a.tie.cmp(&b.tie)));
-        let found = group.len();
-        let mut seen = BTreeSet::new();
-        group.retain(|candidate| seen.insert(candidate.completion));
-        let distinct = group.len();
-        group.truncate(policy.keep_per_prompt as usize);
-        drop("duplicate", count(found - distinct));
-        drop("outranked", count(distinct - group.len()));
-        kept += count(group.len());
-        group.iter().for_each(|candidate| candidate.write(&mut dataset));
-    }
-    let blob = v1::Blob { digest: Digest::of(&dataset).to_string(), bytes: dataset.len() as u64 };
-    let fact = v1::Selected { cycle: number, considered, kept, dropped, dataset: Some(blob) };
-    Selection { fact, dataset }
+    Selection { fact, dataset: outcome.dataset }
 }
 
-/// Sorts a job's samples into prompts, leaving out what may not be kept.
-fn gather<'a>(
-    seed: u64,
-    policy: &v1::Selection,
-    job: &'a Job,
-    groups: &mut BTreeMap<u32, Vec<Candidate<'a>>>,
-    drop: &mut impl FnMut(&str, u32),
-) {
-    let verdicts: BTreeMap<(&str, u32), &v1::verdicts::Verdict> = job
-        .verdicts
-        .iter()
-        .flat_map(|verdicts| &verdicts.verdicts)
-        .map(|verdict| ((verdict.prompt_id.as_str(), verdict.index), verdict))
-        .collect();
-    let prompts: BTreeMap<&str, (u32, &str)> = job
-        .requests
-        .iter()
-        .zip(&job.draws)
-        .map(|(request, draw)| (request.prompt_id.as_str(), (draw.prompt, request.text.as_str())))
-        .collect();
-    for sample in job.samples.iter().flat_map(|samples| &samples.samples) {
-        let verdict = verdicts.get(&(sample.prompt_id.as_str(), sample.index));
-        let prompt = prompts.get(sample.prompt_id.as_str());
-        let (Some(verdict), Some((line, prompt))) = (verdict, prompt) else {
-            drop("unjudged", 1);
-            continue;
-        };
-        match verdict.outcome() {
-            v1::verdicts::Outcome::Error | v1::verdicts::Outcome::Unspecified => drop("error", 1),
-            _ if !verdict.reward.is_finite() => drop("error", 1),
-            // There is nothing in it to train on.
-            _ if sample.text.is_empty() => drop("empty", 1),
-            _ if verdict.reward < policy.min_reward => drop("failed", 1),
-            v1::verdicts::Outcome::Pass | v1::verdicts::Outcome::Fail => {
-                let index = sample.index;
-                groups.entry(*line).or_default().push(Candidate {
-                    prompt_id: &sample.prompt_id,
-                    prompt,
-                    index,
-                    completion: &sample.text,
-                    reward: verdict.reward,
-                    tie: derive(seed, &[&sample.prompt_id, &index.to_string()]),
-                });
-            }
+/// What the run's own rules keep of a cycle, or what others would. The run is as it was before
+/// the selection, whose samples it forgets. `None` where there is nothing to select from.
+pub fn select_again(run: &Run, number: u32, rules: Option<&v1::Selection>) -> Option<Outcome> {
+    let (raft, cycle) = (run.raft()?, run.cycles.get(&number)?);
+    let own = || rules_of(run, raft, number);
+    let found = candidates::of(cycle, tie_seed(run.spec.seed, number));
+    Some(found.under(&rules.copied().unwrap_or_else(own)))
+}
+
+impl Found<'_> {
+    fn under(self, rules: &v1::Selection) -> Outcome {
+        let Chosen { kept, dropped: refused } = choose(&self.candidates, rules);
+        let mut dropped = self.unusable;
+        for (why, count) in refused {
+            *dropped.entry(why.as_str().to_owned()).or_default() += count;
         }
+        let mut dataset = Vec::new();
+        let kept = kept.into_iter().map(|place| {
+            let Candidate { prompt_id, index, reward, tokens, .. } = self.candidates[place];
+            self.candidates[place].write(&mut dataset);
+            Kept { prompt_id: prompt_id.to_owned(), index, reward, tokens }
+        });
+        let kept = kept.collect();
+        Outcome { considered: self.considered, kept, dropped, dataset }
+    }
+}
+
+/// What breaks ties in a cycle.
+fn tie_seed(seed: u64, cycle: u32) -> u64 {
+    derive(seed, &["select", &cycle.to_string()])
+}
+
+/// The spec's rules as they are in this cycle.
+pub(crate) fn rules_of(run: &Run, raft: &v1::spec::Raft, number: u32) -> v1::Selection {
+    let rules = raft.selection.unwrap_or_default();
+    let schedules = raft.schedules.as_ref();
+    let of = |list: fn(&v1::Schedules) -> &Vec<f64>, plain: f64| {
+        schedule::at(schedules.map(list).map_or(&[], Vec::as_slice), number).unwrap_or(plain)
+    };
+    let scheduled = of(|all| &all.min_reward, rules.min_reward);
+    v1::Selection {
+        min_reward: match &rules.adaptive {
+            Some(adaptive) => schedule::adapt(run, number, adaptive, rules.min_reward),
+            None => scheduled,
+        },
+        keep_share: of(|all| &all.keep_share, rules.keep_share),
+        ..rules
+    }
+}
+
+/// What earlier cycles selected and this one trains on again, the newest first.
+pub(crate) fn replay(run: &Run, raft: &v1::spec::Raft, number: u32) -> Vec<v1::Blob> {
+    let cycles = raft.selection.and_then(|rules| rules.replay).map_or(0, |replay| replay.cycles);
+    let selected = run.cycles.range(..number).rev().filter_map(|(_, c)| c.selected.as_ref());
+    let kept = selected.filter(|selected| selected.kept > 0);
+    kept.take(cycles as usize).filter_map(|selected| selected.dataset.clone()).collect()
+}
+
+/// At most so many replayed examples a new one.
+pub(crate) fn replay_share(raft: &v1::spec::Raft) -> f64 {
+    raft.selection.and_then(|rules| rules.replay).map_or(0.0, |replay| replay.share)
+}
+
+/// What is known of each prompt after a cycle.
+#[derive(Default)]
+struct Tallies {
+    prompts: Vec<u32>,
+    judged: Vec<u32>,
+    passed: Vec<u32>,
+    diversity: f64,
+}
+
+impl Tallies {
+    fn of(candidates: &[Candidate<'_>], min_reward: f64) -> Self {
+        let mut groups: BTreeMap<u32, (u32, u32, BTreeSet<&str>)> = BTreeMap::new();
+        for candidate in candidates {
+            let (judged, passed, distinct) = groups.entry(candidate.line).or_default();
+            *judged += 1;
+            *passed += u32::from(candidate.reward >= min_reward);
+            distinct.insert(candidate.completion);
+        }
+        let mut tallies = Self::default();
+        for (line, (judged, passed, distinct)) in groups {
+            tallies.prompts.push(line);
+            tallies.judged.push(judged);
+            tallies.passed.push(passed);
+            tallies.diversity += f64::from(count(distinct.len())) / f64::from(judged);
+        }
+        tallies.diversity /= f64::from(count(tallies.prompts.len()).max(1));
+        tallies
     }
 }
 

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{JobId, RunId, SuiteName, v1};
 
+use crate::curriculum::Seen;
+
 /// One run, folded from its facts.
 #[derive(Debug, Clone)]
 pub struct Run {
@@ -21,6 +23,8 @@ pub struct Run {
     pub round: u32,
     pub cycles: BTreeMap<u32, Cycle>,
     pub failures: Vec<v1::Failure>,
+    /// What was seen of each prompt, by its line.
+    pub prompts: BTreeMap<u32, Seen>,
     pub done: Option<v1::Done>,
     /// Facts that contradict others. Empty unless somebody lied or there is a bug.
     pub anomalies: Vec<Anomaly>,
@@ -148,6 +152,7 @@ impl Run {
             round: 1,
             cycles: BTreeMap::new(),
             failures: Vec::new(),
+            prompts: BTreeMap::new(),
             done: None,
             anomalies: Vec::new(),
         }
@@ -186,10 +191,30 @@ impl Run {
             .unwrap_or(self.last_cycle())
     }
 
-    /// The checkpoint that the given cycle generates with and trains on: the last
-    /// final one of the cycles before it. `None` for the first cycle.
+    /// The checkpoint that the given cycle goes on from: the last final one of the cycles before
+    /// it, or the best one that they were rolled back to. `None` for the first cycle.
     pub fn parent(&self, cycle: u32) -> Option<&v1::Checkpoint> {
-        self.cycles.range(..cycle).rev().find_map(|(_, cycle)| cycle.final_checkpoint())
+        self.cycles.range(..cycle).rev().find_map(|(_, cycle)| {
+            let done = cycle.done.as_ref();
+            let back = done.filter(|done| done.then() == v1::gates::Then::RollBack);
+            match back {
+                Some(done) => self.cycles.get(&done.best)?.final_checkpoint(),
+                None => cycle.final_checkpoint(),
+            }
+        })
+    }
+
+    /// The cycle after which the run's gates ended it, if they did.
+    pub fn stopped_after(&self) -> Option<u32> {
+        let stops = |cycle: &Cycle| {
+            cycle.done.as_ref().is_some_and(|done| done.then() == v1::gates::Then::Stop)
+        };
+        self.cycles.iter().find(|(_, cycle)| stops(cycle)).map(|(number, _)| *number)
+    }
+
+    /// What was seen of the prompt in a line.
+    pub fn seen(&self, line: u32) -> Seen {
+        self.prompts.get(&line).copied().unwrap_or_default()
     }
 
     pub fn phase(&self) -> Phase {

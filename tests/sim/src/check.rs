@@ -116,25 +116,49 @@ impl Check {
         self.faults.liar && what.contains("void")
     }
 
+    /// What a cycle samples with: what the cycle before, or that before it, came to.
+    fn adapter_of(&self, cycle: u32) -> String {
+        let mut made: BTreeMap<u32, String> = BTreeMap::from([(0, String::new())]);
+        let mut left_with = made.clone();
+        let mut staleness = 0;
+        for record in &self.records {
+            match &record.fact.body {
+                Body::Spec(v1::Spec { kind: Some(v1::spec::Kind::Raft(raft)), .. }) => {
+                    staleness = raft.staleness;
+                }
+                Body::Checkpoint(checkpoint)
+                    if checkpoint.r#final
+                        && checkpoint.content() == v1::checkpoint::Content::Adapter =>
+                {
+                    let tree = checkpoint.tree.as_ref();
+                    made.insert(checkpoint.cycle, tree.map_or("", |tree| &tree.manifest).into());
+                }
+                Body::CycleDone(done) if done.cycle > 0 => {
+                    let back = done.then() == v1::gates::Then::RollBack;
+                    let own = made.get(if back { &done.best } else { &done.cycle });
+                    let before = left_with.get(&(done.cycle - 1));
+                    let adapter = own.or(before).cloned().unwrap_or_default();
+                    left_with.insert(done.cycle, adapter);
+                }
+                _ => {}
+            }
+        }
+        let from = cycle.saturating_sub(1 + staleness);
+        left_with.get(&from).cloned().unwrap_or_default()
+    }
+
     /// Recomputed from the log alone: what was kept comes from samples of the cycle's policy,
     /// and every planned sample is kept or has a reason.
     fn selection_is_of_its_policy(&mut self, record: &Record) {
         let Body::Selected(selected) = &record.fact.body else { return };
         let mut planned = 0;
         let mut sound = 0;
-        let mut adapter = String::new();
+        let adapter = self.adapter_of(selected.cycle);
         for record in &self.records {
             match &record.fact.body {
                 Body::Plan(plan) if plan.cycle == selected.cycle => {
                     let train = plan.jobs.iter().filter(|job| job.purpose() == v1::Purpose::Train);
                     planned = train.flat_map(|job| &job.draws).map(|draw| draw.count).sum();
-                }
-                Body::Checkpoint(checkpoint)
-                    if checkpoint.cycle < selected.cycle
-                        && checkpoint.r#final
-                        && checkpoint.content() == v1::checkpoint::Content::Adapter =>
-                {
-                    adapter = checkpoint.tree.as_ref().map_or("", |tree| &tree.manifest).into();
                 }
                 Body::Samples(samples)
                     if samples.cycle == selected.cycle
@@ -236,7 +260,8 @@ impl Check {
     }
 
     fn all_accounted_for(run: &Run) -> Result<(), String> {
-        for (number, cycle) in &run.cycles {
+        // What was drawn ahead for a cycle that its gates kept from coming is nobody's.
+        for (number, cycle) in run.cycles.range(..=run.stopped_after().unwrap_or(u32::MAX)) {
             let trained = cycle.final_checkpoint().is_some();
             for (id, job) in &cycle.jobs {
                 let expected = trained || job.purpose == v1::Purpose::Train;

@@ -22,7 +22,16 @@ fn blob(content: &[u8]) -> Option<v1::Blob> {
     Some(v1::Blob { digest, bytes: content.len() as u64 })
 }
 
+/// Each seed's run is of another kind: stale samples or fresh ones, from the base or on, all
+/// prompts or the harder half with a budget, with a gate or without.
 pub(crate) fn spec(run: &str, seed: u64) -> v1::Spec {
+    let kind = |bit: u32| derive(seed, &["kind"]) >> bit & 1 == 1;
+    let curriculum = v1::Curriculum {
+        difficulty: Some(v1::curriculum::Difficulty { target: vec![0.3], explore: 0.3 }),
+        budget: Some(v1::curriculum::Budget { min: 1, max: 3 * SAMPLES }),
+    };
+    let gate = v1::gates::Gate { then: v1::gates::Then::RollBack.into(), ..Default::default() };
+    let gates = v1::Gates { pass_rate: Some(gate), patience: 2, ..Default::default() };
     v1::Spec {
         run: run.into(),
         seed,
@@ -34,12 +43,21 @@ pub(crate) fn spec(run: &str, seed: u64) -> v1::Spec {
             prompt_count: PROMPTS,
             heldout: blob(b"heldout"),
             heldout_count: HELDOUT,
-            cycles: CYCLES,
+            cycles: CYCLES + u32::from(kind(0)),
             samples_per_prompt: SAMPLES,
             heldout_samples_per_prompt: 2,
             sampling: Some(v1::Sampling { max_new_tokens: 16, ..Default::default() }),
-            selection: Some(v1::Selection { keep_per_prompt: 1, min_reward: 0.5 }),
+            selection: Some(v1::Selection {
+                keep_per_prompt: 1,
+                min_reward: 0.5,
+                ..Default::default()
+            }),
             training: Some(v1::Training { lora: Some(v1::Lora::default()), ..Default::default() }),
+            staleness: u32::from(kind(0)),
+            from_base: kind(1),
+            prompts_per_cycle: if kind(2) { PROMPTS / 2 } else { 0 },
+            curriculum: kind(2).then_some(curriculum),
+            gates: kind(3).then_some(gates),
             ..Default::default()
         })),
         ..Default::default()

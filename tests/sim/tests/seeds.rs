@@ -11,7 +11,7 @@ use std::{
 use sim::{Bug, Faults, simulate, try_faults, try_seed};
 
 /// Of each run of the tests. `make sim` tries more.
-const SEEDS: u64 = 8_000;
+const SEEDS: u64 = 5_000;
 
 /// Of the seeds that fail in one go, so many are told and kept.
 const KEPT_MAX: usize = 8;

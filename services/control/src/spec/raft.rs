@@ -3,7 +3,10 @@
 use serde::Deserialize;
 use wire::v1;
 
-use super::{LoraSpec, TrainingSpec, VerifierSpec};
+use super::{
+    LoraSpec, SelectionSpec, TrainingSpec, VerifierSpec, curriculum::CurriculumSpec, curve::Curve,
+    gates::GatesSpec,
+};
 use crate::check::{Checked, count, ensure, within};
 
 /// Reward-ranked fine-tuning.
@@ -33,22 +36,27 @@ pub struct RaftSpec {
     /// Whether endpoints may generate whose weights nobody can check by their digest.
     #[serde(default)]
     pub accept_unverified_policy: bool,
+    #[serde(default)]
+    pub curriculum: CurriculumSpec,
+    #[serde(default)]
+    pub gates: GatesSpec,
+    /// Whether each cycle trains a new adapter on the base.
+    #[serde(default)]
+    pub from_base: bool,
+    /// 1: samples of a cycle are drawn while the one before trains, with the checkpoint before.
+    #[serde(default)]
+    pub staleness: u32,
+    /// The pass@k to report of held-out prompts. Default: 1, and all of a prompt's samples.
+    pub pass_at: Option<Vec<u32>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingSpec {
-    pub temperature: f64,
+    pub temperature: Curve,
     pub top_k: u32,
     pub top_p: f64,
     pub max_new_tokens: u32,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SelectionSpec {
-    pub keep_per_prompt: u32,
-    pub min_reward: f64,
 }
 
 fn one() -> u32 {
@@ -65,34 +73,34 @@ fn eight() -> u32 {
 
 impl Default for SamplingSpec {
     fn default() -> Self {
-        Self { temperature: 0.8, top_k: 0, top_p: 1.0, max_new_tokens: 256 }
-    }
-}
-
-impl Default for SelectionSpec {
-    fn default() -> Self {
-        Self { keep_per_prompt: 1, min_reward: 0.5 }
+        Self { temperature: Curve::Constant(0.8), top_k: 0, top_p: 1.0, max_new_tokens: 256 }
     }
 }
 
 impl From<&SamplingSpec> for v1::Sampling {
     fn from(spec: &SamplingSpec) -> Self {
-        let SamplingSpec { temperature, top_k, top_p, max_new_tokens } = *spec;
-        Self { temperature, top_k, top_p, max_new_tokens }
+        let SamplingSpec { ref temperature, top_k, top_p, max_new_tokens } = *spec;
+        Self { temperature: temperature.first(), top_k, top_p, max_new_tokens }
     }
 }
 
 impl RaftSpec {
-    pub(crate) fn check(&self) -> Checked {
+    /// `suites`: the names of the run's evals.
+    pub(crate) fn check(&self, suites: &[&str]) -> Checked {
         count("raft.cycles", self.cycles, 1, 10_000)?;
         count("raft.samples_per_prompt", self.samples_per_prompt, 1, 4096)?;
         count("raft.heldout_samples_per_prompt", self.heldout_samples_per_prompt, 1, 4096)?;
-        count("raft.selection.keep_per_prompt", self.selection.keep_per_prompt, 1, 4096)?;
-        let min_reward = self.selection.min_reward;
-        ensure(min_reward.is_finite(), "raft.selection.min_reward", "must be a number")?;
-        self.sampling.check()?;
+        count("raft.staleness", self.staleness, 0, 1)?;
+        for k in self.pass_at() {
+            count("raft.pass_at", k, 1, self.heldout_samples_per_prompt)?;
+        }
+        self.selection.check("raft.selection", self.cycles)?;
+        let (prompts, samples) = (self.prompts_per_cycle, self.samples_per_prompt);
+        self.curriculum.check("raft.curriculum", self.cycles, prompts, samples)?;
+        self.gates.check("raft.gates", suites, self.heldout.is_some())?;
+        self.sampling.check(self.cycles)?;
         self.verifier.check()?;
-        self.training.check("raft.training")?;
+        self.training.check("raft.training", self.cycles)?;
         let (max_tokens, made) = (self.training.max_tokens, self.sampling.max_new_tokens);
         ensure(
             max_tokens > made,
@@ -101,11 +109,30 @@ impl RaftSpec {
         )?;
         self.lora.check("raft.lora")
     }
+
+    pub(crate) fn pass_at(&self) -> Vec<u32> {
+        let default = || match self.heldout_samples_per_prompt {
+            1 => vec![1],
+            all => vec![1, all],
+        };
+        self.pass_at.clone().unwrap_or_else(default)
+    }
+
+    /// What changes from cycle to cycle.
+    pub(crate) fn schedules(&self) -> v1::Schedules {
+        let share = self.selection.keep_share.as_ref();
+        v1::Schedules {
+            temperature: self.sampling.temperature.values(self.cycles),
+            learning_rate: self.training.learning_rate.values(self.cycles),
+            min_reward: self.selection.min_reward.values(self.cycles),
+            keep_share: share.map(|share| share.values(self.cycles)).unwrap_or_default(),
+        }
+    }
 }
 
 impl SamplingSpec {
-    pub(crate) fn check(&self) -> Checked {
-        within("raft.sampling.temperature", self.temperature, 0.0, 10.0)?;
+    pub(crate) fn check(&self, cycles: u32) -> Checked {
+        self.temperature.check("raft.sampling.temperature", cycles, 0.0, 10.0)?;
         within("raft.sampling.top_p", self.top_p, 1e-6, 1.0)?;
         count("raft.sampling.max_new_tokens", self.max_new_tokens, 1, 32_768)
     }

@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use wire::v1;
 
+use super::curve::Curve;
 use crate::check::{Checked, count, ensure, within};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -21,7 +22,7 @@ pub struct TrainingSpec {
     pub max_steps: u32,
     pub batch_size: u32,
     pub micro_batch_tokens: u32,
-    pub learning_rate: f64,
+    pub learning_rate: Curve,
     pub schedule: ScheduleSpec,
     pub warmup_ratio: f64,
     pub final_ratio: f64,
@@ -56,7 +57,7 @@ impl Default for TrainingSpec {
             max_steps: 0,
             batch_size: 32,
             micro_batch_tokens: 0,
-            learning_rate: 2e-4,
+            learning_rate: Curve::Constant(2e-4),
             schedule: ScheduleSpec::Cosine,
             warmup_ratio: 0.1,
             final_ratio: 0.1,
@@ -82,7 +83,7 @@ impl TrainingSpec {
             max_steps: self.max_steps,
             batch_size: self.batch_size,
             micro_batch_tokens: self.micro_batch_tokens,
-            learning_rate: self.learning_rate,
+            learning_rate: self.learning_rate.first(),
             schedule: schedule.into(),
             warmup_ratio: self.warmup_ratio,
             final_ratio: self.final_ratio,
@@ -102,13 +103,13 @@ impl TrainingSpec {
 }
 
 impl TrainingSpec {
-    pub(crate) fn check(&self, section: &str) -> Checked {
+    pub(crate) fn check(&self, section: &str, cycles: u32) -> Checked {
         let field = |name: &str| format!("{section}.{name}");
         count(&field("epochs"), self.epochs, u32::from(self.max_steps == 0), 10_000)?;
         count(&field("max_steps"), self.max_steps, 0, 100_000_000)?;
         count(&field("batch_size"), self.batch_size, 1, 65_536)?;
         count(&field("micro_batch_tokens"), self.micro_batch_tokens, 0, 1 << 24)?;
-        within(&field("learning_rate"), self.learning_rate, 1e-12, 10.0)?;
+        self.learning_rate.check(&field("learning_rate"), cycles, 1e-12, 10.0)?;
         within(&field("warmup_ratio"), self.warmup_ratio, 0.0, 1.0)?;
         within(&field("final_ratio"), self.final_ratio, 0.0, 1.0)?;
         within(&field("weight_decay"), self.weight_decay, 0.0, 10.0)?;

@@ -2,7 +2,10 @@
 
 use wire::{JobId, Prompt, derive, v1};
 
-use crate::state::{Policy, Run};
+use crate::{
+    schedule, select,
+    state::{Policy, Run},
+};
 
 pub(super) fn generate(
     run: &Run,
@@ -27,7 +30,7 @@ pub(super) fn generate(
         }
         None => found.push("ordered before there was a policy to sample from".into()),
     }
-    if order.sampling != raft.sampling {
+    if order.sampling != schedule::sampling(raft, number, job.purpose) {
         found.push("its sampling is not the spec's".into());
     }
     if order.accept_unverified_policy != raft.accept_unverified_policy {
@@ -92,12 +95,17 @@ pub(super) fn train(run: &Run, number: u32, order: &v1::TrainOrder) -> Vec<Strin
             };
             expect(selected.kept > 0, "orders training on nothing");
             expect(order.dataset == selected.dataset, "its dataset is not what was selected");
-            expect(order.training == raft.training, "its training is not the spec's");
-            let policy = run.policy(number, v1::Purpose::Train);
+            let training = schedule::training(raft, number);
+            expect(order.training == training, "its training is not the spec's");
+            let replay = select::replay(run, raft, number);
+            #[expect(clippy::float_cmp, reason = "written as exactly this")]
+            let share = order.replay_share == select::replay_share(raft);
+            expect(order.replay == replay && share, "it replays what the spec does not ask for");
+            let policy = run.trained_from(number);
             let base = order.base.as_ref().and_then(|base| base.tree.clone());
             let same = policy
                 .is_some_and(|policy| Some(policy.base) == base && policy.adapter == order.adapter);
-            expect(same, "trains another policy than generated the samples");
+            expect(same, "trains something else than the cycle goes on from");
         }
         Some(v1::spec::Kind::Sft(sft)) => {
             expect(order.dataset == sft.dataset, "its dataset is not the spec's");

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{JobId, v1};
 
-use crate::{plan, state::Run};
+use crate::{curriculum, state::Run};
 
 /// More than a file of prompts can hold.
 const PROMPTS_MAX: u32 = 1 << 24;
@@ -18,20 +18,18 @@ pub(super) fn plan(run: &Run, number: u32, plan: &v1::Plan) -> Vec<String> {
         found.push(format!("the run has {} cycles", run.last_cycle()));
     }
     let before = number.checked_sub(1).and_then(|before| run.cycles.get(&before));
-    if number > 0 && before.is_none_or(|cycle| cycle.done.is_none()) {
+    let over = before.is_some_and(|cycle| {
+        cycle.done.is_some() || (raft.staleness > 0 && cycle.selected.is_some())
+    });
+    if number > 0 && !over {
         found.push("planned before the cycle before it was done".into());
     }
     found.extend(jobs(plan));
-    let choose = |count| match (number, count) {
-        (0, _) | (_, 0) => Vec::new(),
-        _ => plan::choose_prompts(run.spec.seed, raft, number),
-    };
     let wanted = match (number, raft.prompts_per_cycle) {
         (0, _) => 0,
         (_, 0) => raft.prompt_count,
         (_, some) => some.min(raft.prompt_count),
     };
-    let all = |count| (0..count).collect();
     let train = (v1::Purpose::Train, wanted, raft.samples_per_prompt);
     let heldout = (v1::Purpose::Heldout, raft.heldout_count, raft.heldout_samples_per_prompt);
     // The spec is not believed: what it says is written out only where the plan is as long.
@@ -45,12 +43,15 @@ pub(super) fn plan(run: &Run, number: u32, plan: &v1::Plan) -> Vec<String> {
             let name = purpose.as_str_name().to_lowercase();
             found.push(format!("draws from {drawn} {name} prompts, but there are {wanted}"));
         }
-        let chosen: Vec<u32> = match purpose {
+        let draws = match purpose {
             _ if !sane || drawn < wanted as usize => continue,
-            v1::Purpose::Heldout => all(wanted),
-            v1::Purpose::Train | v1::Purpose::Unspecified => choose(wanted),
+            v1::Purpose::Heldout => (0..wanted).map(|line| (line, count)).collect(),
+            v1::Purpose::Train | v1::Purpose::Unspecified if number == 0 => Vec::new(),
+            v1::Purpose::Train | v1::Purpose::Unspecified => {
+                curriculum::draws(run, raft, number, raft.prompt_count)
+            }
         };
-        found.extend(coverage(plan, purpose, &chosen, count));
+        found.extend(coverage(plan, purpose, &draws));
     }
     found
 }
@@ -78,9 +79,9 @@ fn jobs(plan: &v1::Plan) -> Vec<String> {
     found
 }
 
-/// One sentence for each way in which the draws are not `lines` × `0..count`, with how often
-/// and the first case.
-fn coverage(plan: &v1::Plan, purpose: v1::Purpose, lines: &[u32], count: u32) -> Vec<String> {
+/// One sentence for each way in which the draws are not those `wanted` (lines, and how many samples
+/// of each), with how often and the first case.
+fn coverage(plan: &v1::Plan, purpose: v1::Purpose, wanted: &[(u32, u32)]) -> Vec<String> {
     // Samples of a line as ranges: a plan may draw more than could be listed one by one.
     let mut drawn: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
     for draw in plan.jobs.iter().filter(|job| job.purpose() == purpose).flat_map(|job| &job.draws) {
@@ -90,17 +91,17 @@ fn coverage(plan: &v1::Plan, purpose: v1::Purpose, lines: &[u32], count: u32) ->
     let mut twice = Complaint::new("planned twice");
     let mut missing = Complaint::new("not planned");
     let mut extra = Complaint::new("planned, but not to be drawn");
-    for line in lines {
+    for (line, count) in wanted {
         let mut ranges = drawn.remove(line).unwrap_or_default();
         ranges.sort_unstable();
         let mut next = 0;
         for (first, end) in ranges {
-            missing.add(*line, next, first.max(next).min(u64::from(count)));
+            missing.add(*line, next, first.max(next).min(u64::from(*count)));
             twice.add(*line, first, end.min(next));
-            extra.add(*line, first.max(next).max(u64::from(count)), end);
+            extra.add(*line, first.max(next).max(u64::from(*count)), end);
             next = next.max(end);
         }
-        missing.add(*line, next, u64::from(count));
+        missing.add(*line, next, u64::from(*count));
     }
     for (line, ranges) in drawn {
         ranges.into_iter().for_each(|(first, end)| extra.add(line, first, end));

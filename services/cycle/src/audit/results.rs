@@ -100,7 +100,7 @@ pub(super) fn checkpoint(run: &Run, number: u32, checkpoint: &v1::Checkpoint) ->
     let v1::Checkpoint { step, steps, r#final, .. } = checkpoint;
     expect(step <= steps && *r#final == (step == steps), "its step, steps and final contradict");
     expect(checkpoint.tree.is_some(), "it names no tree");
-    let policy = run.policy(number, v1::Purpose::Train);
+    let policy = run.trained_from(number);
     let trained = policy.map_or(manifest(spec_base), |Policy { base, .. }| Some(base.manifest));
     if run.raft().is_none() {
         let parent = manifest(checkpoint.parent.as_ref());
@@ -171,7 +171,7 @@ pub(super) fn eval(run: &Run, suite: &SuiteName, eval: &v1::Eval) -> Vec<String>
 
 pub(super) fn cycle_done(run: &Run, number: u32, done: &v1::CycleDone) -> Vec<String> {
     let Some(cycle) = run.cycles.get(&number) else { return Vec::new() };
-    if same_counts(done, &measure::summarize(number, cycle)) {
+    if same_counts(done, &measure::summarize(run, number, cycle)) {
         return Vec::new();
     }
     vec!["its counts do not follow from its cycle's facts".into()]
@@ -179,15 +179,22 @@ pub(super) fn cycle_done(run: &Run, number: u32, done: &v1::CycleDone) -> Vec<St
 
 /// Without the times, which are rounded from the log's own.
 fn same_counts(a: &v1::CycleDone, b: &v1::CycleDone) -> bool {
-    (a.sampled, a.kept, a.set_aside, &a.heldout, &a.train, &a.samples_by_agent)
-        == (b.sampled, b.kept, b.set_aside, &b.heldout, &b.train, &b.samples_by_agent)
+    let counts = |done: &v1::CycleDone| (done.sampled, done.kept, done.set_aside);
+    let judged = |done: &v1::CycleDone| (done.findings.clone(), done.best, done.then);
+    counts(a) == counts(b)
+        && (&a.heldout, &a.train, &a.pass_at) == (&b.heldout, &b.train, &b.pass_at)
+        && a.samples_by_agent == b.samples_by_agent
+        && judged(a) == judged(b)
 }
 
 pub(super) fn done(run: &Run, done: &v1::Done) -> Vec<String> {
     use v1::done::Status;
     let ended = |number: u32| run.cycles.get(&number).is_some_and(|cycle| cycle.done.is_some());
     let holds = match done.status() {
-        Status::Succeeded => (0..=run.last_cycle()).all(ended),
+        Status::Succeeded => {
+            let last = run.stopped_after().unwrap_or(run.last_cycle());
+            (0..=last).all(ended)
+        }
         Status::Cancelled => run.cancelled,
         Status::Failed => !done.message.is_empty(),
         Status::Unspecified => false,

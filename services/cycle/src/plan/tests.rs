@@ -6,9 +6,9 @@ fn fleet(rates: &[f64]) -> Fleet {
 }
 
 fn cut_up(prompts: usize, count: u32, fleet: &Fleet, sizing: &Sizing) -> Vec<v1::plan::Job> {
-    let prompts: Vec<(u32, usize)> =
-        (0..u32::try_from(prompts).unwrap()).map(|line| (line, 10)).collect();
-    cut("t", v1::Purpose::Train, &prompts, count, 36, fleet, sizing)
+    let wanted = |line| Wanted { line, bytes: 10, count };
+    let prompts: Vec<Wanted> = (0..u32::try_from(prompts).unwrap()).map(wanted).collect();
+    cut("t", v1::Purpose::Train, &prompts, 36, fleet, sizing)
 }
 
 fn size(job: &v1::plan::Job) -> u32 {
@@ -56,12 +56,17 @@ fn a_job_that_would_not_fit_a_message_is_split_never_cut_short() {
 }
 
 #[test]
-fn a_sweep_uses_every_prompt_before_any_comes_again() {
-    let raft = v1::spec::Raft { prompt_count: 10, prompts_per_cycle: 5, ..Default::default() };
-    let first = choose_prompts(1, &raft, 1);
-    let second = choose_prompts(1, &raft, 2);
-    assert_eq!((first.len(), second.len()), (5, 5));
-    assert!(first.iter().all(|line| !second.contains(line)));
-    assert_ne!(choose_prompts(2, &raft, 1), first, "another seed, another order");
-    assert_eq!(choose_prompts(1, &raft, 1), first);
+fn prompts_may_want_different_numbers_of_samples() {
+    let wanted: Vec<Wanted> = [3, 0, 17, 1]
+        .into_iter()
+        .zip(0..)
+        .map(|(count, line)| Wanted { line, bytes: 10, count })
+        .collect();
+    let jobs = cut("t", v1::Purpose::Train, &wanted, 36, &fleet(&[1.0]), &Sizing::default());
+    let mut drawn = std::collections::BTreeMap::<u32, u32>::new();
+    for draw in jobs.iter().flat_map(|job| &job.draws) {
+        assert_eq!(draw.first, drawn.get(&draw.prompt).copied().unwrap_or(0), "in order");
+        *drawn.entry(draw.prompt).or_default() += draw.count;
+    }
+    assert_eq!(drawn, [(0, 3), (2, 17), (3, 1)].into());
 }

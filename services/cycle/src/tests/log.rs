@@ -1,6 +1,6 @@
 //! A write-once log and agents that answer at once.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{Body, Fact, Place, Prompt, Record, RunId, Subject, v1};
 
@@ -14,6 +14,10 @@ pub(super) struct Log {
     subjects: BTreeSet<String>,
     controls: u64,
     barren: BTreeSet<u32>,
+    /// Of the cycles whose checkpoints are worse or better than others; 10 otherwise.
+    pub(super) perplexities: BTreeMap<u32, f64>,
+    /// Cycles of whose held-out samples none passes.
+    pub(super) forgetful: BTreeSet<u32>,
     /// What the agents say they hold, and how late it is.
     pub(super) fleet: Fleet,
     pub(super) now_ms: u64,
@@ -53,7 +57,11 @@ pub(super) fn raft(cycles: u32) -> v1::Spec {
         samples_per_prompt: 8,
         heldout_samples_per_prompt: 2,
         sampling: Some(v1::Sampling { max_new_tokens: 16, ..Default::default() }),
-        selection: Some(v1::Selection { keep_per_prompt: 1, min_reward: 0.5 }),
+        selection: Some(v1::Selection {
+            keep_per_prompt: 1,
+            min_reward: 0.5,
+            ..Default::default()
+        }),
         training: Some(v1::Training { lora: Some(v1::Lora::default()), ..Default::default() }),
         ..Default::default()
     }))
@@ -79,6 +87,8 @@ impl Log {
             subjects: BTreeSet::new(),
             controls: 0,
             barren: BTreeSet::new(),
+            perplexities: BTreeMap::new(),
+            forgetful: BTreeSet::new(),
             fleet: Fleet::default(),
             now_ms: 0,
         };
@@ -144,6 +154,13 @@ impl Log {
         })
     }
 
+    pub(super) fn train_orders(&self) -> impl Iterator<Item = &v1::TrainOrder> {
+        self.records.iter().filter_map(|record| match &record.fact.body {
+            Body::TrainOrder(order) => Some(order),
+            _ => None,
+        })
+    }
+
     pub(super) fn generate(&mut self) {
         for order in self.generate_orders().cloned().collect::<Vec<_>>() {
             self.sample(&order, &order.base.clone().unwrap().manifest);
@@ -205,7 +222,9 @@ impl Log {
     pub(super) fn verify(&mut self) {
         for record in self.records.clone() {
             let Body::Samples(samples) = &record.fact.body else { continue };
-            let barren = self.barren.contains(&samples.cycle);
+            let heldout = samples.purpose() == v1::Purpose::Heldout;
+            let barren = self.barren.contains(&samples.cycle)
+                || (heldout && self.forgetful.contains(&samples.cycle));
             let judge = |sample: &v1::samples::Sample| {
                 let pass = sample.index % 3 == 1 && !barren;
                 let outcome =
@@ -281,6 +300,7 @@ impl Log {
                 cycle,
                 step,
                 suite: "text".into(),
+                perplexity: self.perplexities.get(&cycle).copied().unwrap_or(10.0),
                 manifest,
                 ..Default::default()
             };

@@ -122,7 +122,11 @@ fn spec(run: &str, workload: Workload) -> v1::Spec {
                 max_new_tokens,
                 ..Default::default()
             }),
-            selection: Some(v1::Selection { keep_per_prompt: 1, min_reward: 0.5 }),
+            selection: Some(v1::Selection {
+                keep_per_prompt: 1,
+                min_reward: 0.5,
+                ..Default::default()
+            }),
             ..Default::default()
         })),
         ..Default::default()

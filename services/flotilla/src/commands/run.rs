@@ -164,8 +164,8 @@ async fn show(control: &Control, id: &RunId, json: bool) -> anyhow::Result<()> {
         run.seed, run.cycle, run.cycles, run.phase
     ));
     output::print(&cycles_table(&run));
-    for line in run.cycles_done.iter().filter_map(energy) {
-        output::print(&line);
+    for done in &run.cycles_done {
+        verdicts_of(done).into_iter().chain(energy(done)).for_each(|line| output::print(&line));
     }
     if !run.checkpoints.is_empty() {
         output::print(&perplexities_table(&run));
@@ -178,6 +178,34 @@ async fn show(control: &Control, id: &RunId, json: bool) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The figures of a cycle that have no column, and what its gates made of them.
+pub(crate) fn verdicts_of(done: &v1::CycleDone) -> Vec<String> {
+    let cycle = done.cycle;
+    let percent = |share: f64| format!("{:.1}", share * 100.0);
+    let each = done.pass_at.iter().map(|at| {
+        let [mean, low, high] = [at.mean, at.low, at.high].map(percent);
+        format!("pass@{} {mean} % ({low} to {high})", at.k)
+    });
+    let each: Vec<String> = each.collect();
+    let mut lines = Vec::new();
+    if !each.is_empty() {
+        lines.push(format!("cycle {cycle}: {}", each.join(", ")));
+    }
+    for finding in &done.findings {
+        let v1::cycle_done::Finding { gate, value, limit, .. } = finding;
+        let then = match finding.then() {
+            v1::gates::Then::RollBack => format!("the run goes on from cycle {}", done.best),
+            v1::gates::Then::Stop => format!("the run ends; cycle {} was the best", done.best),
+            v1::gates::Then::Tell | v1::gates::Then::Unspecified => "the run goes on".into(),
+        };
+        lines.push(match gate.as_str() {
+            "patience" => format!("cycle {cycle}: {value} cycles without a better one; {then}"),
+            _ => format!("cycle {cycle}: {gate} {value:.4} is past {limit:.4}; {then}"),
+        });
+    }
+    lines
 }
 
 /// What a kept sample of a cycle took, where agents could measure it.

@@ -139,7 +139,8 @@ fn of_spec(
                 0 => prompts,
                 limit => prompts.min(u64::from(limit)),
             };
-            let kept = asked.saturating_mul(u64::from(raft.selection.keep_per_prompt));
+            let kept =
+                asked.saturating_mul(u64::from(raft.selection.most_of(raft.samples_per_prompt)));
             (&raft.training, Some(raft.lora.r), kept)
         }
         (None, None) => bail!("a run spec has `sft:` or `raft:`"),

@@ -1,0 +1,129 @@
+//! What becomes of a run whose figures got worse, or no better.
+
+use wire::{
+    SuiteName,
+    v1::{
+        self,
+        cycle_done::Finding,
+        gates::{Gate, Then},
+    },
+};
+
+use crate::state::{Cycle, Run};
+
+/// What a cycle's figures mean for the run.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Judgement {
+    /// Worst first.
+    pub findings: Vec<Finding>,
+    /// The cycle with the best figures so far.
+    pub best: u32,
+    pub then: Then,
+}
+
+/// Judges a cycle that is about to be done; `done` holds its figures.
+pub(crate) fn judge(run: &Run, number: u32, cycle: &Cycle, done: &v1::CycleDone) -> Judgement {
+    let best_before = best_before(run, number);
+    let gates = run.raft().and_then(|raft| raft.gates.as_ref());
+    let measured = cycle.final_checkpoint().is_some();
+    let mut findings = Vec::new();
+    if let Some(gates) = gates.filter(|_| measured) {
+        findings.extend(gates.perplexity.iter().filter_map(|gate| perplexity(run, number, gate)));
+        findings
+            .extend(gates.pass_rate.as_ref().and_then(|gate| pass_rate(run, number, done, gate)));
+        findings.extend(gates.diversity.as_ref().and_then(|gate| diversity(cycle, gate)));
+    }
+    let spoiled = findings.iter().any(|finding| finding.then() >= Then::RollBack);
+    let here = Figure::of(run, number, cycle, done.heldout.as_ref());
+    let best = match best_before {
+        _ if !measured || spoiled => best_before.map_or(number, |(best, _)| best),
+        Some((best, there)) if !here.is_better(&there) => best,
+        _ => number,
+    };
+    findings.extend(gates.and_then(|gates| patience(run, number, best, gates.patience)));
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.then));
+    let then = findings.first().map_or(Then::Unspecified, Finding::then);
+    Judgement { findings, best, then }
+}
+
+/// What cycles are compared by: the held-out pass rate where there is one, else the perplexity of
+/// the first suite.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Figure {
+    pass_rate: Option<f64>,
+    perplexity: Option<f64>,
+}
+
+impl Figure {
+    fn of(run: &Run, number: u32, cycle: &Cycle, heldout: Option<&v1::cycle_done::Rate>) -> Self {
+        let suite = run.spec.suites.first().map(|suite| suite.name.as_str());
+        let perplexity = suite.and_then(|suite| perplexity_of(run, number, suite));
+        let measured = cycle.final_checkpoint().is_some();
+        Self { pass_rate: heldout.filter(|_| measured).map(|rate| rate.mean), perplexity }
+    }
+
+    fn is_better(&self, than: &Self) -> bool {
+        match (self.pass_rate, than.pass_rate, self.perplexity, than.perplexity) {
+            (Some(here), Some(there), ..) => here > there,
+            (_, _, Some(here), Some(there)) => here < there,
+            // Nothing to compare: the newest.
+            _ => true,
+        }
+    }
+}
+
+/// The best of the cycles before, as the last of them said.
+fn best_before(run: &Run, number: u32) -> Option<(u32, Figure)> {
+    let (_, last) = run.cycles.range(..number).rev().find(|(_, cycle)| cycle.done.is_some())?;
+    let best = last.done.as_ref()?.best;
+    let cycle = run.cycles.get(&best)?;
+    let heldout = cycle.done.as_ref().and_then(|done| done.heldout.as_ref());
+    Some((best, Figure::of(run, best, cycle, heldout)))
+}
+
+/// Of the checkpoint a cycle ended with.
+fn perplexity_of(run: &Run, number: u32, suite: &str) -> Option<f64> {
+    let cycle = run.cycles.get(&number)?;
+    let step = cycle.final_checkpoint()?.step;
+    let eval = cycle.evals.get(&(step, SuiteName::new(suite).ok()?))?;
+    Some(eval.perplexity).filter(|perplexity| perplexity.is_finite())
+}
+
+fn perplexity(run: &Run, number: u32, gate: &Gate) -> Option<Finding> {
+    let value = perplexity_of(run, number, &gate.suite)?;
+    let before = run.cycles.range(..number).map(|(number, _)| *number);
+    let best = before.filter_map(|other| perplexity_of(run, other, &gate.suite));
+    let best = best.min_by(f64::total_cmp)?;
+    let limit = best * (1.0 + gate.margin);
+    let name = format!("perplexity of {}", gate.suite);
+    (value > limit).then(|| finding(&name, value, best, limit, gate.then()))
+}
+
+fn pass_rate(run: &Run, number: u32, done: &v1::CycleDone, gate: &Gate) -> Option<Finding> {
+    let value = done.heldout.as_ref()?.mean;
+    let before = run.cycles.range(..number).filter_map(|(_, cycle)| cycle.done.as_ref());
+    let best = before.filter_map(|done| done.heldout.as_ref()).map(|rate| rate.mean);
+    let best = best.max_by(f64::total_cmp)?;
+    let limit = best - gate.margin;
+    (value < limit).then(|| finding("pass rate", value, best, limit, gate.then()))
+}
+
+fn diversity(cycle: &Cycle, gate: &Gate) -> Option<Finding> {
+    let value = cycle.selected.as_ref()?.diversity;
+    let limit = gate.margin;
+    (value < limit).then(|| finding("diversity", value, limit, limit, gate.then()))
+}
+
+fn patience(run: &Run, number: u32, best: u32, patience: u32) -> Option<Finding> {
+    let since = number.saturating_sub(best);
+    // A run that ends anyway needs no reason.
+    let impatient = patience > 0 && since >= patience && number < run.last_cycle();
+    impatient.then(|| {
+        let (since, most) = (f64::from(since), f64::from(patience));
+        finding("patience", since, f64::from(best), most, Then::Stop)
+    })
+}
+
+fn finding(gate: &str, value: f64, best: f64, limit: f64, then: Then) -> Finding {
+    Finding { gate: gate.to_owned(), value, best, limit, then: then.into() }
+}

@@ -1,0 +1,213 @@
+//! Runs whose settings change from cycle to cycle, and runs that their figures turn.
+
+use wire::v1::{
+    self,
+    gates::{Gate, Then},
+};
+
+use super::log::{Log, raft};
+use crate::{Phase, audit};
+
+fn log(cycles: u32, change: impl FnOnce(&mut v1::spec::Raft)) -> Log {
+    let mut spec = raft(cycles);
+    let Some(v1::spec::Kind::Raft(raft)) = &mut spec.kind else { panic!("a raft run") };
+    change(raft);
+    Log::new(spec)
+}
+
+fn gates(then: Then) -> v1::Gates {
+    let gate = |suite: &str, margin| Gate { suite: suite.into(), margin, then: then.into() };
+    v1::Gates {
+        perplexity: vec![gate("text", 0.05)],
+        pass_rate: Some(gate("", 0.2)),
+        ..Default::default()
+    }
+}
+
+fn clean(log: &Log) {
+    assert_eq!(audit(log.records()).unwrap().findings, []);
+}
+
+/// The adapter each cycle's training samples were ordered of.
+fn sampled_with(log: &Log, cycle: u32) -> Vec<String> {
+    let mut found: Vec<String> = log
+        .generate_orders()
+        .filter(|order| order.cycle == cycle && order.purpose() == v1::Purpose::Train)
+        .map(|order| order.adapter.clone().map_or(String::new(), |tree| tree.manifest))
+        .collect();
+    found.dedup();
+    found
+}
+
+#[test]
+fn each_cycle_has_its_own_settings_but_held_out_samples_are_drawn_alike() {
+    let mut log = log(3, |raft| {
+        raft.sampling = Some(v1::Sampling { temperature: 0.8, ..raft.sampling.unwrap() });
+        raft.schedules = Some(v1::Schedules {
+            temperature: vec![1.0, 0.9],
+            learning_rate: vec![4e-4, 2e-4, 1e-4],
+            min_reward: vec![0.0, 1.0],
+            keep_share: vec![0.5, 0.0],
+        });
+    });
+    log.run_to_the_end();
+    let temperatures = |purpose: v1::Purpose| {
+        let orders = log.generate_orders().filter(|order| order.purpose() == purpose);
+        let mut found: Vec<_> =
+            orders.map(|order| (order.cycle, order.sampling.unwrap().temperature)).collect();
+        found.dedup();
+        found
+    };
+    assert_eq!(temperatures(v1::Purpose::Train), [(1, 1.0), (2, 0.9), (3, 0.9)]);
+    assert_eq!(temperatures(v1::Purpose::Heldout), [(0, 0.8), (1, 0.8), (2, 0.8), (3, 0.8)]);
+    let rates: Vec<f64> =
+        log.train_orders().map(|order| order.training.as_ref().unwrap().learning_rate).collect();
+    assert_eq!(rates, [4e-4, 2e-4, 1e-4]);
+    let run = log.run();
+    let selected = |cycle: u32| run.cycles[&cycle].selected.as_ref().unwrap();
+    let rewards: Vec<f64> = (1..=3).map(|cycle| selected(cycle).min_reward).collect();
+    assert_eq!(rewards, [0.0, 1.0, 1.0]);
+    assert_eq!((selected(1).kept, selected(2).kept), (10, 20));
+    clean(&log);
+}
+
+#[test]
+fn the_least_reward_follows_the_pass_rate() {
+    let mut log = log(3, |raft| {
+        let adaptive = v1::selection::Adaptive { target: 0.3, step: 0.25, low: 0.25, high: 0.75 };
+        let rules = raft.selection.unwrap();
+        raft.selection = Some(v1::Selection { adaptive: Some(adaptive), ..rules });
+    });
+    // 3 of 8 pass.
+    log.nothing_passes_in_cycle(2);
+    log.run_to_the_end();
+    let run = log.run();
+    let rewards: Vec<f64> =
+        (1..=3).map(|cycle| run.cycles[&cycle].selected.as_ref().unwrap().min_reward).collect();
+    assert_eq!(rewards, [0.5, 0.75, 0.5]);
+    clean(&log);
+}
+
+#[test]
+fn a_run_may_train_each_cycle_from_the_base() {
+    let mut log = log(3, |raft| raft.from_base = true);
+    log.run_to_the_end();
+    assert!(log.train_orders().all(|order| order.adapter.is_none()), "trained on an adapter");
+    assert_eq!(sampled_with(&log, 3), ["adapter-2"], "samples are of the newest all the same");
+    assert_eq!(log.run().anomalies, []);
+    clean(&log);
+}
+
+#[test]
+fn earlier_winners_are_trained_on_again_where_the_rules_say_so() {
+    let mut log = log(4, |raft| {
+        let replay = v1::selection::Replay { cycles: 2, share: 0.5 };
+        let rules = raft.selection.unwrap();
+        raft.selection = Some(v1::Selection { replay: Some(replay), ..rules });
+    });
+    log.nothing_passes_in_cycle(2);
+    log.run_to_the_end();
+    let run = log.run();
+    let dataset = |cycle: u32| run.cycles[&cycle].selected.as_ref().unwrap().dataset.clone();
+    let replays: Vec<_> =
+        log.train_orders().map(|order| (order.cycle, order.replay.clone())).collect();
+    let of = |cycles: &[u32]| cycles.iter().filter_map(|cycle| dataset(*cycle)).collect();
+    assert_eq!(replays, [(1, of(&[])), (3, of(&[1])), (4, of(&[3, 1]))]);
+    clean(&log);
+}
+
+#[test]
+fn with_a_staleness_of_one_the_next_cycle_is_sampled_while_this_one_trains() {
+    let mut log = log(3, |raft| raft.staleness = 1);
+    log.until(Phase::Train);
+    assert_eq!(log.run().current_cycle(), 1);
+    log.generate();
+    assert!(log.run().cycles[&2].has_all_samples(v1::Purpose::Train), "not sampled ahead");
+    assert!(log.run().cycles[&2].selected.is_none(), "selected before its turn");
+    log.run_to_the_end();
+    let used: Vec<_> = (1..=3).flat_map(|cycle| sampled_with(&log, cycle)).collect();
+    assert_eq!(used, ["", "", "adapter-1"]);
+    let parents: Vec<_> = log
+        .train_orders()
+        .map(|order| order.adapter.clone().map_or(String::new(), |tree| tree.manifest))
+        .collect();
+    assert_eq!(parents, ["", "adapter-1", "adapter-2"], "training goes on with the newest");
+    assert_eq!(log.run().anomalies, []);
+    clean(&log);
+}
+
+#[test]
+fn a_cycle_that_forgets_is_rolled_back_to_the_best_one() {
+    let mut log = log(4, |raft| raft.gates = Some(gates(Then::RollBack)));
+    log.perplexities = [(1, 9.0), (2, 9.2), (3, 9.9)].into();
+    log.run_to_the_end();
+    let run = log.run();
+    let done = |cycle: u32| run.cycles[&cycle].done.clone().unwrap();
+    assert_eq!(done(2).findings, [], "within the margin");
+    let finding = &done(3).findings[0];
+    assert_eq!((finding.gate.as_str(), finding.value), ("perplexity of text", 9.9));
+    assert_eq!((done(3).then(), done(3).best), (Then::RollBack, 0), "the pass rate never rose");
+    assert_eq!(run.parent(4).unwrap().cycle, 0);
+    assert_eq!(sampled_with(&log, 4), [""]);
+    assert_eq!(run.done.as_ref().unwrap().status(), v1::done::Status::Succeeded);
+    clean(&log);
+}
+
+#[test]
+fn a_run_without_held_out_prompts_goes_by_perplexity() {
+    let mut log = log(3, |raft| {
+        raft.heldout_count = 0;
+        raft.gates = Some(gates(Then::RollBack));
+    });
+    log.perplexities = [(1, 8.0), (2, 9.0)].into();
+    log.run_to_the_end();
+    let done = log.run().cycles[&2].done.clone().unwrap();
+    assert_eq!((done.then(), done.best), (Then::RollBack, 1));
+    assert_eq!(sampled_with(&log, 3), ["adapter-1"]);
+    clean(&log);
+}
+
+#[test]
+fn a_gate_may_end_the_run_with_what_was_best() {
+    let mut log = log(4, |raft| {
+        raft.gates = Some(gates(Then::Stop));
+        raft.staleness = 1;
+    });
+    log.forgetful = [2].into();
+    log.run_to_the_end();
+    let done = log.run().done.unwrap();
+    assert_eq!(done.status(), v1::done::Status::Succeeded);
+    assert_eq!(
+        done.message,
+        "stopped after cycle 2: its pass rate of 0.0000 is past 0.3000; cycle 0 was the best"
+    );
+    assert!(!log.run().cycles.contains_key(&4));
+    clean(&log);
+}
+
+#[test]
+fn a_run_that_gets_no_better_ends_when_patience_does() {
+    let mut log = log(9, |raft| {
+        raft.heldout_count = 0;
+        raft.gates = Some(v1::Gates { patience: 2, ..Default::default() });
+    });
+    log.perplexities = [(1, 9.0), (2, 8.0)].into();
+    log.run_to_the_end();
+    let run = log.run();
+    assert_eq!(run.stopped_after(), Some(4));
+    let message = run.done.unwrap().message;
+    assert_eq!(message, "stopped after cycle 4: none since cycle 2 was better than it");
+    clean(&log);
+}
+
+#[test]
+fn what_was_seen_of_prompts_is_known_from_the_log_alone() {
+    let mut log = log(2, |raft| raft.prompts_per_cycle = 5);
+    log.run_to_the_end();
+    let run = log.run();
+    assert_eq!(run.prompts.len(), 10, "two cycles of five prompts each");
+    assert!(run.prompts.values().all(|seen| (seen.judged, seen.passed) == (8.0, 3.0)));
+    let selected = run.cycles[&1].selected.as_ref().unwrap();
+    // Three different answers in eight samples.
+    assert!((selected.diversity - 3.0 / 8.0).abs() < 1e-12);
+}
