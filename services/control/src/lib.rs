@@ -3,6 +3,7 @@
 //! line offer the same things with the same checks; knows neither gRPC nor terminals.
 
 mod agents;
+mod archive;
 mod audit;
 mod base;
 mod check;
@@ -10,6 +11,7 @@ mod checkpoints;
 mod evals;
 mod files;
 mod runs;
+mod select;
 mod spec;
 mod submit;
 mod watched;
@@ -29,7 +31,8 @@ pub use check::FieldError;
 pub use checkpoints::{CheckpointError, parse_checkpoint_ref};
 pub use files::{FileError, Files};
 pub use runs::{RunError, timestamp, view};
-pub use spec::{BaseSpec, RunSpec, SuiteSpec, WatchSpec};
+pub use select::{Comparison, SelectError, Side};
+pub use spec::{BaseSpec, RunSpec, SelectionSpec, SuiteSpec, WatchSpec};
 pub use submit::SubmitError;
 pub use watched::Found;
 

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod care;
+mod select;
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -10,7 +11,7 @@ use engine::Dtype;
 
 use crate::fleet::FleetArgs;
 
-pub(crate) use care::CareArgs;
+pub(crate) use {care::CareArgs, select::SelectArgs};
 
 /// Fine-tune language models across a homelab fleet.
 #[derive(Debug, Parser)]
@@ -52,6 +53,8 @@ pub(crate) enum Command {
     Agents(AgentsCommand),
     /// Re-derive a run from its log, compare the store with it, and report every contradiction.
     Audit(AuditArgs),
+    /// Select again from the samples of a cycle: what another policy would have kept.
+    Select(SelectArgs),
     /// Generate from a model directory, without a fleet.
     Generate(GenerateArgs),
     /// What is wrong with this box, and what to do about it.

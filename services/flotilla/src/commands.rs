@@ -11,6 +11,7 @@ mod down;
 mod eval;
 mod generate;
 mod run;
+mod select;
 mod up;
 mod watching;
 pub(crate) mod worker;
@@ -43,6 +44,7 @@ pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Checkpoint(command) => checkpoint::checkpoint(&fleet, command, json).await,
         Command::Agents(command) => agents::agents(&fleet, command, json).await,
         Command::Audit(args) => audit::audit(&fleet, &args, json).await,
+        Command::Select(args) => select::select(&fleet, &args, json).await,
         Command::Convert(command) => convert::convert(command, json).await,
         Command::Generate(args) => generate::generate(&args, json).await,
         Command::Doctor(args) => doctor::doctor(&args, json),

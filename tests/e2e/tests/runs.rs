@@ -56,11 +56,31 @@ fn two_generators_share_a_raft_run_and_its_adapter_is_peft() {
     let audit = fleet.audit_clean(&run);
     assert_eq!(audit["planned_samples"], 2 * 64 * 8 + 3 * 8);
 
+    another_selection_shows_what_it_would_keep(&fleet, &run);
     let out = fleet.path().join("adapter");
     let exported =
         fleet.run(&["checkpoint", "export", &format!("{run}/2"), "--out", out.to_str().unwrap()]);
     assert_eq!(exported.code, 0, "{}", exported.stderr);
     check_peft(&out);
+}
+
+fn another_selection_shows_what_it_would_keep(fleet: &Fleet, run: &str) {
+    let ask = |cycle: &str, policy: &str| {
+        fleet.json(&["select", "--run", run, "--cycle", cycle, "--policy", policy])
+    };
+    let same = ask("1", "raft").expect("a comparison");
+    assert!(same["was"]["kept"].as_u64() > Some(0), "{same:#}");
+    assert_eq!(same["was"], same["would"], "the run's own policy keeps what it kept");
+    let more = ask("2", "{policy: rest_em, similarity: 0.99}").expect("a comparison");
+    let kept = |side: &str| more[side]["kept"].as_u64().unwrap();
+    assert!(kept("would") > kept("was"), "{more:#}");
+    assert_eq!(more["both"], more["was"]["kept"], "the best are among the ten best");
+    let dropped = more["would"]["dropped"].as_object().unwrap().values();
+    let dropped: u64 = dropped.filter_map(Value::as_u64).sum();
+    assert_eq!(kept("would") + dropped, more["considered"].as_u64().unwrap(), "{more:#}");
+    for (cycle, policy) in [("9", "raft"), ("1", "grpo"), ("1", "{keep_share: 7}")] {
+        assert!(ask(cycle, policy).is_err(), "cycle {cycle}, {policy}");
+    }
 }
 
 /// What PEFT's loader needs: its config's keys, and its names and shapes of tensors.
