@@ -168,6 +168,7 @@ impl Run {
         job.samples = Some(Samples {
             sequence: record.sequence,
             agent: samples.agent.clone(),
+            engine: samples.engine.clone(),
             count: u32::try_from(samples.samples.len()).unwrap_or(u32::MAX),
             wall_s: samples.wall_s,
             joules: samples.joules,
@@ -185,7 +186,7 @@ impl Run {
     }
 
     /// What generates a cycle's samples: held-out ones measure the cycle's own checkpoint.
-    pub(crate) fn policy(&self, cycle: u32, purpose: v1::Purpose) -> Option<Policy> {
+    pub fn policy(&self, cycle: u32, purpose: v1::Purpose) -> Option<Policy> {
         let own = || self.cycles.get(&cycle).and_then(Cycle::final_checkpoint);
         let checkpoint = match purpose {
             v1::Purpose::Heldout => own().or_else(|| self.parent(cycle)),

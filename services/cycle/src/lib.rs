@@ -20,6 +20,7 @@ mod plan;
 mod schedule;
 mod select;
 mod state;
+mod yields;
 
 pub use again::Waiting;
 pub use audit::{Audit, Auditor, Finding, Tally, audit};
@@ -28,8 +29,10 @@ pub use decide::{Command, Inputs, decide};
 pub use desk::{Desk, give_up};
 pub use fleet::{Fleet, Held, Member};
 pub use plan::Sizing;
+pub use schedule::sampling;
 pub use select::{Kept, Outcome, select_again};
 pub use state::{Anomaly, Cycle, Job, Ordered, Phase, Policy, Run};
+pub use yields::{Yield, yields};
 
 #[cfg(test)]
 mod tests;

@@ -19,11 +19,7 @@ pub(crate) fn training(raft: &v1::spec::Raft, cycle: u32) -> Option<v1::Training
 }
 
 /// How a cycle samples. Held-out samples are drawn alike in every cycle, so that cycles compare.
-pub(crate) fn sampling(
-    raft: &v1::spec::Raft,
-    cycle: u32,
-    purpose: v1::Purpose,
-) -> Option<v1::Sampling> {
+pub fn sampling(raft: &v1::spec::Raft, cycle: u32, purpose: v1::Purpose) -> Option<v1::Sampling> {
     let mut sampling = raft.sampling?;
     let temperatures = raft.schedules.as_ref().map_or(&[][..], |all| &all.temperature);
     if purpose != v1::Purpose::Heldout {

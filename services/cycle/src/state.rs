@@ -96,6 +96,7 @@ pub struct Ordered {
 pub struct Samples {
     pub sequence: u64,
     pub agent: String,
+    pub engine: String,
     pub count: u32,
     pub wall_s: f64,
     /// 0 where nobody measured.
@@ -239,6 +240,11 @@ impl Policy {
             v1::checkpoint::Content::Model => Some(Self { base: tree, adapter: None }),
             v1::checkpoint::Content::Unspecified => None,
         }
+    }
+
+    /// What generates: the adapter, or the model alone.
+    pub fn tree(&self) -> &v1::Tree {
+        self.adapter.as_ref().unwrap_or(&self.base)
     }
 
     pub fn adapter_manifest(&self) -> &str {

@@ -344,6 +344,19 @@ pub(crate) enum RunCommand {
         #[arg(long, default_value_t = 0)]
         after: u64,
     },
+    /// Tell why it went as it did: what each cycle sampled, kept, trained and measured, and why no
+    /// more was kept.
+    Explain {
+        run: String,
+        /// Of which cycle to say why no more was kept; the last that selected.
+        #[arg(long)]
+        cycle: Option<u32>,
+    },
+    /// What two runs were asked differently, and what became of each.
+    Diff {
+        a: String,
+        b: String,
+    },
     /// Start nothing new; what is being worked on is finished.
     Pause(SteerArgs),
     Resume(SteerArgs),
@@ -459,6 +472,14 @@ pub(crate) enum CheckpointCommand {
     Get {
         /// RUN, RUN/CYCLE or RUN/CYCLE/STEP.
         checkpoint: String,
+    },
+    /// What made it: trainings, samples, verdicts and boxes, back to the base.
+    Explain {
+        /// RUN, RUN/CYCLE or RUN/CYCLE/STEP.
+        checkpoint: String,
+        /// Every sample it was trained on, too.
+        #[arg(long)]
+        samples: bool,
     },
     /// Copy a checkpoint's files into a directory, verified.
     Export {

@@ -9,6 +9,7 @@ mod coordinator;
 mod doctor;
 mod down;
 mod eval;
+mod explain;
 mod generate;
 mod run;
 mod select;

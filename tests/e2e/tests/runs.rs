@@ -57,6 +57,7 @@ fn two_generators_share_a_raft_run_and_its_adapter_is_peft() {
     assert_eq!(audit["planned_samples"], 2 * 64 * 8 + 3 * 8);
 
     another_selection_shows_what_it_would_keep(&fleet, &run);
+    it_can_be_told_what_made_what(&fleet, &run, &base);
     let out = fleet.path().join("adapter");
     let exported =
         fleet.run(&["checkpoint", "export", &format!("{run}/2"), "--out", out.to_str().unwrap()]);
@@ -81,6 +82,38 @@ fn another_selection_shows_what_it_would_keep(fleet: &Fleet, run: &str) {
     for (cycle, policy) in [("9", "raft"), ("1", "grpo"), ("1", "{keep_share: 7}")] {
         assert!(ask(cycle, policy).is_err(), "cycle {cycle}, {policy}");
     }
+}
+
+fn it_can_be_told_what_made_what(fleet: &Fleet, run: &str, base: &str) {
+    let story = fleet.json(&["run", "explain", run]).expect("a story");
+    let cycles = story["cycles"].as_array().unwrap();
+    assert_eq!(cycles[1]["sampled_with"], "the base");
+    assert!(cycles[2]["sampled_with"].as_str().unwrap().starts_with("cycle 1 step "), "{story:#}");
+    assert_eq!(cycles[2]["trained_from"], cycles[2]["sampled_with"]);
+    let yields = &story["yield"];
+    assert_eq!(yields["cycle"], 2, "the last that selected");
+    assert_eq!(yields["judged"], 64 * 8, "{yields:#}");
+    assert_eq!(yields["kept"], cycles[2]["done"]["kept"]);
+    let failures = yields["failures"].as_array().unwrap();
+    assert!(failures.iter().any(|said| said[0] == "the pattern is not found"), "{yields:#}");
+
+    let lineage = fleet.json(&["checkpoint", "explain", run]).expect("a lineage");
+    let links = lineage["links"].as_array().unwrap();
+    let of = |place: usize| links[place]["checkpoint"]["cycle"].as_u64();
+    assert_eq!((links.len(), of(0), of(1)), (2, Some(2), Some(1)), "{lineage:#}");
+    assert_eq!(links[1]["from"], "the base");
+    let samples = lineage["samples"].as_array().unwrap();
+    assert_eq!(Some(samples.len() as u64), yields["kept"].as_u64());
+    let makers: BTreeSet<&str> = samples.iter().filter_map(|s| s["generator"].as_str()).collect();
+    assert!(makers.iter().all(|maker| maker.starts_with("generator-")), "{makers:?}");
+    let told = fleet.run(&["checkpoint", "explain", run]);
+    assert!(told.stdout.contains("it began with"), "{}", told.stdout);
+
+    let diff = fleet.json(&["run", "diff", run, base]).expect("a difference");
+    let settings = diff["settings"].as_array().unwrap();
+    assert!(settings.iter().any(|one| one["setting"] == "raft.cycles"), "{diff:#}");
+    let same = fleet.json(&["run", "diff", run, run]).expect("a difference");
+    assert_eq!(same["settings"].as_array().map(Vec::len), Some(0));
 }
 
 /// What PEFT's loader needs: its config's keys, and its names and shapes of tensors.

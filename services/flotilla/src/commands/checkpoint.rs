@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use control::parse_checkpoint_ref;
 use wire::{RunId, v1};
 
+use super::explain;
 use crate::{cli::CheckpointCommand, fleet::FleetArgs, output};
 
 pub(crate) async fn checkpoint(
@@ -30,6 +31,16 @@ pub(crate) async fn checkpoint(
                 output::print_json(&info)?;
             } else {
                 show(&info);
+            }
+        }
+        CheckpointCommand::Explain { checkpoint, samples } => {
+            let info = control.checkpoint(&parse_checkpoint_ref(&checkpoint)?).await?;
+            let checkpoint = info.checkpoint.unwrap_or_default();
+            let lineage = control.explain_checkpoint(&checkpoint).await?;
+            if json {
+                output::print_json(&lineage)?;
+            } else {
+                explain::lineage(&lineage, samples);
             }
         }
         CheckpointCommand::Export { checkpoint, out } => {

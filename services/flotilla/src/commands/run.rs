@@ -15,7 +15,7 @@ use crate::{
     output, progress,
 };
 
-use super::FINDINGS;
+use super::{FINDINGS, explain};
 
 pub(crate) async fn run(
     fleet: &FleetArgs,
@@ -44,6 +44,17 @@ pub(crate) async fn run(
                 return print_facts(&control, &run, after).await;
             }
             return follow(&control, &run, after).await;
+        }
+        RunCommand::Explain { run, cycle } => {
+            let story = control.explain_run(&RunId::new(run)?, cycle).await?;
+            if json {
+                output::print_json(&story)?;
+            } else {
+                explain::story(&story);
+            }
+        }
+        RunCommand::Diff { a, b } => {
+            diff(&control, [RunId::new(a)?, RunId::new(b)?], json).await?;
         }
         RunCommand::Pause(args) => steer(&control, args, v1::control::Action::Pause).await?,
         RunCommand::Resume(args) => steer(&control, args, v1::control::Action::Resume).await?,
@@ -135,6 +146,52 @@ async fn print_facts(control: &Control, run: &RunId, after: u64) -> anyhow::Resu
 
 fn state(run: &v1::Run) -> String {
     run.state().as_str_name().to_lowercase()
+}
+
+/// What two runs were asked differently, and their figures side by side.
+async fn diff(control: &Control, ids: [RunId; 2], json: bool) -> anyhow::Result<()> {
+    let [a, b] = &ids;
+    let runs = [control.run(a).await?, control.run(b).await?];
+    let spec = |run: &cycle::Run| -> anyhow::Result<serde_json::Value> {
+        // Every two runs differ in these.
+        let spec = v1::Spec { run: String::new(), submitted_at: None, ..run.spec.clone() };
+        Ok(serde_json::to_value(spec)?)
+    };
+    let settings = explain::differences(&spec(&runs[0])?, &spec(&runs[1])?);
+    let views = runs.each_ref().map(view);
+    if json {
+        let settings: Vec<_> =
+            settings.iter().map(|(path, a, b)| json!({"setting": path, "a": a, "b": b})).collect();
+        let cycles = views.each_ref().map(|run| &run.cycles_done);
+        return output::print_json(&json!({"settings": settings, "a": cycles[0], "b": cycles[1]}));
+    }
+    if settings.is_empty() {
+        output::print(&format!("{a} and {b} were asked the same"));
+    } else {
+        let rows = settings.into_iter().map(|(path, left, right)| [path, left, right]);
+        output::print(&output::table(["setting", a.as_str(), b.as_str()], rows));
+    }
+    let rate = |run: &v1::Run, cycle: u32| {
+        let done = run.cycles_done.iter().find(|done| done.cycle == cycle);
+        let rate = done.and_then(|done| done.heldout.as_ref());
+        rate.map_or("-".into(), |rate| {
+            format!("{:.1} % ± {:.1}", rate.mean * 100.0, rate.stderr * 100.0)
+        })
+    };
+    let kept = |run: &v1::Run, cycle: u32| {
+        let done = run.cycles_done.iter().find(|done| done.cycle == cycle);
+        done.map_or("-".into(), |done| format!("{}/{}", done.kept, done.sampled))
+    };
+    let last = views.iter().flat_map(|run| &run.cycles_done).map(|done| done.cycle).max();
+    let rows = last.into_iter().flat_map(|last| 0..=last).map(|cycle| {
+        let [a, b] = &views;
+        [cycle.to_string(), rate(a, cycle), rate(b, cycle), kept(a, cycle), kept(b, cycle)]
+    });
+    let [rate_a, rate_b] = [a, b].map(|run| format!(">held-out, {run}"));
+    let [kept_a, kept_b] = [a, b].map(|run| format!(">kept, {run}"));
+    let headings = [">cycle", &rate_a, &rate_b, &kept_a, &kept_b];
+    output::print(&output::table(headings, rows));
+    Ok(())
 }
 
 async fn list(control: &Control, json: bool) -> anyhow::Result<()> {

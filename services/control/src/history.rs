@@ -1,0 +1,83 @@
+//! What a run was made of, wherever it is by now: in the log, or in its cycles' archives.
+
+use bus::ReadError;
+use cycle::Run;
+use wire::{Body, Place, Record, RunId, v1};
+
+use crate::{Control, StoreError, archive};
+
+#[derive(Debug, thiserror::Error)]
+pub enum HistoryError {
+    #[error("there is no run {0}; `flotilla run list` shows which there are")]
+    Unknown(RunId),
+    #[error("{0:?} is not the name of a run")]
+    NoRun(String),
+    #[error("run {0} is no raft run: it selects nothing")]
+    SelectsNothing(RunId),
+    #[error("cycle {cycle} of run {run} has not selected yet")]
+    NotYet { run: RunId, cycle: u32 },
+    #[error("the archive of cycle {cycle}: {why}")]
+    Archive { cycle: u32, why: String },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("read the log")]
+    Read(#[from] ReadError),
+}
+
+impl Control {
+    /// A run as it was when a cycle was about to select.
+    pub(crate) async fn before_selection(
+        &self,
+        id: &RunId,
+        cycle: u32,
+    ) -> Result<Run, HistoryError> {
+        let mut records = self.run_without_samples(id).await?;
+        let spec = records.first().ok_or_else(|| HistoryError::Unknown(id.clone()))?;
+        let mut run = Run::start(spec).ok_or_else(|| HistoryError::Unknown(id.clone()))?;
+        if run.raft().is_none() {
+            return Err(HistoryError::SelectsNothing(id.clone()));
+        }
+        let selected = |record: &Record| matches!(record.fact.subject.place, Place::Selection { cycle: found } if found == cycle);
+        let end = records.iter().position(selected);
+        let end = end.ok_or_else(|| HistoryError::NotYet { run: id.clone(), cycle })?;
+        let archived = records.iter().find_map(|record| match &record.fact.body {
+            Body::Archived(archived) if archived.cycle == cycle => Some(archived.clone()),
+            _ => None,
+        });
+        let before = records[end].sequence;
+        records.truncate(end);
+        records.extend(self.bulky(id, cycle, archived).await?);
+        records.sort_by_key(|record| record.sequence);
+        records.dedup_by_key(|record| record.sequence);
+        let then = records.iter().take_while(|record| record.sequence < before);
+        then.for_each(|record| run.fold(record));
+        Ok(run)
+    }
+
+    /// All facts of a run but orders, samples and verdicts.
+    pub(crate) async fn run_without_samples(&self, id: &RunId) -> Result<Vec<Record>, ReadError> {
+        let filters = ["spec", "control.*", "selection.*", "order.train.>"];
+        let more = ["checkpoint.>", "eval.>", "failure.>", "cycle.*.*", "done"];
+        let filters = filters.into_iter().chain(more);
+        self.read_all(filters.map(|kind| format!("flotilla.{id}.{kind}")).collect()).await
+    }
+
+    /// A cycle's orders, samples and verdicts, wherever they are by now.
+    async fn bulky(
+        &self,
+        id: &RunId,
+        cycle: u32,
+        archived: Option<v1::Archived>,
+    ) -> Result<Vec<Record>, HistoryError> {
+        let Some(archived) = archived else {
+            return Ok(self.read_all(Place::bulky_filters(id, cycle).to_vec()).await?);
+        };
+        let failed = |why: String| HistoryError::Archive { cycle, why };
+        let mut lines = archive::facts(self.store().await?, &archived).await.map_err(failed)?;
+        let mut records = Vec::new();
+        while let Some(line) = lines.recv().await {
+            records.push(line.map_err(failed)?);
+        }
+        Ok(records)
+    }
+}

@@ -1,0 +1,234 @@
+//! Runs and checkpoints, told to people.
+
+use std::collections::BTreeMap;
+
+use control::{CycleStory, Lineage, Link, Sampled, Story, Yield};
+use serde_json::{Map, Value};
+use wire::v1;
+
+use super::run::verdicts_of;
+use crate::output;
+
+/// Samples told without being asked for.
+const SAMPLES_MAX: usize = 10;
+
+pub(super) fn story(story: &Story) {
+    let ended = story.ended.as_ref().map_or(format!("in phase {}", story.phase), String::clone);
+    output::print(&format!("{}: {} run, {ended}", story.run, story.kind));
+    output::print(&format!("seed {}, base {}", story.seed, story.base));
+    for cycle in &story.cycles {
+        output::print(&format!("\ncycle {}", cycle.cycle));
+        for (name, told) in cycle_lines(cycle) {
+            output::print(&format!("  {name:<10}{told}"));
+        }
+    }
+    if let Some(yields) = &story.yields {
+        print_yield(yields);
+    }
+}
+
+fn cycle_lines(cycle: &CycleStory) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
+    if let (Some(samples), Some(prompts), Some(with)) =
+        (cycle.samples, cycle.prompts, &cycle.sampled_with)
+    {
+        let hot = cycle.temperature.map_or(String::new(), |t| format!(" at temperature {t}"));
+        lines.push(("sampled", format!("{samples} of {prompts} prompts with {with}{hot}")));
+    }
+    if let Some(selected) = &cycle.selected {
+        lines.push(("kept", kept(selected)));
+    }
+    if let (Some(from), Some(training)) = (&cycle.trained_from, &cycle.training) {
+        let rate = training.learning_rate;
+        let mut told = format!("from {from} at a learning rate of {rate}");
+        if let Some(checkpoint) = &cycle.checkpoint {
+            let v1::Checkpoint { steps, loss, agent, engine, .. } = checkpoint;
+            told.push_str(&format!(", {steps} steps to a loss of {loss:.4}; {agent}, {engine}"));
+        }
+        lines.push(("trained", told));
+    }
+    let mut measured: Vec<String> = Vec::new();
+    if let Some(rate) = cycle.done.as_ref().and_then(|done| done.heldout.as_ref()) {
+        let (mean, stderr) = (rate.mean * 100.0, rate.stderr * 100.0);
+        measured.push(format!("held-out pass rate {mean:.1} % ± {stderr:.1}"));
+    }
+    let suites = cycle.perplexities.iter();
+    measured.extend(suites.map(|(suite, value)| format!("perplexity of {suite} {value:.4}")));
+    if !measured.is_empty() {
+        lines.push(("measured", measured.join(", ")));
+    }
+    if let Some(done) = &cycle.done {
+        let agents = done.samples_by_agent.iter();
+        let agents: Vec<String> = agents.map(|(agent, count)| format!("{agent} {count}")).collect();
+        if !agents.is_empty() {
+            lines.push(("boxes", agents.join(", ")));
+        }
+        lines.extend(verdicts_of(done).into_iter().map(|line| ("so", line)));
+    }
+    lines
+}
+
+fn kept(selected: &v1::Selected) -> String {
+    let v1::Selected { kept, considered, min_reward, diversity, .. } = selected;
+    let dropped: Vec<String> =
+        selected.dropped.iter().map(|(why, count)| format!("{count} {why}")).collect();
+    format!(
+        "{kept} of {considered} that reached {min_reward}; {}; {:.0} % of a prompt's samples \
+         are distinct",
+        dropped.join(", "),
+        diversity * 100.0
+    )
+}
+
+fn print_yield(found: &Yield) {
+    let Yield { cycle, judged, passed, all_right, mixed, all_wrong, .. } = found;
+    output::print(&format!("\nwhy no more was kept of cycle {cycle}"));
+    output::print(&format!(
+        "  {passed} of {judged} judged samples reached {}; of the prompts {all_right} always, \
+         {mixed} sometimes, {all_wrong} never",
+        found.min_reward
+    ));
+    if found.cut > 0 {
+        let (cut, failed) = (found.cut, found.cut_failed);
+        output::print(&format!("  {cut} were cut at max_new_tokens; {failed} of those failed"));
+    }
+    for (heading, said) in [("failures", &found.failures), ("errors", &found.errors)] {
+        for (what, count) in said.iter().filter(|(what, _)| !what.is_empty()) {
+            output::print(&format!("  {heading}: {count} × {what}"));
+        }
+    }
+    found.advice.iter().for_each(|advice| output::print(&format!("  advice: {advice}")));
+}
+
+pub(super) fn lineage(lineage: &Lineage, all: bool) {
+    for (place, link) in lineage.links.iter().enumerate() {
+        if place > 0 {
+            output::print("");
+        }
+        for line in link_lines(link) {
+            output::print(&line);
+        }
+    }
+    output::print(&format!("\nit began with {}", lineage.base));
+    let count = lineage.samples.len();
+    if count == 0 {
+        return;
+    }
+    for (who, name) in [
+        (by(&lineage.samples, |sample| &sample.generator), "drawn by"),
+        (by(&lineage.samples, |sample| &sample.verifier_agent), "judged by"),
+    ] {
+        output::print(&format!("its {count} samples were {name} {who}"));
+    }
+    let shown = if all { count } else { SAMPLES_MAX };
+    let rows = lineage.samples.iter().take(shown).map(|sample| {
+        [
+            sample.prompt_id.clone(),
+            sample.index.to_string(),
+            sample.reward.to_string(),
+            sample.tokens.to_string(),
+            sample.job.clone(),
+            sample.generator.clone(),
+            sample.engine.clone(),
+            sample.verifier.clone(),
+        ]
+    });
+    let headings =
+        ["prompt", ">sample", ">reward", ">tokens", "job", "generator", "engine", "verifier"];
+    output::print(&output::table(headings, rows));
+    if shown < count {
+        output::print(&format!("and {} more; --samples shows all", count - shown));
+    }
+}
+
+fn by(samples: &[Sampled], of: impl Fn(&Sampled) -> &String) -> String {
+    let mut counts: BTreeMap<&String, usize> = BTreeMap::new();
+    samples.iter().for_each(|sample| *counts.entry(of(sample)).or_default() += 1);
+    let counts: Vec<String> = counts.iter().map(|(who, count)| format!("{who} {count}")).collect();
+    counts.join(", ")
+}
+
+fn link_lines(link: &Link) -> Vec<String> {
+    let v1::Checkpoint { run, cycle, step, steps, loss, agent, engine, tree, .. } =
+        &link.checkpoint;
+    let tree = tree.clone().unwrap_or_default();
+    let mut lines = vec![format!("{run}/{cycle}/{step} of {steps} steps: {}", tree.path)];
+    lines.push(format!("  digest    {}", tree.manifest));
+    lines
+        .push(format!("  trained   from {}, to a loss of {loss:.4}; {agent}, {engine}", link.from));
+    if let Some(order) = &link.order {
+        let training = order.training.clone().unwrap_or_default();
+        let v1::Training { batch_size, learning_rate, epochs, max_steps, .. } = training;
+        let long =
+            if max_steps > 0 { format!("{max_steps} steps") } else { format!("{epochs} epochs") };
+        lines.push(format!(
+            "  settings  {long}, {batch_size} sequences a step, learning rate {learning_rate}, \
+             seed {}",
+            order.seed
+        ));
+        let dataset = order.dataset.clone().unwrap_or_default();
+        let replayed = match order.replay.len() {
+            0 => String::new(),
+            some => format!(", and some of {some} earlier ones"),
+        };
+        lines.push(format!("  on        dataset {}{replayed}", dataset.digest));
+    }
+    if let Some(selected) = &link.selected {
+        lines.push(format!("  kept      {}", kept(selected)));
+    }
+    lines
+}
+
+/// Settings that differ, by their path in the resolved spec.
+pub(super) fn differences(a: &Value, b: &Value) -> Vec<(String, String, String)> {
+    let mut found = Vec::new();
+    compare("", a, b, &mut found);
+    found
+}
+
+fn compare(path: &str, a: &Value, b: &Value, found: &mut Vec<(String, String, String)>) {
+    if let Some((left, right)) = both(a, b) {
+        let mut keys: Vec<&String> = left.keys().chain(right.keys()).collect();
+        keys.sort();
+        keys.dedup();
+        for key in keys {
+            let inner = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            let of = |map: &Map<String, Value>| map.get(key).cloned().unwrap_or_default();
+            compare(&inner, &of(&left), &of(&right), found);
+        }
+    } else if a != b {
+        let told = |value: &Value| match value {
+            Value::Null => "-".to_owned(),
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        found.push((path.to_owned(), told(a), told(b)));
+    }
+}
+
+/// Two sections, one of which may be missing.
+fn both(a: &Value, b: &Value) -> Option<(Map<String, Value>, Map<String, Value>)> {
+    let section = |value: &Value| match value {
+        Value::Object(section) => Some(section.clone()),
+        Value::Null => Some(Map::new()),
+        _ => None,
+    };
+    let some = a.is_object() || b.is_object();
+    section(a).zip(section(b)).filter(|_| some)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn runs_differ_in_what_they_were_asked() {
+        let a = json!({"seed": "1", "raft": {"cycles": 3, "sampling": {"temperature": 1.0}}});
+        let b = json!({"seed": "1", "raft": {"cycles": 4, "gates": {"patience": 2}}});
+        let found: Vec<String> = differences(&a, &b).into_iter().map(|(path, ..)| path).collect();
+        assert_eq!(found, ["raft.cycles", "raft.gates.patience", "raft.sampling.temperature"]);
+        assert_eq!(differences(&a, &a), []);
+    }
+}
