@@ -773,6 +773,8 @@ pub(crate) enum WorkerCommand {
         #[arg(long)]
         threads: usize,
     },
+    /// Contains itself and runs what a model wrote: see the sandbox crate.
+    Cell,
     Train {
         #[arg(long)]
         device: String,

@@ -6,7 +6,10 @@ use rustix::process::Signal;
 use crate::{bench, cli::WorkerCommand, supervise::die_with_parent};
 
 pub(crate) fn work(worker: WorkerCommand) -> anyhow::Result<()> {
-    die_with_parent(Signal::KILL);
+    // Not a cell: the thread of the verifier that started it may end before it does.
+    if !matches!(worker, WorkerCommand::Cell) {
+        die_with_parent(Signal::KILL);
+    }
     match worker {
         WorkerCommand::Generate {
             device,
@@ -32,6 +35,7 @@ pub(crate) fn work(worker: WorkerCommand) -> anyhow::Result<()> {
             generator::work(&policy)?;
         }
         WorkerCommand::Verify { threads, .. } => verifier::work(threads),
+        WorkerCommand::Cell => sandbox::serve_cell(),
         WorkerCommand::Train { device, dtype } => trainer::work(&device, dtype),
         WorkerCommand::Eval { device, dtype } => evaluator::work(&device, dtype),
         WorkerCommand::Bench { task, model, text } => bench::engine_task(&model, &text, &task)?,

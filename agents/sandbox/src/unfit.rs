@@ -1,0 +1,140 @@
+//! Why a box cannot contain programs, and what its owner can do about it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What containment consists of. A box lacks one of these, or has all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Layer {
+    /// The cell's process itself.
+    Cell,
+    /// A user namespace, in which the others can be made without being root.
+    Namespaces,
+    /// The identity of nobody in particular.
+    Identity,
+    /// A read-only view of the system.
+    View,
+    /// A `/proc` with nothing in it but the program's own processes.
+    Proc,
+    /// The filter of system calls.
+    Seccomp,
+    /// What the self-test of a contained program found.
+    SelfTest,
+}
+
+impl fmt::Display for Layer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cell => "cell process",
+            Self::Namespaces => "namespaces",
+            Self::Identity => "user mapping",
+            Self::View => "read-only view",
+            Self::Proc => "private /proc",
+            Self::Seccomp => "seccomp",
+            Self::SelfTest => "self-test",
+        })
+    }
+}
+
+/// This box cannot contain programs, and must not run any that a model wrote.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cannot contain programs on this box: {layer}: {problem}; {remedy}")]
+pub struct Unfit {
+    pub layer: Layer,
+    pub problem: String,
+    /// What the box's owner can do.
+    pub remedy: String,
+}
+
+impl Unfit {
+    pub(crate) fn new(layer: Layer, problem: impl fmt::Display) -> Self {
+        let remedy = remedy(layer, &Surroundings::look());
+        Self { layer, problem: problem.to_string(), remedy }
+    }
+}
+
+/// What of the box decides whether namespaces are to be had.
+#[derive(Debug, Default)]
+struct Surroundings {
+    root: bool,
+    container: bool,
+    apparmor_restricts: bool,
+    debian_forbids: bool,
+    none_allowed: bool,
+}
+
+impl Surroundings {
+    fn look() -> Self {
+        let value = |name: &str| std::fs::read_to_string(format!("/proc/sys/{name}"));
+        let is = |name, wanted| value(name).is_ok_and(|value| value.trim() == wanted);
+        let exists = |path: &str| std::path::Path::new(path).exists();
+        Self {
+            root: rustix::process::geteuid().is_root(),
+            container: exists("/.dockerenv") || exists("/run/.containerenv"),
+            apparmor_restricts: is("kernel/apparmor_restrict_unprivileged_userns", "1"),
+            debian_forbids: is("kernel/unprivileged_userns_clone", "0"),
+            none_allowed: is("user/max_user_namespaces", "0"),
+        }
+    }
+}
+
+fn remedy(layer: Layer, around: &Surroundings) -> String {
+    let namespaces = matches!(
+        layer,
+        Layer::Namespaces | Layer::Identity | Layer::View | Layer::Proc | Layer::SelfTest
+    );
+    let say = match layer {
+        _ if namespaces && around.none_allowed => {
+            "the kernel allows no user namespaces: sysctl -w user.max_user_namespaces=10000"
+        }
+        _ if namespaces && around.debian_forbids && !around.root => {
+            "the kernel forbids user namespaces to users: \
+             sysctl -w kernel.unprivileged_userns_clone=1"
+        }
+        _ if namespaces && around.apparmor_restricts && !around.root => {
+            "AppArmor restricts user namespaces (Ubuntu 23.10 and later): give this program a \
+             profile that allows them, or sysctl -w \
+             kernel.apparmor_restrict_unprivileged_userns=0; see docs/SANDBOX.md"
+        }
+        _ if namespaces && around.container => {
+            "this is a container whose runtime forbids it: run the agent outside, or start the \
+             container with --security-opt seccomp=unconfined --security-opt apparmor=unconfined \
+             --security-opt systempaths=unconfined"
+        }
+        Layer::Cell => "look at this process's limits and log",
+        Layer::Namespaces | Layer::Identity => {
+            "the kernel must have user, pid, mount, net, ipc, uts and cgroup namespaces, and \
+             whatever runs this agent must not forbid them (systemd: RestrictNamespaces=no)"
+        }
+        Layer::View => "a kernel of at least 5.14 is needed, and the paths to be shown must exist",
+        Layer::Proc => "something hides parts of /proc here, and then the kernel gives no other",
+        Layer::Seccomp => "the kernel must have CONFIG_SECCOMP_FILTER; x86_64 or aarch64",
+        Layer::SelfTest => "see docs/SANDBOX.md",
+    };
+    say.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_obstacle_has_its_own_remedy() {
+        let ubuntu = Surroundings { apparmor_restricts: true, ..Surroundings::default() };
+        assert!(remedy(Layer::View, &ubuntu).contains("AppArmor"));
+        let root = Surroundings { root: true, ..ubuntu };
+        assert!(remedy(Layer::View, &root).contains("5.14"), "root is not restricted");
+        let docker = Surroundings { container: true, ..Surroundings::default() };
+        assert!(remedy(Layer::Proc, &docker).contains("systempaths=unconfined"));
+        let hardened = Surroundings { none_allowed: true, ..Surroundings::default() };
+        assert!(remedy(Layer::Namespaces, &hardened).contains("max_user_namespaces"));
+        assert!(remedy(Layer::Seccomp, &hardened).contains("CONFIG_SECCOMP_FILTER"));
+    }
+
+    #[test]
+    fn it_names_the_layer_the_problem_and_the_remedy() {
+        let unfit = Unfit::new(Layer::Seccomp, "EINVAL").to_string();
+        assert!(unfit.contains("seccomp: EINVAL; the kernel must have"), "{unfit}");
+    }
+}
