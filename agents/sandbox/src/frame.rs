@@ -39,6 +39,8 @@ pub(crate) enum Reply {
     Unfit {
         layer: Layer,
         problem: String,
+        /// Whether the kernel refused it, rather than something being missing.
+        refused: bool,
     },
     Broken(String),
     /// The body is stdout, of this length, and stderr.

@@ -28,7 +28,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use crate::{
     Layer, Policy,
     frame::{self, Reply, Request},
-    kernel::{CELL_NAMESPACES, Fork, fork},
+    kernel::{CELL_NAMESPACES, Fork, close_inherited, fork},
 };
 
 /// The work directory of a room, where its programs start.
@@ -61,7 +61,8 @@ impl Holder {
 }
 
 /// What `flotilla worker cell` does: contains itself, then runs programs until the process that
-/// started it closes the pipe or dies. Must be called while the process has one thread.
+/// started it closes the pipe or dies. Must be called while the process has one thread and has opened nothing: what it inherited
+/// beside its standard streams is closed.
 pub fn serve_cell() -> ! {
     // Whoever held this cell is gone; there is nobody to tell.
     let code = i32::from(serve().is_err());
@@ -69,6 +70,7 @@ pub fn serve_cell() -> ! {
 }
 
 fn serve() -> io::Result<()> {
+    close_inherited()?;
     let mut holder = Holder::open()?;
     let Some((Request::Setup(setup), _)) = holder.next()? else { return Ok(()) };
     let group = match setup.group.as_deref().map(group::Group::join).transpose() {
@@ -95,7 +97,11 @@ fn serve() -> io::Result<()> {
 }
 
 fn unfit(holder: &mut Holder, Lacking(layer, problem): &Lacking) -> io::Result<()> {
-    holder.reply(&Reply::Unfit { layer: *layer, problem: problem.to_string() }, &[])
+    use io::ErrorKind::{PermissionDenied, StorageFull};
+    // No user namespace left to make: "no space".
+    let refused = matches!(problem.kind(), PermissionDenied | StorageFull);
+    let problem = problem.to_string();
+    holder.reply(&Reply::Unfit { layer: *layer, problem, refused }, &[])
 }
 
 /// The outer process: lets the inner one go on as nobody, and waits for its end.

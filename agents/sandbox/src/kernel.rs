@@ -48,6 +48,15 @@ pub(crate) fn fork(namespaces: c_int) -> io::Result<Fork> {
     }
 }
 
+/// Closes all descriptors but the standard three: some may have been left open by whoever started
+/// the agent. Must come before this process opens any.
+#[expect(unsafe_code, reason = "nothing else closes what this process does not know of")]
+pub(crate) fn close_inherited() -> io::Result<()> {
+    // SAFETY: nothing in this process owns a descriptor above the standard ones yet.
+    let outcome = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
+    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Adds attributes (`MOUNT_ATTR_*`) to the mount at `path` below `at`, or to `at` itself when
 /// `path` is empty, and to all mounts below it.
 #[expect(unsafe_code, reason = "rustix has no mount_setattr")]

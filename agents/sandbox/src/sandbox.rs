@@ -22,6 +22,9 @@ const TEST_WALL: Duration = Duration::from_millis(50);
 /// In the environment of a cell, where programs must not find it.
 const CANARY: &str = "FLOTILLA_CANARY";
 
+/// Where a cell's own program may find its libraries.
+const LIBRARIES: [&str; 1] = ["LD_LIBRARY_PATH"];
+
 /// How to start a cell: a program that calls [`crate::serve_cell`], and its arguments.
 #[derive(Debug, Clone)]
 pub struct Launch {
@@ -95,6 +98,7 @@ impl Sandbox {
         let child = Command::new(&launch.program)
             .args(&launch.arguments)
             .env_clear()
+            .envs(LIBRARIES.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?))))
             .env(CANARY, "seen")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -106,7 +110,10 @@ impl Sandbox {
         let setup = Request::Setup(Setup { policy: policy.clone(), group: path });
         match cell.ask(&setup, &[], Duration::ZERO) {
             Ok((Reply::Done, _)) => Ok(cell),
-            Ok((Reply::Unfit { layer, problem }, _)) => Err(Unfit::new(layer, problem)),
+            Ok((Reply::Unfit { layer, problem, refused: true }, _)) => {
+                Err(Unfit::refused(layer, problem))
+            }
+            Ok((Reply::Unfit { layer, problem, .. }, _)) => Err(Unfit::new(layer, problem)),
             Ok((reply, _)) => Err(Unfit::new(Layer::Cell, cell::unexpected(reply))),
             Err(Broken(problem)) => Err(Unfit::new(Layer::Cell, problem)),
         }

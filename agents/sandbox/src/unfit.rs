@@ -49,8 +49,13 @@ pub struct Unfit {
 
 impl Unfit {
     pub(crate) fn new(layer: Layer, problem: impl fmt::Display) -> Self {
-        let remedy = remedy(layer, &Surroundings::look());
-        Self { layer, problem: problem.to_string(), remedy }
+        Self { layer, problem: problem.to_string(), remedy: plain_remedy(layer).to_owned() }
+    }
+
+    /// What the kernel refused may be due to a setting of the box.
+    pub(crate) fn refused(layer: Layer, problem: impl fmt::Display) -> Self {
+        let remedy = setting(&Surroundings::look()).unwrap_or_else(|| plain_remedy(layer));
+        Self { layer, problem: problem.to_string(), remedy: remedy.to_owned() }
     }
 }
 
@@ -79,29 +84,30 @@ impl Surroundings {
     }
 }
 
-fn remedy(layer: Layer, around: &Surroundings) -> String {
-    let namespaces = matches!(
-        layer,
-        Layer::Namespaces | Layer::Identity | Layer::View | Layer::Proc | Layer::SelfTest
-    );
-    let say = match layer {
-        _ if namespaces && around.none_allowed => {
-            "the kernel allows no user namespaces: sysctl -w user.max_user_namespaces=10000"
-        }
-        _ if namespaces && around.debian_forbids && !around.root => {
-            "the kernel forbids user namespaces to users: \
-             sysctl -w kernel.unprivileged_userns_clone=1"
-        }
-        _ if namespaces && around.apparmor_restricts && !around.root => {
+/// What is known to forbid namespaces and mounts here, and how to allow them.
+fn setting(around: &Surroundings) -> Option<&'static str> {
+    if around.none_allowed {
+        return Some("no user namespaces are allowed: sysctl -w user.max_user_namespaces=10000");
+    }
+    if around.debian_forbids && !around.root {
+        return Some("users may not have namespaces: sysctl -w kernel.unprivileged_userns_clone=1");
+    }
+    if around.apparmor_restricts && !around.root {
+        return Some(
             "AppArmor restricts user namespaces (Ubuntu 23.10 and later): give this program a \
              profile that allows them, or sysctl -w \
-             kernel.apparmor_restrict_unprivileged_userns=0; see docs/SANDBOX.md"
-        }
-        _ if namespaces && around.container => {
-            "this is a container whose runtime forbids it: run the agent outside, or start the \
-             container with --security-opt seccomp=unconfined --security-opt apparmor=unconfined \
-             --security-opt systempaths=unconfined"
-        }
+             kernel.apparmor_restrict_unprivileged_userns=0; see docs/SANDBOX.md",
+        );
+    }
+    around.container.then_some(
+        "this is a container whose runtime forbids it: run the agent outside, or start the \
+         container with --security-opt seccomp=unconfined --security-opt apparmor=unconfined \
+         --security-opt systempaths=unconfined",
+    )
+}
+
+fn plain_remedy(layer: Layer) -> &'static str {
+    match layer {
         Layer::Cell => "look at this process's limits and log",
         Layer::Namespaces | Layer::Identity => {
             "the kernel must have user, pid, mount, net, ipc, uts and cgroup namespaces, and \
@@ -111,8 +117,7 @@ fn remedy(layer: Layer, around: &Surroundings) -> String {
         Layer::Proc => "something hides parts of /proc here, and then the kernel gives no other",
         Layer::Seccomp => "the kernel must have CONFIG_SECCOMP_FILTER; x86_64 or aarch64",
         Layer::SelfTest => "see docs/SANDBOX.md",
-    };
-    say.to_owned()
+    }
 }
 
 #[cfg(test)]
@@ -122,14 +127,15 @@ mod tests {
     #[test]
     fn each_obstacle_has_its_own_remedy() {
         let ubuntu = Surroundings { apparmor_restricts: true, ..Surroundings::default() };
-        assert!(remedy(Layer::View, &ubuntu).contains("AppArmor"));
+        assert!(setting(&ubuntu).unwrap().contains("AppArmor"));
         let root = Surroundings { root: true, ..ubuntu };
-        assert!(remedy(Layer::View, &root).contains("5.14"), "root is not restricted");
+        assert_eq!(setting(&root), None, "root is not restricted");
+        let debian = Surroundings { debian_forbids: true, ..Surroundings::default() };
+        assert!(setting(&debian).unwrap().contains("unprivileged_userns_clone"));
         let docker = Surroundings { container: true, ..Surroundings::default() };
-        assert!(remedy(Layer::Proc, &docker).contains("systempaths=unconfined"));
-        let hardened = Surroundings { none_allowed: true, ..Surroundings::default() };
-        assert!(remedy(Layer::Namespaces, &hardened).contains("max_user_namespaces"));
-        assert!(remedy(Layer::Seccomp, &hardened).contains("CONFIG_SECCOMP_FILTER"));
+        assert!(setting(&docker).unwrap().contains("systempaths=unconfined"));
+        let hardened = Surroundings { none_allowed: true, ..docker };
+        assert!(setting(&hardened).unwrap().contains("max_user_namespaces"));
     }
 
     #[test]

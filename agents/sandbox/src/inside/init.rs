@@ -27,7 +27,7 @@ const ENVIRONMENT: [(&str, &str); 4] = [
     ("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"),
     ("HOME", WORK),
     ("LANG", "C.UTF-8"),
-    ("TMPDIR", "/tmp"),
+    ("TMPDIR", "/room/tmp"),
 ];
 
 /// What is to be done in a program's place.

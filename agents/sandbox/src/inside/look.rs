@@ -1,6 +1,10 @@
 //! What a program uses, as `/proc` tells: the cell sees its own processes there and no others.
 
-use std::{fs, io, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use rustix::param::page_size;
 
@@ -18,12 +22,33 @@ pub(crate) enum Excess {
 /// Looks at the program's processes, and at the box.
 pub(crate) fn memory(limit: u64) -> io::Result<Option<Excess>> {
     let processes = processes()?;
-    // Pages that several processes share are counted for each; looking closer takes longer.
-    if total(&processes, resident) > limit && total(&processes, proportional) > limit {
+    // Both count too much, and looking closer takes longer.
+    let much = total(&processes, resident) > limit || total(&processes, mapped) > limit;
+    if much && closer(&processes) > limit {
         return Ok(Some(Excess::Program));
     }
     let box_memory = fs::read_to_string("/proc/meminfo")?;
     Ok(is_short(&box_memory).then_some(Excess::Box))
+}
+
+/// Pages that several processes share are counted once. So is shared memory without a file,
+/// whole: it stays in memory when no process has its pages any more.
+fn closer(processes: &[PathBuf]) -> u64 {
+    let mut shared = BTreeMap::new();
+    for process in processes {
+        let maps = fs::read_to_string(process.join("maps")).unwrap_or_default();
+        shared.extend(maps.lines().filter_map(shared_memory));
+    }
+    shared.into_values().fold(total(processes, proportional), u64::saturating_add)
+}
+
+/// The inode and length of a mapping of shared memory without a file, from a line of `maps`.
+fn shared_memory(line: &str) -> Option<(u64, u64)> {
+    let mut fields = line.strip_suffix(" (deleted)")?.split_whitespace();
+    let (from, to) = fields.next()?.split_once('-')?;
+    let inode = fields.nth(3)?.parse().ok()?;
+    let length = u64::from_str_radix(to, 16).ok()?.checked_sub(u64::from_str_radix(from, 16).ok()?);
+    (fields.next()? == "/dev/zero").then_some((inode, length?))
 }
 
 /// Directories of all processes but this one.
@@ -44,9 +69,18 @@ fn total(processes: &[PathBuf], bytes: impl Fn(&PathBuf) -> Option<u64>) -> u64 
     processes.iter().filter_map(bytes).fold(0, u64::saturating_add)
 }
 
+fn mapped(process: &PathBuf) -> Option<u64> {
+    pages(process, 0)
+}
+
 fn resident(process: &PathBuf) -> Option<u64> {
+    pages(process, 1)
+}
+
+/// Bytes, from a field of `statm`.
+fn pages(process: &Path, field: usize) -> Option<u64> {
     let text = fs::read_to_string(process.join("statm")).ok()?;
-    let pages: u64 = text.split_whitespace().nth(1)?.parse().ok()?;
+    let pages: u64 = text.split_whitespace().nth(field)?.parse().ok()?;
     pages.checked_mul(page_size() as u64)
 }
 
@@ -77,6 +111,19 @@ mod tests {
         assert!(is_short("MemTotal:  6400 kB\nMemFree: 1 kB\nMemAvailable:   99 kB\n"));
         assert!(!is_short("MemTotal:  6400 kB\nMemFree: 1 kB\nMemAvailable:  101 kB\n"));
         assert!(!is_short("nothing known"));
+    }
+
+    #[test]
+    fn shared_memory_without_a_file_is_found_in_maps() {
+        let line = "7f0000000000-7f0000400000 rw-s 00000000 00:01 4711    /dev/zero (deleted)";
+        assert_eq!(shared_memory(line), Some((4711, 4 << 20)));
+        for other in [
+            "7f0000000000-7f0000400000 rw-s 00000000 00:29 7    /room/tmp/x (deleted)",
+            "7f0000000000-7f0000400000 r--p 00000000 fe:00 9    /usr/lib/libc.so.6",
+            "7f0000000000-7f0000400000 rw-p 00000000 00:00 0",
+        ] {
+            assert_eq!(shared_memory(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -177,7 +177,11 @@ impl View {
             place(&below_new(&path), shown).map_err(at(&path))?;
         }
         for (link, to) in LINKS {
-            symlink(to, Path::new(NEW).join(link))?;
+            match symlink(to, Path::new(NEW).join(link)) {
+                // Something is shown below it; then programs have only the room's own.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                linked => linked?,
+            }
         }
         for (path, directory) in self.masked {
             mask(&below_new(&path), directory).map_err(at(&path))?;

@@ -1,0 +1,278 @@
+//! A corpus of attacks, each a file of `tests/attacks`. What must not have happened is looked at
+//! from outside: files, sockets, processes and memory of the box.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::ErrorKind,
+    net::{TcpListener, UdpSocket},
+    os::{
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr, UnixListener},
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    time::Duration,
+};
+
+use sandbox::{Cell, Ended, How, Launch, Limits, Policy, Program, Room, Sandbox};
+
+/// How an attack must end.
+enum Ends {
+    /// By itself with success, having failed at everything.
+    InVain,
+    With(How),
+    /// One way or another.
+    Somehow,
+}
+
+const MIB: u64 = 1 << 20;
+
+/// Every file of the corpus, what it may use and how it must end.
+fn corpus() -> Vec<(&'static str, Limits, Ends)> {
+    let usual = Limits { wall: Duration::from_secs(60), ..Limits::default() };
+    let short = Limits { wall: Duration::from_millis(1500), ..Limits::default() };
+    let small = Limits { memory_bytes: 128 * MIB, ..usual.clone() };
+    let disk = Limits { disk_bytes: 32 * MIB, ..usual.clone() };
+    let few = Limits { processes: 32, ..usual.clone() };
+    let timed_out = || Ends::With(How::TimedOut);
+    let no_memory = || Ends::With(How::OutOfMemory);
+    let flooded = || Ends::With(How::OutputTooLong);
+    vec![
+        ("abstract.py", usual.clone(), Ends::InVain),
+        ("core.c", usual.clone(), Ends::With(How::Signalled(6))),
+        ("daemon.py", usual.clone(), Ends::InVain),
+        ("deep.py", usual.clone(), Ends::InVain),
+        ("descriptors.py", usual.clone(), Ends::With(How::Exited(3))),
+        ("devices.py", usual.clone(), Ends::InVain),
+        ("disk.py", disk, Ends::InVain),
+        ("disk_names.py", usual.clone(), Ends::InVain),
+        ("environment.py", usual.clone(), Ends::InVain),
+        ("flood.sh", usual.clone(), flooded()),
+        ("flood_stderr.py", usual.clone(), flooded()),
+        ("fork_bomb.py", short.clone(), timed_out()),
+        ("fork_bomb.sh", short.clone(), Ends::Somehow),
+        ("i386.c", usual.clone(), Ends::Somehow),
+        ("leave.py", usual.clone(), Ends::InVain),
+        ("limits.py", usual.clone(), Ends::InVain),
+        ("memory.py", small.clone(), Ends::Somehow),
+        ("memory_children.py", small.clone(), no_memory()),
+        ("memory_file.c", usual.clone(), Ends::InVain),
+        ("memory_shared.py", small, no_memory()),
+        ("network.py", usual.clone(), Ends::InVain),
+        ("privileges.py", usual.clone(), Ends::InVain),
+        ("ptrace.c", usual.clone(), Ends::InVain),
+        ("read_files.py", usual.clone(), Ends::InVain),
+        ("signals.py", usual.clone(), Ends::InVain),
+        ("sleep.sh", short.clone(), timed_out()),
+        ("stop.py", short, timed_out()),
+        ("symlinks.py", usual.clone(), Ends::InVain),
+        ("syscalls.c", usual, Ends::InVain),
+        ("threads.py", few, Ends::InVain),
+    ]
+}
+
+fn open() -> Sandbox {
+    let program = env!("CARGO_BIN_EXE_sandbox-cell").into();
+    Sandbox::open(Launch { program, arguments: Vec::new() }, Policy::default()).unwrap()
+}
+
+fn program(argv: &[&str]) -> Program {
+    Program { argv: argv.iter().map(|&part| part.to_owned()).collect(), ..Program::default() }
+}
+
+fn text(ended: &Ended) -> String {
+    let Ended { how, stdout, stderr, .. } = ended;
+    let (stdout, stderr) = (String::from_utf8_lossy(stdout), String::from_utf8_lossy(stderr));
+    let beginning = |text: &str| text.chars().take(2000).collect::<String>();
+    format!("{how:?}\n{}{}", beginning(&stdout), beginning(&stderr))
+}
+
+#[test]
+fn nothing_gets_out_and_nothing_is_left() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/attacks");
+    let mut files: Vec<_> = fs::read_dir(&directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    files.sort();
+    let corpus = corpus();
+    assert_eq!(files, corpus.iter().map(|(file, ..)| *file).collect::<Vec<_>>());
+    let sandbox = open();
+    let mut cell = sandbox.cell().unwrap();
+    let mut world = World::new();
+    for (file, limits, ends) in corpus {
+        let Some(ended) = attack(&mut cell, &world, &directory.join(file), &limits) else {
+            println!("{file}: skipped: the tool it needs is not on this box");
+            continue;
+        };
+        println!("{file}: {:?} after {:?}", ended.how, ended.wall);
+        let said = text(&ended);
+        match ends {
+            Ends::InVain => assert_eq!(ended.how, How::Exited(0), "{file}: {said}"),
+            Ends::With(how) => assert_eq!(ended.how, how, "{file}: {said}"),
+            Ends::Somehow => {}
+        }
+        check_output(file, &ended, &limits);
+        world.check(file);
+        // The next room, and the next program, know nothing of it.
+        let mut room = cell.room(&[("new", "new")]).unwrap();
+        let script =
+            "ls -A /room/work /tmp /dev/shm; cat new; kill -0 -1 2>&1; ls /proc | grep -c '^[0-9]'";
+        let after = room.run(&program(&["/bin/sh", "-c", script]), &Limits::default()).unwrap();
+        let said = text(&after);
+        assert!(said.contains("/room/work:\nnew\n") && !said.contains("left"), "{file}: {said}");
+    }
+}
+
+/// Runs an attack in a room of its own; `None` when the box lacks its language.
+fn attack(cell: &mut Cell, world: &World, path: &Path, limits: &Limits) -> Option<Ended> {
+    let source = fs::read(path).unwrap();
+    let extension = path.extension().unwrap().to_str().unwrap();
+    let name = format!("attack.{extension}");
+    let mut room = cell.room(&[(&name, source)]).unwrap();
+    let argv: &[&str] = match extension {
+        "py" => &["python3", "-I", "-B", &name],
+        "sh" => &["/bin/sh", &name],
+        "c" => {
+            let compiled = compile(&mut room, &name)?;
+            assert_eq!(compiled.how, How::Exited(0), "{}: {}", path.display(), text(&compiled));
+            &["./attack"]
+        }
+        other => panic!("no way to run {other}"),
+    };
+    let mut program = program(argv);
+    program.env = world.variables();
+    let ended = room.run(&program, limits).unwrap();
+    (!matches!(ended.how, How::NotStarted(_))).then_some(ended)
+}
+
+fn compile(room: &mut Room, name: &str) -> Option<Ended> {
+    let gcc = program(&["gcc", "-w", "-o", "attack", name]);
+    let compiled = room.run(&gcc, &Limits::default()).unwrap();
+    (!matches!(compiled.how, How::NotStarted(_))).then_some(compiled)
+}
+
+fn check_output(file: &str, ended: &Ended, limits: &Limits) {
+    let said = text(ended);
+    let all = [&ended.stdout[..], &ended.stderr[..]].concat();
+    let whole = String::from_utf8_lossy(&all);
+    assert!(!whole.contains("ESCAPED"), "{file}: {said}");
+    assert!(!whole.contains(SECRET), "{file} read what it must not: {said}");
+    assert!(all.len() as u64 <= limits.output_bytes, "{file} wrote {}", all.len());
+    let number = |before: &str| -> Option<u64> {
+        whole.rsplit_once(before)?.1.split_whitespace().next()?.parse().ok()
+    };
+    match file {
+        "disk.py" => {
+            let wrote = number("wrote ").unwrap();
+            assert!(wrote <= limits.disk_bytes && wrote >= limits.disk_bytes / 2, "{wrote}");
+        }
+        "disk_names.py" => assert!(number("made ").unwrap() < 100_000, "{said}"),
+        "threads.py" => assert!(number("threads ").unwrap() <= limits.processes.into(), "{said}"),
+        "memory.py" => {
+            assert_ne!(ended.how, How::Exited(0), "{said}");
+            let reached = number("reached ").unwrap() * MIB;
+            assert!(reached <= 2 * limits.memory_bytes, "{said}");
+        }
+        "descriptors.py" => assert!(said.contains("open [0, 1, 2, 3]"), "{said}"),
+        _ => {}
+    }
+}
+
+const SECRET: &str = "what-only-the-agent-knows";
+
+/// What is around a sandbox, for attacks to reach for.
+struct World {
+    directory: tempfile::TempDir,
+    listener: TcpListener,
+    datagrams: UdpSocket,
+    abstract_name: String,
+    abstract_listener: UnixListener,
+    bystander: Child,
+    /// Processes below this one before any attack.
+    processes: usize,
+}
+
+impl World {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("canary"), SECRET).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let datagrams = UdpSocket::bind(listener.local_addr().unwrap()).unwrap();
+        datagrams.set_nonblocking(true).unwrap();
+        let abstract_name = format!("sandbox-test-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&abstract_name).unwrap();
+        let abstract_listener = UnixListener::bind_addr(&address).unwrap();
+        abstract_listener.set_nonblocking(true).unwrap();
+        let bystander = Command::new("sleep").arg("1000").spawn().unwrap();
+        let processes = descendants();
+        Self {
+            directory,
+            listener,
+            datagrams,
+            abstract_name,
+            abstract_listener,
+            bystander,
+            processes,
+        }
+    }
+
+    fn canary(&self) -> PathBuf {
+        self.directory.path().join("canary")
+    }
+
+    fn variables(&self) -> Vec<(String, String)> {
+        let path = |path: &Path| path.to_str().unwrap().to_owned();
+        [
+            ("CANARY", path(&self.canary())),
+            ("OUTSIDE", path(&self.directory.path().join("written"))),
+            ("PORT", self.listener.local_addr().unwrap().port().to_string()),
+            ("ABSTRACT", self.abstract_name.clone()),
+            ("BYSTANDER", self.bystander.id().to_string()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .to_vec()
+    }
+
+    /// That nothing has happened to it.
+    fn check(&mut self, file: &str) {
+        assert_eq!(fs::read_to_string(self.canary()).unwrap(), SECRET, "{file}: the canary");
+        let names = fs::read_dir(self.directory.path()).unwrap().count();
+        assert_eq!(names, 1, "{file} wrote beside the canary");
+        let silent = |error: std::io::Error| error.kind() == ErrorKind::WouldBlock;
+        assert!(self.listener.accept().is_err_and(silent), "{file} reached a port");
+        assert!(self.datagrams.recv(&mut [0]).is_err_and(silent), "{file} sent a datagram");
+        let reached = self.abstract_listener.accept();
+        assert!(reached.is_err_and(silent), "{file} reached an abstract socket");
+        assert!(self.bystander.try_wait().unwrap().is_none(), "{file} ended a bystander");
+        let state = fs::read_to_string(format!("/proc/{}/stat", self.bystander.id())).unwrap();
+        assert!(!state.contains(") T "), "{file} stopped a bystander");
+        assert_eq!(descendants(), self.processes, "{file} left processes");
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = self.bystander.kill();
+        let _ = self.bystander.wait();
+    }
+}
+
+/// How many processes there are below this one, whatever namespace they are in.
+fn descendants() -> usize {
+    let mut parents = BTreeMap::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
+        // It may have ended in between.
+        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
+        let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1));
+        parents.insert(pid, parent.unwrap().parse::<u32>().unwrap());
+    }
+    let this = std::process::id();
+    let is_below = |pid: &u32| {
+        std::iter::successors(parents.get(pid), |pid| parents.get(pid)).any(|above| *above == this)
+    };
+    parents.keys().filter(|pid| is_below(pid)).count()
+}

