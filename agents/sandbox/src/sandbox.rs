@@ -69,6 +69,7 @@ impl Sandbox {
     ///
     /// [`Unfit`] when this box lacks a layer, or a probe could do what it must not.
     pub fn open(launch: Launch, policy: Policy) -> Result<Self, Unfit> {
+        check_kernel(&rustix::system::uname().release().to_string_lossy())?;
         let sandbox = Self(Arc::new(Inner { launch, policy, groups: Parent::find() }));
         let cell = sandbox.start()?;
         test(cell).map_err(|problem| Unfit::new(Layer::SelfTest, problem))?;
@@ -120,6 +121,18 @@ impl Sandbox {
     }
 }
 
+/// Mounts are restricted with their submounts since 5.12; since 5.14 processes are counted for each
+/// user namespace and not for a user of the whole box.
+const KERNEL_MIN: (u32, u32) = (5, 14);
+
+fn check_kernel(release: &str) -> Result<(), Unfit> {
+    let mut numbers = release.split(['.', '-', '+']).map_while(|part| part.parse::<u32>().ok());
+    match (numbers.next(), numbers.next()) {
+        (Some(major), Some(minor)) if (major, minor) >= KERNEL_MIN => Ok(()),
+        _ => Err(Unfit::new(Layer::Kernel, format!("this is {release}"))),
+    }
+}
+
 /// What the box fails to contain.
 fn test(mut cell: Cell) -> Result<(), String> {
     let canary = tempfile::NamedTempFile::new().map_err(|error| format!("a canary: {error}"))?;
@@ -154,4 +167,19 @@ fn shell(cell: &mut Cell, script: &str, wall: Duration) -> Result<Ended, String>
     let mut room = cell.room::<&str, &[u8]>(&[]).map_err(|broken| broken.to_string())?;
     let limits = Limits { wall, ..Limits::default() };
     room.run(&program, &limits).map_err(|broken| broken.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_of_before_5_14_and_unknown_ones_are_refused() {
+        for fit in ["5.14.0", "6.8.0-45-generic", "6.18.44+", "7.0-rc1"] {
+            assert_eq!(check_kernel(fit), Ok(()), "{fit}");
+        }
+        for unfit in ["5.13.19", "5.4.0-200-generic", "4.18.0-553.el8", "plan 9", ""] {
+            assert_eq!(check_kernel(unfit).unwrap_err().layer, Layer::Kernel, "{unfit}");
+        }
+    }
 }

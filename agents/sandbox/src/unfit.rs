@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 /// What containment consists of. A box lacks one of these, or has all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Layer {
+    /// What the kernel must have at least.
+    Kernel,
     /// The cell's process itself.
     Cell,
     /// A user namespace, in which the others can be made without being root.
@@ -26,6 +28,7 @@ pub enum Layer {
 impl fmt::Display for Layer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Kernel => "kernel",
             Self::Cell => "cell process",
             Self::Namespaces => "namespaces",
             Self::Identity => "user mapping",
@@ -108,12 +111,13 @@ fn setting(around: &Surroundings) -> Option<&'static str> {
 
 fn plain_remedy(layer: Layer) -> &'static str {
     match layer {
+        Layer::Kernel => "a kernel of at least 5.14 is needed",
         Layer::Cell => "look at this process's limits and log",
         Layer::Namespaces | Layer::Identity => {
             "the kernel must have user, pid, mount, net, ipc, uts and cgroup namespaces, and \
              whatever runs this agent must not forbid them (systemd: RestrictNamespaces=no)"
         }
-        Layer::View => "a kernel of at least 5.14 is needed, and the paths to be shown must exist",
+        Layer::View => "the paths to be shown must exist, and the agent must be able to reach them",
         Layer::Proc => "something hides parts of /proc here, and then the kernel gives no other",
         Layer::Seccomp => "the kernel must have CONFIG_SECCOMP_FILTER; x86_64 or aarch64",
         Layer::SelfTest => "see docs/SANDBOX.md",

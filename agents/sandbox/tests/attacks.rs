@@ -1,6 +1,8 @@
 //! A corpus of attacks, each a file of `tests/attacks`. What must not have happened is looked at
 //! from outside: files, sockets, processes and memory of the box.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
 use std::{
     collections::BTreeMap,
     fs,
@@ -30,44 +32,44 @@ const MIB: u64 = 1 << 20;
 
 /// Every file of the corpus, what it may use and how it must end.
 fn corpus() -> Vec<(&'static str, Limits, Ends)> {
-    let usual = Limits { wall: Duration::from_secs(60), ..Limits::default() };
-    let short = Limits { wall: Duration::from_millis(1500), ..Limits::default() };
-    let small = Limits { memory_bytes: 128 * MIB, ..usual.clone() };
-    let disk = Limits { disk_bytes: 32 * MIB, ..usual.clone() };
-    let few = Limits { processes: 32, ..usual.clone() };
+    let usual = || Limits { wall: Duration::from_secs(60), ..Limits::default() };
+    let short = || Limits { wall: Duration::from_millis(1500), ..Limits::default() };
+    let small = || Limits { memory_bytes: 128 * MIB, ..usual() };
+    let disk = Limits { disk_bytes: 32 * MIB, ..usual() };
+    let few = Limits { processes: 32, ..usual() };
     let timed_out = || Ends::With(How::TimedOut);
     let no_memory = || Ends::With(How::OutOfMemory);
     let flooded = || Ends::With(How::OutputTooLong);
     vec![
-        ("abstract.py", usual.clone(), Ends::InVain),
-        ("core.c", usual.clone(), Ends::With(How::Signalled(6))),
-        ("daemon.py", usual.clone(), Ends::InVain),
-        ("deep.py", usual.clone(), Ends::InVain),
-        ("descriptors.py", usual.clone(), Ends::With(How::Exited(3))),
-        ("devices.py", usual.clone(), Ends::InVain),
+        ("abstract.py", usual(), Ends::InVain),
+        ("core.c", usual(), Ends::With(How::Signalled(6))),
+        ("daemon.py", usual(), Ends::InVain),
+        ("deep.py", usual(), Ends::InVain),
+        ("descriptors.py", usual(), Ends::With(How::Exited(3))),
+        ("devices.py", usual(), Ends::InVain),
         ("disk.py", disk, Ends::InVain),
-        ("disk_names.py", usual.clone(), Ends::InVain),
-        ("environment.py", usual.clone(), Ends::InVain),
-        ("flood.sh", usual.clone(), flooded()),
-        ("flood_stderr.py", usual.clone(), flooded()),
-        ("fork_bomb.py", short.clone(), timed_out()),
-        ("fork_bomb.sh", short.clone(), Ends::Somehow),
-        ("i386.c", usual.clone(), Ends::Somehow),
-        ("leave.py", usual.clone(), Ends::InVain),
-        ("limits.py", usual.clone(), Ends::InVain),
-        ("memory.py", small.clone(), Ends::Somehow),
-        ("memory_children.py", small.clone(), no_memory()),
-        ("memory_file.c", usual.clone(), Ends::InVain),
-        ("memory_shared.py", small, no_memory()),
-        ("network.py", usual.clone(), Ends::InVain),
-        ("privileges.py", usual.clone(), Ends::InVain),
-        ("ptrace.c", usual.clone(), Ends::InVain),
-        ("read_files.py", usual.clone(), Ends::InVain),
-        ("signals.py", usual.clone(), Ends::InVain),
-        ("sleep.sh", short.clone(), timed_out()),
-        ("stop.py", short, timed_out()),
-        ("symlinks.py", usual.clone(), Ends::InVain),
-        ("syscalls.c", usual, Ends::InVain),
+        ("disk_names.py", usual(), Ends::InVain),
+        ("environment.py", usual(), Ends::InVain),
+        ("flood.sh", usual(), flooded()),
+        ("flood_stderr.py", usual(), flooded()),
+        ("fork_bomb.py", short(), timed_out()),
+        ("fork_bomb.sh", short(), Ends::Somehow),
+        ("i386.c", usual(), Ends::Somehow),
+        ("leave.py", usual(), Ends::InVain),
+        ("limits.py", usual(), Ends::InVain),
+        ("memory.py", small(), Ends::Somehow),
+        ("memory_children.py", small(), no_memory()),
+        ("memory_file.c", usual(), Ends::InVain),
+        ("memory_shared.py", small(), no_memory()),
+        ("network.py", usual(), Ends::InVain),
+        ("privileges.py", usual(), Ends::InVain),
+        ("ptrace.c", usual(), Ends::InVain),
+        ("read_files.py", usual(), Ends::InVain),
+        ("signals.py", usual(), Ends::InVain),
+        ("sleep.sh", short(), timed_out()),
+        ("stop.py", short(), timed_out()),
+        ("symlinks.py", usual(), Ends::InVain),
+        ("syscalls.c", usual(), Ends::InVain),
         ("threads.py", few, Ends::InVain),
     ]
 }

@@ -1,5 +1,7 @@
 //! Programs that mean no harm find what they need, in a room of their own.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
 use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},

@@ -21,8 +21,8 @@ pub(crate) fn map(inner: Pid) -> io::Result<()> {
     let path = |file: &str| format!("/proc/{inner}/{file}", inner = inner.as_raw_nonzero());
     let (mine, group) = (geteuid().as_raw(), getegid().as_raw());
     let known = std::fs::read_to_string("/proc/self/uid_map")?;
-    let nobody = mine == 0 && has(&known, NOBODY);
-    if mine == 0 && !nobody && has_whole_range(&known) {
+    let nobody = mine == 0 && outside(&known, NOBODY).is_some();
+    if mine == 0 && !nobody && outside(&known, mine) == Some(0) {
         return Err(io::Error::other("this is root, and there is no user to become"));
     }
     let (user, group) = if nobody { (NOBODY, NOBODY) } else { (mine, group) };
@@ -33,18 +33,14 @@ pub(crate) fn map(inner: Pid) -> io::Result<()> {
     std::fs::write(path("gid_map"), format!("{ID} {group} 1\n"))
 }
 
-/// Whether a user is known by a `uid_map`: lines of first inside, first outside and how many.
-fn has(map: &str, user: u32) -> bool {
-    map.lines().any(|line| {
+/// Who a user is outside, by a `uid_map`: lines of first inside, first outside and how many.
+fn outside(map: &str, user: u32) -> Option<u64> {
+    let user = u64::from(user);
+    map.lines().find_map(|line| {
         let numbers: Vec<u64> = line.split_whitespace().filter_map(|n| n.parse().ok()).collect();
-        let user = u64::from(user);
-        matches!(numbers[..], [first, _, count] if (first..first + count).contains(&user))
+        let [first, outside, count] = numbers[..] else { return None };
+        (first..first.saturating_add(count)).contains(&user).then(|| outside + (user - first))
     })
-}
-
-/// Whether a `uid_map` is that of the box itself, where root is really root.
-fn has_whole_range(map: &str) -> bool {
-    map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 /// Becomes [`ID`] for good. Capabilities within the namespaces stay.
@@ -67,10 +63,10 @@ mod tests {
 
     #[test]
     fn a_users_namespace_knows_only_what_is_mapped() {
-        assert!(has("         0          0 4294967295\n", NOBODY));
-        assert!(has("0 1000 1\n1 100000 65536\n", NOBODY));
-        assert!(!has("0 1000 1\n", NOBODY));
-        assert!(has_whole_range("         0          0 4294967295\n"));
-        assert!(!has_whole_range("0 1000 1\n"));
+        assert_eq!(outside("         0          0 4294967295\n", NOBODY), Some(65534));
+        assert_eq!(outside("0 1000 1\n1 100000 65536\n", NOBODY), Some(165_533));
+        assert_eq!(outside("0 1000 1\n", NOBODY), None);
+        assert_eq!(outside("0 1000 1\n", 0), Some(1000));
+        assert_eq!(outside("nonsense", 0), None);
     }
 }

@@ -65,15 +65,15 @@ fn processes() -> io::Result<Vec<PathBuf>> {
 }
 
 /// One that has just ended uses nothing.
-fn total(processes: &[PathBuf], bytes: impl Fn(&PathBuf) -> Option<u64>) -> u64 {
-    processes.iter().filter_map(bytes).fold(0, u64::saturating_add)
+fn total(processes: &[PathBuf], bytes: impl Fn(&Path) -> Option<u64>) -> u64 {
+    processes.iter().filter_map(|process| bytes(process)).fold(0, u64::saturating_add)
 }
 
-fn mapped(process: &PathBuf) -> Option<u64> {
+fn mapped(process: &Path) -> Option<u64> {
     pages(process, 0)
 }
 
-fn resident(process: &PathBuf) -> Option<u64> {
+fn resident(process: &Path) -> Option<u64> {
     pages(process, 1)
 }
 
@@ -84,7 +84,7 @@ fn pages(process: &Path, field: usize) -> Option<u64> {
     pages.checked_mul(page_size() as u64)
 }
 
-fn proportional(process: &PathBuf) -> Option<u64> {
+fn proportional(process: &Path) -> Option<u64> {
     match fs::read_to_string(process.join("smaps_rollup")) {
         Ok(text) => kib(&text, "Pss:"),
         Err(_) => resident(process),
@@ -128,8 +128,8 @@ mod tests {
 
     #[test]
     fn this_process_is_seen_with_about_what_it_uses() {
-        let this = PathBuf::from("/proc/self");
-        let (all, own) = (resident(&this).unwrap(), proportional(&this).unwrap());
+        let this = Path::new("/proc/self");
+        let (all, own) = (resident(this).unwrap(), proportional(this).unwrap());
         assert!(own <= all && own > 100_000, "{own} of {all}");
     }
 }

@@ -1,0 +1,60 @@
+//! Boxes that cannot contain programs, as far as one box can be made to look like them.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
+use std::process::Command;
+
+/// What opening a sandbox says after `preparation`, by a user who is root of a namespace only.
+/// `None` where this box lets nobody be that.
+fn open_after(preparation: &str) -> Option<String> {
+    let script = |preparation: &str| format!("{preparation} && exec \"$0\" open");
+    let cell = env!("CARGO_BIN_EXE_sandbox-cell");
+    let run = |script: &str| {
+        let arguments = ["--user", "--map-root-user", "--mount", "sh", "-c", script, cell];
+        as_user("unshare").args(arguments).output().unwrap()
+    };
+    if !run("true").status.success() {
+        println!("skipped: no unshare(1), or users may not have namespaces");
+        return None;
+    }
+    let output = run(&script(preparation));
+    assert!(output.stdout.is_empty(), "{output:?}");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    Some(String::from_utf8(output.stderr).unwrap())
+}
+
+/// A command as somebody other than root.
+fn as_user(program: &str) -> Command {
+    if !rustix::process::geteuid().is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", program]);
+    command
+}
+
+#[test]
+fn without_user_namespaces_it_names_the_setting() {
+    let Some(said) = open_after("echo 0 > /proc/sys/user/max_user_namespaces") else { return };
+    assert!(said.contains("namespaces: No space left"), "{said}");
+    assert!(said.contains("sysctl -w user.max_user_namespaces"), "{said}");
+}
+
+#[test]
+fn where_parts_of_proc_are_hidden_it_says_so() {
+    // As container runtimes do.
+    let Some(said) = open_after("mount -t tmpfs none /proc/sys") else { return };
+    assert!(said.contains("private /proc: "), "{said}");
+}
+
+#[test]
+fn root_that_cannot_become_anybody_else_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: this is not root");
+        return;
+    }
+    let arguments = ["--user", "--map-root-user", env!("CARGO_BIN_EXE_sandbox-cell"), "open"];
+    let output = Command::new("unshare").args(arguments).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("there is no user to become"), "{said}");
+}
