@@ -209,6 +209,12 @@ fn an_input_that_nobody_reads_and_one_that_is_long_are_both_fine() {
 }
 
 #[test]
+fn a_pipe_that_nobody_reads_ends_its_writer() {
+    let mut cell = cell(Policy::default());
+    assert_eq!(shell(&mut cell, "yes | head -n 1; kill -TERM $$"), "Signalled(15) y\n");
+}
+
+#[test]
 fn dropping_a_cell_ends_what_it_runs() {
     let sandbox = Sandbox::open(launch(), Policy::default()).unwrap();
     let marker = format!("{}.5", 7_000_000 + std::process::id());

@@ -11,6 +11,7 @@ mod idle;
 mod log;
 mod processes;
 mod rig;
+mod sandbox;
 mod share;
 mod start;
 
@@ -92,6 +93,9 @@ pub(crate) async fn bench(args: &BenchArgs, json: bool) -> anyhow::Result<ExitCo
     }
     if wanted(BenchWhat::Doctor) {
         figures.push(doctor::measure()?);
+    }
+    if wanted(BenchWhat::Sandbox) {
+        figures.extend(tokio::task::spawn_blocking(sandbox::measure).await??);
     }
     if wanted(BenchWhat::Share) {
         figures.extend(tokio::task::spawn_blocking(share::measure).await??);

@@ -740,6 +740,8 @@ pub(crate) enum BenchWhat {
     Idle,
     /// The doctor's look at this box.
     Doctor,
+    /// Short programs in the sandbox, beside the same without it.
+    Sandbox,
     /// The embedded engine beside llama.cpp and PyTorch, as docs/ENGINES.md has it.
     Engines,
 }

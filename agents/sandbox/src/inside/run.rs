@@ -114,12 +114,8 @@ impl Stream {
     /// Takes what is there, or what comes next.
     fn take(&mut self) -> io::Result<()> {
         let Some(from) = &mut self.from else { return Ok(()) };
-        let taken = from.take(CHUNK_BYTES as u64);
         let mut chunk = [0; CHUNK_BYTES];
-        let count = {
-            let mut taken = taken;
-            taken.read(&mut chunk)?
-        };
+        let count = from.read(&mut chunk)?;
         self.bytes.extend_from_slice(&chunk[..count]);
         if count == 0 {
             self.from = None;
