@@ -17,14 +17,15 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// `step` counts from 1, so that no step is wasted on a rate of 0.
+    /// `step` counts from 1. The peak is reached by some step, and the schedule ends one step
+    /// behind the last, so that none is wasted on a rate of 0.
     pub(super) fn factor(&self, step: usize) -> f64 {
         let (step, steps) = (step as f64, self.steps as f64);
-        let warmup = (self.warmup_ratio * steps).ceil();
-        if step < warmup {
+        let warmup = (self.warmup_ratio * steps).ceil().max(1.0);
+        if step <= warmup {
             return step / warmup;
         }
-        let progress = ((step - warmup) / (steps - warmup).max(1.0)).min(1.0);
+        let progress = (step - warmup) / (steps - warmup + 1.0);
         let left = match self.decay {
             Decay::Constant => 1.0,
             Decay::Linear => 1.0 - progress,
@@ -39,18 +40,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_climbs_then_falls_to_its_final_share() {
+    fn the_rate_climbs_then_falls_towards_its_final_share() {
         let schedule =
             Schedule { steps: 100, warmup_ratio: 0.1, decay: Decay::Linear, final_ratio: 0.1 };
         let close = |schedule: &Schedule, step, expected: f64| {
             let factor = schedule.factor(step);
             assert!((factor - expected).abs() < 1e-12, "step {step}: {factor}");
         };
-        for (step, expected) in [(1, 0.1), (10, 1.0), (55, 0.55), (100, 0.1)] {
+        let middle = Schedule { steps: 99, ..schedule };
+        for (schedule, step, expected) in
+            [(schedule, 1, 0.1), (schedule, 10, 1.0), (middle, 55, 0.55), (middle, 99, 0.11)]
+        {
             close(&schedule, step, expected);
-            close(&Schedule { decay: Decay::Cosine, ..schedule }, step, expected);
         }
+        close(&Schedule { decay: Decay::Cosine, ..middle }, 55, 0.55);
         close(&Schedule { decay: Decay::Constant, ..schedule }, 100, 1.0);
         close(&Schedule { warmup_ratio: 1.0, ..schedule }, 100, 1.0);
+    }
+
+    #[test]
+    fn however_few_steps_there_are_none_has_a_rate_of_0_and_one_the_peak() {
+        for steps in [1, 2, 3, 7, 10_000_000] {
+            for decay in [Decay::Constant, Decay::Linear, Decay::Cosine] {
+                for warmup_ratio in [0.0, 0.1, 0.5, 1.0] {
+                    let schedule = Schedule { steps, warmup_ratio, decay, final_ratio: 0.0 };
+                    let looked_at = [1, 2, 3, 4, 5, 6, 7, steps / 10, steps / 2, steps - 1, steps];
+                    let factors = looked_at.map(|step| schedule.factor(step.clamp(1, steps)));
+                    assert!(
+                        factors.iter().all(|factor| *factor > 0.0),
+                        "{schedule:?}: {factors:?}"
+                    );
+                    assert!(factors.contains(&1.0), "{schedule:?}: {factors:?}");
+                }
+            }
+        }
     }
 }

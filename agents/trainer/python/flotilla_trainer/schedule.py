@@ -4,11 +4,12 @@ import math
 
 
 def factor(step, steps, training):
-    """Share of the peak rate; `step` counts from 1, so that none is wasted on a rate of 0."""
-    warmup = math.ceil(training.warmup_ratio * steps)
-    if step < warmup:
+    """Share of the peak rate; `step` counts from 1. The peak is reached by some step, and the
+    schedule ends one step behind the last, so that none is wasted on a rate of 0."""
+    warmup = max(math.ceil(training.warmup_ratio * steps), 1)
+    if step <= warmup:
         return step / warmup
-    progress = min((step - warmup) / max(steps - warmup, 1), 1.0)
+    progress = (step - warmup) / (steps - warmup + 1)
     left = {
         "CONSTANT": 1.0,
         "LINEAR": 1.0 - progress,

@@ -1,5 +1,6 @@
 """The order of the data and the cadence of saving: no torch needed."""
 
+import types
 import unittest
 
 from flotilla_trainer import order, schedule
@@ -43,13 +44,22 @@ class Cadence(unittest.TestCase):
 
 
 class Rate(unittest.TestCase):
-    class Training:
-        warmup_ratio, final_ratio, schedule = 0.1, 0.1, "LINEAR"
+    def factors(self, steps, kind="LINEAR", warmup=0.1, final=0.1):
+        training = types.SimpleNamespace(warmup_ratio=warmup, final_ratio=final, schedule=kind)
+        return [schedule.factor(step, steps, training) for step in range(1, steps + 1)]
 
-    def test_it_climbs_then_falls_to_its_final_share(self):
-        for step, expected in [(1, 0.1), (10, 1.0), (55, 0.55), (100, 0.1)]:
-            found = schedule.factor(step, 100, self.Training)
-            self.assertAlmostEqual(found, expected, msg=str(step))
+    def test_it_climbs_then_falls_towards_its_final_share(self):
+        factors = self.factors(100)
+        for step, expected in [(1, 0.1), (10, 1.0), (55, 1 - 0.9 * 45 / 91), (100, 1 - 0.9 * 90 / 91)]:
+            self.assertAlmostEqual(factors[step - 1], expected, msg=str(step))
+
+    def test_however_few_steps_there_are_none_has_a_rate_of_0_and_one_the_peak(self):
+        for steps in (1, 2, 3, 7):
+            for kind in ("CONSTANT", "LINEAR", "COSINE"):
+                for warmup in (0.0, 0.1, 0.5, 1.0):
+                    factors = self.factors(steps, kind, warmup, final=0.0)
+                    self.assertGreater(min(factors), 0.0)
+                    self.assertEqual(max(factors), 1.0)
 
 
 if __name__ == "__main__":
