@@ -46,7 +46,8 @@ pub struct TrainSpec {
     /// Share of the steps over which the rate climbs linearly.
     pub warmup_ratio: f64,
     pub decay: Decay,
-    /// The rate of the last step as a share of `learning_rate` (linear and cosine).
+    /// Where the schedule ends, one step behind the last, as a share of `learning_rate` (linear
+    /// and cosine).
     pub final_ratio: f64,
     pub betas: (f64, f64),
     pub epsilon: f64,
@@ -56,12 +57,13 @@ pub struct TrainSpec {
     pub clip_norm: f64,
     /// Examples per optimizer step; an epoch's last step may have fewer.
     pub batch_size: usize,
-    /// Token bound of one forward and backward pass; a step's batch is cut into such parts.
+    /// Token bound of one forward and backward pass; a step's batch is cut into such parts, in
+    /// which sequences are packed one after another without padding. 1 packs none.
     pub micro_batch_tokens: usize,
     pub epochs: usize,
     /// Takes exactly this many steps, over as many epochs as that needs.
     pub max_steps: Option<usize>,
-    /// Bound on prompt, completion and end token of one example; longer is an error.
+    /// Bound on prompt, completion and end token of one example; longer ones are left out.
     pub max_tokens: usize,
     pub seed: u64,
 }
@@ -76,6 +78,8 @@ pub struct StepReport {
     pub learning_rate: f64,
     /// All tokens passed through the model in this step.
     pub tokens: usize,
+    /// Of them, those whose prediction is scored.
+    pub scored: usize,
     /// Before clipping.
     pub grad_norm: f64,
 }
@@ -87,15 +91,13 @@ pub enum TrainError {
     #[error("train parameter `{field}` is {found}, expected {expected}")]
     Spec { field: &'static str, found: String, expected: &'static str },
     #[error(
-        "example on line {line} has {tokens} tokens, more than the {most} allowed; shorten or drop it, or raise max_tokens (the model has {positions} positions)"
+        "all {examples} examples are longer than the {most} tokens allowed, the shortest has {shortest}; raise training.max_tokens (the model has {positions} positions)"
     )]
-    TooLong { line: usize, tokens: usize, most: usize, positions: usize },
+    TooLong { examples: usize, most: usize, shortest: usize, positions: usize },
     #[error("example on line {line} could not be read")]
     Example { line: usize, source: SequenceError },
-    #[error(
-        "the loss or the gradient is not a finite number at step {step}; lower the learning rate"
-    )]
-    Diverged { step: usize },
+    #[error("the {what} of step {step} is {found}; lower training.learning_rate")]
+    Diverged { what: &'static str, step: usize, found: f64 },
     #[error("every weight of a bf16 model cannot be trained; load it as f32, or train an adapter")]
     Narrow,
     #[error("the model has an adapter beside it; train on the base, or go on with the adapter")]
@@ -116,6 +118,7 @@ pub struct Trainer {
     /// `None` trains the model itself.
     adapter: Option<Adapter>,
     sequences: Vec<Sequence>,
+    skipped: usize,
     spec: TrainSpec,
     schedule: Schedule,
     optimizer: Optimizer,
@@ -134,6 +137,7 @@ impl Trainer {
         check_model(&model, &method)?;
         tokenizer.check_fits(&model.config)?;
         let sequences = read_examples(&model, tokenizer, examples, spec.max_tokens)?;
+        let skipped = examples.len() - sequences.len();
         let adapter = match method {
             Method::Full => None,
             Method::Lora(lora) => Some(Adapter::new(&lora, &model.config, spec.seed)?),
@@ -151,7 +155,12 @@ impl Trainer {
             final_ratio: spec.final_ratio,
         };
         let optimizer = Optimizer::new(spec.betas, spec.epsilon, spec.weight_decay);
-        Ok(Self { model, adapter, sequences, spec, schedule, optimizer, step: 0 })
+        Ok(Self { model, adapter, sequences, skipped, spec, schedule, optimizer, step: 0 })
+    }
+
+    /// Examples left out, being too long.
+    pub fn skipped(&self) -> usize {
+        self.skipped
     }
 
     /// Optimizer steps this run takes in all.
@@ -181,15 +190,17 @@ impl Trainer {
         let loss = total * scale;
         let grad_norm = gradients.norm()?;
         self.step += 1;
-        if !loss.is_finite() || !grad_norm.is_finite() {
-            return Err(TrainError::Diverged { step: self.step });
+        for (what, found) in [("loss", loss), ("norm of the gradient", grad_norm)] {
+            if !found.is_finite() {
+                return Err(TrainError::Diverged { what, step: self.step, found });
+            }
         }
         let clip = self.spec.clip_norm;
         let shrink = if clip > 0.0 && grad_norm > clip { clip / grad_norm } else { 1.0 };
         let learning_rate = self.spec.learning_rate * self.schedule.factor(self.step);
         self.update(&gradients, shrink, learning_rate)?;
-        let steps = self.schedule.steps;
-        Ok(StepReport { step: self.step, steps, loss, learning_rate, tokens, grad_norm })
+        let (step, steps) = (self.step, self.schedule.steps);
+        Ok(StepReport { step, steps, loss, learning_rate, tokens, scored, grad_norm })
     }
 
     /// Each epoch visits every example once, in an order drawn from the seed and its number.
@@ -285,6 +296,7 @@ fn check_spec(spec: &TrainSpec) -> Result<(), TrainError> {
     }
 }
 
+/// Those that are not too long.
 fn read_examples(
     model: &Model,
     tokenizer: &Tokenizer,
@@ -294,16 +306,24 @@ fn read_examples(
     let positions = model.config.max_positions;
     let most = max_tokens.min(positions);
     let mut sequences = Vec::with_capacity(examples.len());
+    let mut shortest = None;
     for (Example { prompt, completion }, line) in examples.iter().zip(1..) {
         let sequence = Sequence::of_pair(tokenizer, &model.config, prompt, completion)
             .map_err(|source| TrainError::Example { line, source })?;
         let tokens = sequence.tokens.len();
-        if tokens > most {
-            return Err(TrainError::TooLong { line, tokens, most, positions });
+        if tokens <= most {
+            sequences.push(sequence);
+        } else {
+            shortest = Some(shortest.map_or(tokens, |before: usize| before.min(tokens)));
         }
-        sequences.push(sequence);
     }
-    if sequences.is_empty() { Err(TrainError::NoExamples) } else { Ok(sequences) }
+    match shortest {
+        _ if !sequences.is_empty() => Ok(sequences),
+        Some(shortest) => {
+            Err(TrainError::TooLong { examples: examples.len(), most, shortest, positions })
+        }
+        None => Err(TrainError::NoExamples),
+    }
 }
 
 /// Cuts a batch into runs of at most `most` tokens, or of one sequence.

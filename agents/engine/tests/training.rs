@@ -173,11 +173,113 @@ fn an_adapter_of_another_model_is_refused() {
 }
 
 #[test]
-fn an_example_that_is_too_long_is_named_by_its_line() {
+fn what_is_too_long_is_left_out_and_counted_unless_it_is_everything() {
     let dir = tempfile::tempdir().unwrap();
     let (model, tokenizer) = scratch(dir.path());
+    let long = Example { prompt: String::new(), completion: "long ".repeat(20) };
     let mut examples = examples();
-    examples[4].completion = "long ".repeat(20);
-    let result = Trainer::new(model, &tokenizer, lora(), &examples, spec());
-    assert!(matches!(result, Err(TrainError::TooLong { line: 5, most: 64, .. })));
+    let without = Trainer::new(model.clone(), &tokenizer, lora(), &examples, spec()).unwrap();
+    examples.insert(4, long.clone());
+    let with = Trainer::new(model.clone(), &tokenizer, lora(), &examples, spec()).unwrap();
+    assert_eq!((without.skipped(), with.skipped()), (0, 1));
+    let last = |mut trainer: Trainer| {
+        let reports = std::iter::from_fn(|| trainer.step().unwrap());
+        reports.last().unwrap()
+    };
+    assert_eq!(last(with), last(without));
+    let result = Trainer::new(model, &tokenizer, lora(), &[long.clone(), long], spec());
+    let error = result.err().unwrap();
+    assert!(matches!(error, TrainError::TooLong { examples: 2, most: 64, shortest: 101, .. }));
+}
+
+#[test]
+fn packed_or_each_alone_examples_train_the_same_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, tokenizer) = scratch(dir.path());
+    let trained = |micro_batch_tokens| {
+        let spec = TrainSpec { micro_batch_tokens, ..spec() };
+        let mut trainer =
+            Trainer::new(model.clone(), &tokenizer, lora(), &examples(), spec).unwrap();
+        let reports: Vec<_> = std::iter::from_fn(|| trainer.step().unwrap()).collect();
+        let out = dir.path().join(micro_batch_tokens.to_string());
+        trainer.save(&out, "base").unwrap();
+        let adapter = Adapter::load(&out, model.config()).unwrap();
+        let tuned = model.with_adapter(&adapter).unwrap();
+        let scored = |Example { prompt, completion }| Document { prompt, completion };
+        let scored: Vec<Document> = examples().into_iter().map(scored).collect();
+        (reports, documents(&tuned, &tokenizer, &scored, |_, _| {}).unwrap().mean_nll)
+    };
+    let ((alone, alone_nll), (packed, packed_nll)) = (trained(1), trained(4096));
+    for (alone, packed) in alone.iter().zip(&packed) {
+        assert!((alone.loss - packed.loss).abs() < 1e-5, "{alone:?} {packed:?}");
+        assert!((alone.grad_norm - packed.grad_norm).abs() < 1e-4, "{alone:?} {packed:?}");
+        assert_eq!((alone.tokens, alone.scored), (packed.tokens, packed.scored));
+    }
+    assert!((alone_nll - packed_nll).abs() < 1e-5, "{alone_nll} {packed_nll}");
+    assert!(alone[0].loss - alone_nll > 0.1, "nothing was learned, so nothing was compared");
+}
+
+#[test]
+fn one_step_alone_trains_at_the_whole_rate_and_changes_the_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, tokenizer) = scratch(dir.path());
+    let one = TrainSpec { max_steps: Some(1), warmup_ratio: 0.0, final_ratio: 0.0, ..spec() };
+    let mut trainer = Trainer::new(model, &tokenizer, lora(), &examples(), one).unwrap();
+    let bytes = |trainer: &Trainer, name: &str| {
+        trainer.save(&dir.path().join(name), "base").unwrap();
+        std::fs::read(dir.path().join(name).join("adapter_model.safetensors")).unwrap()
+    };
+    let before = bytes(&trainer, "before");
+    let report = trainer.step().unwrap().unwrap();
+    assert_eq!((report.steps, report.learning_rate), (1, 3e-3));
+    assert!(before != bytes(&trainer, "after"));
+    assert_eq!(trainer.step().unwrap(), None);
+}
+
+#[test]
+fn prompts_are_not_scored() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, tokenizer) = scratch(dir.path());
+    let example = Example { prompt: "seven then ".into(), completion: "eight".into() };
+    let one = |example: &Example| {
+        let examples = std::slice::from_ref(example);
+        let mut trainer = Trainer::new(model.clone(), &tokenizer, lora(), examples, spec());
+        trainer.as_mut().unwrap().step().unwrap().unwrap()
+    };
+    let report = one(&example);
+    assert_eq!((report.tokens, report.scored), (11 + 5 + 1, 5 + 1));
+    let document = Document { prompt: example.prompt.clone(), completion: example.completion };
+    let scored = documents(&model, &tokenizer, &[document], |_, _| {}).unwrap();
+    assert!((report.loss - scored.mean_nll).abs() < 1e-5, "{} {}", report.loss, scored.mean_nll);
+}
+
+#[test]
+fn a_gradient_longer_than_allowed_is_scaled_down() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, tokenizer) = scratch(dir.path());
+    // So large an epsilon has Adam take steps in proportion to the gradient.
+    let moved = |clip_norm| {
+        let spec = TrainSpec { clip_norm, epsilon: 1e3, weight_decay: 0.0, ..spec() };
+        let method = Method::Full;
+        let mut trainer =
+            Trainer::new(model.clone(), &tokenizer, method, &examples(), spec).unwrap();
+        let report = trainer.step().unwrap().unwrap();
+        trainer.save(&dir.path().join("out"), "base").unwrap();
+        (report.grad_norm, std::fs::read(dir.path().join("out/model.safetensors")).unwrap())
+    };
+    let (norm, free) = moved(0.0);
+    assert!(norm > 0.5, "{norm}");
+    assert!(moved(norm * 2.0).1 == free, "a shorter one is left alone");
+    assert!(moved(norm / 2.0).1 != free);
+}
+
+#[test]
+fn a_training_whose_numbers_run_away_ends_at_that_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, tokenizer) = scratch(dir.path());
+    let wild = TrainSpec { learning_rate: 1e30, clip_norm: 0.0, ..spec() };
+    let mut trainer = Trainer::new(model, &tokenizer, Method::Full, &examples(), wild).unwrap();
+    let error = std::iter::repeat_with(|| trainer.step()).find_map(Result::err).unwrap();
+    let told = error.to_string();
+    assert!(told.contains("of step") && told.contains("lower training.learning_rate"), "{told}");
 }

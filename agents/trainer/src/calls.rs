@@ -59,6 +59,7 @@ pub(crate) struct Resume {
     pub state: PathBuf,
     pub step: u32,
     pub tokens: u64,
+    pub trained_tokens: u64,
     pub wall_s: f64,
 }
 
@@ -80,6 +81,8 @@ pub(crate) struct Begun {
     pub refused: Option<String>,
     /// What trains, with its versions.
     pub engine: String,
+    /// Examples left out, being too long.
+    pub skipped: u32,
 }
 
 /// After a step.
@@ -90,8 +93,16 @@ pub(crate) struct Step {
     /// Mean over the steps since the last saved one.
     pub loss: f64,
     pub learning_rate: f64,
+    /// Of the gradient before it was clipped, mean and largest since the last saved step; 0 where
+    /// it overflowed in all of them.
+    pub grad_norm: f64,
+    pub grad_norm_max: f64,
     /// Tokens passed through the model since step 0.
     pub tokens: u64,
+    /// Of them, those whose prediction was scored.
+    pub trained_tokens: u64,
+    /// Tokens by places computed, since the last saved step.
+    pub packing: f64,
     /// Spent since step 0, without what was lost in between.
     pub wall_s: f64,
     /// The directory of what was saved of this step, if anything was.

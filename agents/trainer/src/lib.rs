@@ -5,7 +5,9 @@
 
 mod cadence;
 mod calls;
+mod change;
 mod config;
+mod examine;
 mod lineage;
 mod probe;
 mod publish;

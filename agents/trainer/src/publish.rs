@@ -9,6 +9,8 @@ use wire::{Body, Place, v1};
 
 use crate::{
     calls::{CHECKPOINT, STATE, Step},
+    change::Start,
+    examine::{self, Heard},
     lineage::{self, Lineage},
 };
 
@@ -16,18 +18,18 @@ use crate::{
 pub(crate) struct Saved {
     pub step: Step,
     pub directory: PathBuf,
-    /// What trained it, with its versions.
-    pub engine: String,
+    pub heard: Heard,
 }
 
-/// `previous` is the checkpoint that training went on from.
+/// `start` is what the training began with, `previous` the checkpoint that it went on from.
 pub(crate) async fn publish_all(
     lineage: Lineage<'_>,
+    start: Start,
     mut previous: Option<v1::Checkpoint>,
     mut saved: mpsc::Receiver<Saved>,
 ) -> Result<(), JobError> {
     while let Some(saved) = saved.recv().await {
-        let published = publish(lineage, saved).await?;
+        let published = publish(lineage, &start, saved).await?;
         match &previous {
             Some(previous) if previous.step < published.step => lineage.forget(previous).await,
             // Others may have been here before.
@@ -39,15 +41,25 @@ pub(crate) async fn publish_all(
 }
 
 /// Files first, then the fact: a checkpoint that was announced is there, and so is what the
-/// optimizer remembers at it.
-async fn publish(lineage: Lineage<'_>, saved: Saved) -> Result<v1::Checkpoint, JobError> {
-    let Saved { step, directory, engine } = saved;
+/// optimizer remembers at it. What did not train is not announced.
+async fn publish(
+    lineage: Lineage<'_>,
+    start: &Start,
+    saved: Saved,
+) -> Result<v1::Checkpoint, JobError> {
+    let Saved { step, directory, heard } = saved;
     let Lineage { job, order, engine: family } = lineage;
+    let weight_change = examine::saved(&directory.join(CHECKPOINT), start, &step, &heard).await?;
     let place = TreePlace::checkpoint(&job.run, order.cycle, step.step);
     let about = lineage::about(order, family, step.step, step.steps);
     let tree = job.store.publish_tree(&directory.join(CHECKPOINT), &place, about).await?;
     let state = publish_state(lineage, &step, &directory, &tree).await?;
-    let checkpoint = v1::Checkpoint { engine, ..fact(lineage, &step, tree, state) };
+    let checkpoint = v1::Checkpoint {
+        engine: heard.engine,
+        skipped: heard.skipped,
+        weight_change,
+        ..fact(lineage, &step, tree, state)
+    };
     let place = Place::Checkpoint { cycle: order.cycle, step: step.step };
     job.write(place, Body::Checkpoint(checkpoint.clone())).await?;
     lineage.check(&checkpoint).await?;
@@ -97,6 +109,10 @@ fn fact(
         wall_s: step.wall_s,
         agent: job.agent.clone(),
         resume,
-        engine: String::new(),
+        grad_norm: step.grad_norm,
+        grad_norm_max: step.grad_norm_max,
+        trained_tokens: step.trained_tokens,
+        packing: step.packing,
+        ..Default::default()
     }
 }

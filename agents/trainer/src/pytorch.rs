@@ -10,7 +10,7 @@ use std::{
 use runtime::{Command, Launch};
 
 /// The program, as it lies in `python/`.
-const FILES: [(&str, &str); 13] = [
+const FILES: [(&str, &str); 14] = [
     ("train.py", include_str!("../python/train.py")),
     ("flotilla_trainer/__init__.py", include_str!("../python/flotilla_trainer/__init__.py")),
     ("flotilla_trainer/call.py", include_str!("../python/flotilla_trainer/call.py")),
@@ -19,6 +19,7 @@ const FILES: [(&str, &str); 13] = [
     ("flotilla_trainer/main.py", include_str!("../python/flotilla_trainer/main.py")),
     ("flotilla_trainer/models.py", include_str!("../python/flotilla_trainer/models.py")),
     ("flotilla_trainer/order.py", include_str!("../python/flotilla_trainer/order.py")),
+    ("flotilla_trainer/packing.py", include_str!("../python/flotilla_trainer/packing.py")),
     ("flotilla_trainer/probe.py", include_str!("../python/flotilla_trainer/probe.py")),
     ("flotilla_trainer/protocol.py", include_str!("../python/flotilla_trainer/protocol.py")),
     ("flotilla_trainer/saving.py", include_str!("../python/flotilla_trainer/saving.py")),

@@ -16,7 +16,9 @@ use wire::{Body, WorkKind, v1};
 
 use crate::{
     calls::{Begun, Progress, Resume, Step, Train, Trained, UNPUBLISHED_MAX},
+    change::Start,
     config::{Config, Engine},
+    examine::Heard,
     lineage::{Lineage, Point},
     probe::Probe,
     publish::{self, Saved},
@@ -124,22 +126,23 @@ impl TrainerRole {
         let worker = Worker::start(&engine.command(launch))?;
         let (saved, to_publish) = mpsc::channel(UNPUBLISHED_MAX);
         let mut patience = launch.patience(SILENCE, SILENCE_MIN);
-        let mut engine = String::new();
+        let mut heard = Heard::new(engine.describe(), 0);
         let training = worker.call::<Trained, _>(&call.value, &mut patience, move |progress| {
-            let step = heard(job, progress, &mut engine);
+            let step = hear(job, progress, &mut heard);
             let saved = saved.clone();
-            let engine = engine.clone();
+            let heard = heard.clone();
             async move {
                 let Some(step) = step else { return };
                 if let Some(directory) = step.saved.clone() {
                     // The receiver is gone only when publishing failed, which is reported.
-                    let _ = saved.send(Saved { step, directory, engine }).await;
+                    let _ = saved.send(Saved { step, directory, heard }).await;
                 }
             }
         });
         // Training goes on while a checkpoint is on its way into the store. When one cannot be
         // published, what follows is in vain; when training fails, what it saved still counts.
-        let publishing = publish::publish_all(lineage, previous, to_publish);
+        let start = Start::of(&call.value);
+        let publishing = publish::publish_all(lineage, start, previous, to_publish);
         let both = async { tokio::try_join!(training.map(Ok), publishing) };
         let (trained, ()) = tokio::select! {
             both = both => both?,
@@ -225,6 +228,7 @@ impl TrainerRole {
                 state: point.state.path().to_owned(),
                 step: point.fact.step,
                 tokens: point.fact.tokens,
+                trained_tokens: point.fact.trained_tokens,
                 wall_s: point.fact.wall_s,
             }),
         };
@@ -246,10 +250,13 @@ struct Fetched {
 }
 
 /// Passes on what the worker says; a step is the answer.
-fn heard(job: &Job, progress: serde_json::Value, engine: &mut String) -> Option<Step> {
+fn hear(job: &Job, progress: serde_json::Value, heard: &mut Heard) -> Option<Step> {
     match serde_json::from_value(progress).ok()? {
-        Progress::Begun(Begun { step, refused, engine: named }) => {
-            *engine = named;
+        Progress::Begun(Begun { step, refused, engine, skipped }) => {
+            *heard = Heard::new(engine, skipped);
+            if skipped > 0 {
+                tracing::warn!(run = %job.run, skipped, "examples longer than training.max_tokens are left out");
+            }
             match refused {
                 None => tracing::info!(run = %job.run, step, "training begins behind a step"),
                 Some(error) => {
@@ -260,6 +267,7 @@ fn heard(job: &Job, progress: serde_json::Value, engine: &mut String) -> Option<
         }
         Progress::Step(step) => {
             job.progress.set(step.step, step.steps, format!("loss {:.4}", step.loss));
+            heard.count(&step);
             Some(step)
         }
         Progress::Busy => None,

@@ -59,11 +59,15 @@ fn train(call: &Train, device: &str, dtype: Dtype, respond: &Responder) -> anyho
     let Train { training, policy, .. } = call;
     let mut cadence = Cadence::new(steps, training.save_every, policy.save_s, before.is_some());
     let mut tokens = before.map_or(0, |resume| resume.tokens);
+    let mut trained_tokens = before.map_or(0, |resume| resume.trained_tokens);
     let spent = before.map_or(0.0, |resume| resume.wall_s);
-    let mut losses = Vec::new();
+    // Of the steps since the last saved one.
+    let (mut losses, mut norms) = (Vec::new(), Vec::new());
     while let Some(report) = trainer.step()? {
         tokens += report.tokens as u64;
+        trained_tokens += report.scored as u64;
         losses.push(report.loss);
+        norms.push(report.grad_norm);
         let (step, steps) = (count(report.step), count(report.steps));
         let due = cadence.due(step, began.elapsed().as_secs_f64());
         let saved = due.then(|| call.out.join(step.to_string()));
@@ -72,17 +76,24 @@ fn train(call: &Train, device: &str, dtype: Dtype, respond: &Responder) -> anyho
             with_signs_of_life(respond, save)
                 .with_context(|| format!("save {}", directory.display()))?;
         }
-        if !report.loss.is_finite() {
-            bail!("the loss of step {step} is {}; lower training.learning_rate", report.loss);
-        }
-        let (loss, learning_rate) = (mean(&losses), report.learning_rate);
+        respond.progress(&Progress::Step(Step {
+            step,
+            steps,
+            loss: mean(&losses),
+            learning_rate: report.learning_rate,
+            grad_norm: mean(&norms),
+            grad_norm_max: norms.iter().copied().fold(0.0, f64::max),
+            tokens,
+            trained_tokens,
+            // This engine pads nothing.
+            packing: 1.0,
+            wall_s: spent + began.elapsed().as_secs_f64(),
+            saved,
+        }));
         if due {
             cadence.saved(began.elapsed().as_secs_f64());
-            losses.clear();
+            (losses, norms) = (Vec::new(), Vec::new());
         }
-        let wall_s = spent + began.elapsed().as_secs_f64();
-        let step = Step { step, steps, loss, learning_rate, tokens, wall_s, saved };
-        respond.progress(&Progress::Step(step));
     }
     Ok(())
 }
@@ -98,19 +109,20 @@ fn begin<'a>(
     if let Some(resume) = &call.resume {
         match load(call, place, Some(resume)) {
             Ok(trainer) => {
-                respond.progress(&begun(resume.step, None));
+                respond.progress(&begun(&trainer, resume.step, None));
                 return Ok((trainer, Some(resume)));
             }
             Err(error) => refused = Some(format!("{error:#}")),
         }
     }
     let trainer = load(call, place, None)?;
-    respond.progress(&begun(0, refused));
+    respond.progress(&begun(&trainer, 0, refused));
     Ok((trainer, None))
 }
 
-fn begun(step: u32, refused: Option<String>) -> Progress {
-    Progress::Begun(Begun { step, refused, engine: engine::ENGINE.to_owned() })
+fn begun(trainer: &Trainer, step: u32, refused: Option<String>) -> Progress {
+    let (engine, skipped) = (engine::ENGINE.to_owned(), count(trainer.skipped()));
+    Progress::Begun(Begun { step, refused, engine, skipped })
 }
 
 fn load(call: &Train, place: &Place, resume: Option<&Resume>) -> anyhow::Result<Trainer> {
@@ -172,8 +184,8 @@ fn with_signs_of_life<T>(respond: &Responder, work: impl FnOnce() -> T) -> T {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a count of steps")]
-fn mean(losses: &[f64]) -> f64 {
-    losses.iter().sum::<f64>() / losses.len().max(1) as f64
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
 fn method(call: &Train, adapter: Option<&Path>, model: &Model) -> anyhow::Result<Method> {
@@ -209,6 +221,7 @@ fn spec(call: &Train) -> anyhow::Result<TrainSpec> {
         clip_norm: training.max_grad_norm,
         batch_size: training.batch_size as usize,
         micro_batch_tokens: match training.micro_batch_tokens {
+            _ if !training.packing.unwrap_or(true) => 1,
             0 => MICRO_BATCH_TOKENS,
             some => some as usize,
         },

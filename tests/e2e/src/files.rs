@@ -61,7 +61,9 @@ impl Files {
         for name in ["config.json", "tokenizer.json"] {
             std::fs::copy(self.path(name), directory.join(name)).expect(name);
         }
-        let weights: Vec<u8> = 0.01_f32.to_le_bytes().repeat(260 * 32);
+        // All alike they would have no gradient.
+        let weight = |n: u16| f32::from(n.wrapping_mul(40_503) % 2048) / 10_240.0 - 0.1;
+        let weights: Vec<u8> = (0..260 * 32).flat_map(|n| weight(n).to_le_bytes()).collect();
         let view = |(name, shape): (String, Vec<usize>)| {
             let bytes = &weights[..4 * shape.iter().product::<usize>()];
             (name, TensorView::new(Dtype::F32, shape, bytes).expect("as many bytes as its shape"))

@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+/// With it changes what a step is; older states are not gone on from.
+const FORMAT: u32 = 2;
+
 const STATE_FILE: &str = "state.json";
 const MOMENTS_FILE: &str = "moments.safetensors";
 
@@ -106,6 +109,7 @@ impl Trainer {
     fn identity(&self) -> Map<String, Value> {
         let spec = &self.spec;
         let fields = [
+            ("format", json!(FORMAT)),
             ("engine", json!(self.model.engine())),
             ("method", json!(if self.adapter.is_some() { "lora" } else { "full" })),
             ("examples", json!(self.sequences.len())),

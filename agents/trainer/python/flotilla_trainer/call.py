@@ -31,6 +31,7 @@ class Training:
     max_grad_norm: float = 0.0
     max_tokens: int = 0
     save_every: int = 0
+    packing: bool = True
     lora: Lora = None
 
 
@@ -57,6 +58,7 @@ class Resume:
     state: str
     step: int
     tokens: int
+    trained_tokens: int
     wall_s: float
 
 
@@ -136,6 +138,7 @@ def _check(training, policy):
     halvings = policy.halvings
     is_count = isinstance(halvings, int) and not isinstance(halvings, bool)
     _require(is_count and 0 <= halvings <= 31, "policy.halvings", halvings, "0 to 31")
+    _require(isinstance(training.packing, bool), "packing", training.packing, "true or false")
     _require(training.batch_size > 0, "batch_size", training.batch_size, "1 or more")
     either = training.epochs > 0 or training.max_steps > 0
     _require(either, "epochs", training.epochs, "1 or more, or max_steps")

@@ -1,5 +1,5 @@
 """Prompt and completion as one sequence of tokens, exactly as the embedded engine reads them:
-the completion and one end token are scored, and what is too long is an error, never cut."""
+the completion and one end token are scored, and what is too long is left out, never cut."""
 
 import json
 
@@ -41,25 +41,33 @@ def _pair(number, line):
 
 
 class Sequences:
-    """Examples, tokenized when they are asked for. Checked once, when this is made."""
+    """Examples that are not too long, tokenized when they are asked for. Checked once, when this
+    is made."""
 
     def __init__(self, examples, tokenizer, end_token, vocab_size, max_tokens, positions):
         self._examples, self._tokenizer, self._end = examples, tokenizer, end_token
         most = min(max_tokens or positions, positions)
+        kept, shortest = [], None
         for index, (line, _, _) in enumerate(examples):
             tokens, _ = self[index]
-            if len(tokens) > most:
-                raise Refused(
-                    f"example on line {line} has {len(tokens)} tokens, more than the {most} "
-                    f"allowed; shorten or drop it, or raise max_tokens (the model has {positions} "
-                    "positions)"
-                )
             beyond = max(tokens)
             if beyond >= vocab_size:
                 raise Refused(
                     f"example on line {line}: the tokenizer yields token {beyond} but config.json "
                     f"says vocab_size {vocab_size}; the two files do not belong together"
                 )
+            if len(tokens) <= most:
+                kept.append(examples[index])
+            else:
+                shortest = min(len(tokens), shortest or len(tokens))
+        self.skipped = len(examples) - len(kept)
+        if not kept:
+            raise Refused(
+                f"all {len(examples)} examples are longer than the {most} tokens allowed, the "
+                f"shortest has {shortest}; raise training.max_tokens (the model has {positions} "
+                "positions)"
+            )
+        self._examples = kept
 
     def __len__(self):
         return len(self._examples)
@@ -91,18 +99,51 @@ class Parts:
     """Cuts a step's examples into passes of at most so many tokens, padding counted, or of one
     example. Of like length together, so that little is padded; the step's gradient is the same."""
 
-    def __init__(self, micro_batch_tokens):
-        self.micro_batch_tokens = micro_batch_tokens
+    def __init__(self, pass_tokens, packed):
+        self.pass_tokens, self.packed = pass_tokens, packed
 
     def __call__(self, sequences):
-        parts = []
+        parts, filled = [], 0
         for sequence in sorted(sequences, key=lambda sequence: -len(sequence[0])):
             # The first of a part is its longest.
-            longest = len(parts[-1][0][0]) if parts else 0
-            if not parts or (len(parts[-1]) + 1) * longest > self.micro_batch_tokens:
+            takes = len(sequence[0]) if self.packed or not parts else len(parts[-1][0][0])
+            if not parts or filled + takes > self.pass_tokens:
+                takes = len(sequence[0])
                 parts.append([])
+                filled = 0
             parts[-1].append(sequence)
-        return {"parts": [_pad(part) for part in parts]}
+            filled += takes
+        return {"parts": [(_pack if self.packed else _pad)(part) for part in parts]}
+
+
+def _counted(part, places):
+    """What a pass has: tokens, those that are scored, and places that are computed for them."""
+    tokens = sum(len(tokens) for tokens, _ in part)
+    scored = sum(len(tokens) - scored_from for tokens, scored_from in part)
+    return {"tokens": tokens, "scored": scored, "places": places}
+
+
+def _pack(part):
+    """One row. The last token of each sequence is only a target."""
+    import torch
+
+    from .packing import Layout
+
+    ids, positions, rows, targets = [], [], [], []
+    for tokens, scored_from in part:
+        rows.extend(range(len(ids) + scored_from - 1, len(ids) + len(tokens) - 1))
+        targets.extend(tokens[scored_from:])
+        ids.extend(tokens[:-1])
+        positions.extend(range(len(tokens) - 1))
+    return {
+        "input_ids": torch.tensor([ids]),
+        "position_ids": torch.tensor([positions]),
+        "rows": torch.tensor(rows),
+        "targets": torch.tensor(targets),
+        "layout": Layout([len(tokens) - 1 for tokens, _ in part]),
+        # A last token takes no place.
+        **_counted(part, len(ids) + len(part)),
+    }
 
 
 def _pad(part):
@@ -117,4 +158,5 @@ def _pad(part):
         ids[row, : len(tokens)] = tokens
         mask[row, : len(tokens)] = 1
         labels[row, scored_from : len(tokens)] = tokens[scored_from:]
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    counted = _counted(part, ids.numel())
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels, **counted}

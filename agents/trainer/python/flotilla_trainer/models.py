@@ -27,7 +27,7 @@ def device(policy):
     return torch.device(policy.device if ":" in policy.device else f"{policy.device}:0")
 
 
-def load(call, where):
+def load(call, where, attention):
     """The model with whatever is trained in it; frozen weights in the profile's precision, what
     is trained in f32."""
     lora = call.training.lora
@@ -36,7 +36,9 @@ def load(call, where):
     dtype = DTYPES[call.policy.dtype] if lora else torch.float32
     transformers.set_seed(call.seed % 2**32)
     try:
-        model = _base(call, source, dtype, where, from_config=call.random_init and source == call.base)
+        options = {"attn_implementation": attention, "dtype": dtype}
+        from_config = call.random_init and source == call.base
+        model = _base(source, options, where, from_config)
     except (OSError, ValueError) as error:
         raise Refused(f"load the base model: {error}") from error
     model.config.use_cache = False
@@ -45,8 +47,7 @@ def load(call, where):
     return _with_adapter(model, call, checkpoint or call.adapter)
 
 
-def _base(call, source, dtype, where, from_config):
-    options = {"attn_implementation": call.policy.attention, "dtype": dtype}
+def _base(source, options, where, from_config):
     if from_config:
         config = transformers.AutoConfig.from_pretrained(source, local_files_only=True)
         # Initialised on the CPU: the same weights on every kind of device.

@@ -1,6 +1,7 @@
 """The training itself: Hugging Face's Trainer, one optimizer step at a time."""
 
 import dataclasses
+import math
 import os
 import statistics
 import sys
@@ -11,7 +12,7 @@ import torch
 import transformers
 from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerCallback
 
-from . import examples, models, order, saving, schedule
+from . import examples, models, order, packing, saving, schedule
 from .errors import Refused
 
 # What produced a checkpoint.
@@ -28,6 +29,9 @@ STEP_LIMIT_MIN_S = 300.0
 STEPS_REMEMBERED = 16
 
 ADAM_EPSILON = 1e-8
+
+# Of a state: with it changes what a step is, and older states are not gone on from.
+FORMAT = 2
 
 
 class Training:
@@ -60,18 +64,20 @@ class Training:
         self.signs.phase(PHASE_LIMIT_S)
         call, resume = self.call, self.call.resume
         where = models.device(call.policy)
-        sequences = self._sequences()
+        config = transformers.AutoConfig.from_pretrained(call.base, local_files_only=True)
+        sequences = self._sequences(config)
         training = call.training
+        attention = packing.attention(config, call.policy) if training.packing else None
         per_epoch = order.steps_per_epoch(len(sequences), training.batch_size)
         steps = training.max_steps or training.epochs * per_epoch
         identity = self._identity(len(sequences), steps)
         joined = saving.join(resume, identity, self._scratch("resume")) if resume else None
-        model = models.load(call, where)
-        run = Run(self, steps, identity, refused)
+        model = models.load(call, where, attention or call.policy.attention)
+        run = Run(self, steps, identity, refused, sequences.skipped)
         loader = torch.utils.data.DataLoader(
             sequences,
             batch_sampler=order.Steps(len(sequences), training.batch_size, steps, call.seed),
-            collate_fn=examples.Parts(call.pass_tokens()),
+            collate_fn=examples.Parts(call.pass_tokens(), packed=attention is not None),
             num_workers=call.policy.dataloader_workers,
             pin_memory=call.policy.pin_memory and where.type != "cpu",
             # Its own, so that looking at the data draws no random number of the training's.
@@ -89,9 +95,8 @@ class Training:
         trainer.train(resume_from_checkpoint=joined)
         return run.stopped_at
 
-    def _sequences(self):
+    def _sequences(self, config):
         call = self.call
-        config = transformers.AutoConfig.from_pretrained(call.base, local_files_only=True)
         return examples.Sequences(
             examples.read(call.dataset),
             examples.load_tokenizer(call.base),
@@ -106,7 +111,9 @@ class Training:
         training = dataclasses.asdict(self.call.training)
         # How often it is saved changes nothing.
         training.pop("save_every")
-        names = {"engine": "pytorch", "base": self.call.base_name, "examples": count}
+        names = {
+            "format": FORMAT, "engine": "pytorch", "base": self.call.base_name, "examples": count,
+        }  # fmt: skip
         return {**names, "steps": steps, "seed": self.call.seed, **training}
 
 
@@ -117,15 +124,25 @@ class StepTrainer(Trainer):
     def __init__(self, *, loader, **options):
         super().__init__(train_dataset=loader.dataset, **options)
         self.loader = loader
-        self.step_loss, self.step_tokens = 0.0, 0
+        self.step_loss, self.step_norm, self.step_counts = 0.0, 0.0, {}
+        self._clip = self.accelerator.clip_grad_norm_
+        self.accelerator.clip_grad_norm_ = self._clip_and_tell
 
     def get_train_dataloader(self):
         return self.loader
 
+    def _clip_and_tell(self, *arguments, **options):
+        """The Trainer tells nobody of the norm it clipped at."""
+        norm = self._clip(*arguments, **options)
+        self.step_norm = float(norm)
+        return norm
+
     def training_step(self, model, inputs, num_items_in_batch=None):
         model.train()
         parts = inputs["parts"]
-        scored = sum(int((part["labels"] != examples.IGNORED).sum()) for part in parts)
+        counted = ("tokens", "scored", "places")
+        self.step_counts = {name: sum(part[name] for part in parts) for name in counted}
+        scored = self.step_counts["scored"]
         total = torch.zeros((), device=self.args.device)
         for part in parts:
             part = self._prepare_inputs(part)
@@ -134,7 +151,6 @@ class StepTrainer(Trainer):
             self.accelerator.backward(loss)
             total += loss.detach()
         self.step_loss = float(total)
-        self.step_tokens = sum(int(part["attention_mask"].sum()) for part in parts)
         return total
 
     def floating_point_ops(self, inputs):
@@ -147,7 +163,25 @@ class StepTrainer(Trainer):
 
 
 def _summed_loss(model, part):
-    """Only places whose next token is scored get logits: they are most of a step's memory."""
+    return _of_row(model, part) if "layout" in part else _of_rows(model, part)
+
+
+def _of_row(model, part):
+    """Of sequences one after another. Only places whose next token is scored get logits: they
+    are most of a step's memory."""
+    where = part["input_ids"].device
+    logits = model(
+        input_ids=part["input_ids"],
+        position_ids=part["position_ids"],
+        logits_to_keep=part["rows"],
+        layout=part["layout"].to(where),
+        use_cache=False,
+    ).logits
+    return torch.nn.functional.cross_entropy(logits[0].float(), part["targets"], reduction="sum")
+
+
+def _of_rows(model, part):
+    """Of a sequence a row, padded. Logits as of one row, from the first place one needs."""
     labels = part["labels"]
     scored = (labels != examples.IGNORED).any(dim=0).nonzero()
     first = int(scored[0]) if len(scored) else labels.shape[1] - 1
@@ -168,14 +202,17 @@ def _summed_loss(model, part):
 class Run(TrainerCallback):
     """Counts, saves, reports and stops, at the end of each step."""
 
-    def __init__(self, training, steps, identity, refused):
+    def __init__(self, training, steps, identity, refused, skipped):
         self.training, self.call = training, training.call
-        self.steps, self.identity, self.refused = steps, identity, refused
+        self.steps, self.identity = steps, identity
+        self.refused, self.skipped = refused, skipped
         self.trainer = None
         resume = self.call.resume
         self.tokens = resume.tokens if resume else 0
+        self.trained_tokens = resume.trained_tokens if resume else 0
         self.spent = resume.wall_s if resume else 0.0
-        self.losses, self.durations = [], []
+        self.durations = []
+        self._begin_stretch()
         self.stopped_at = None
         save_every = self.call.training.save_every
         if save_every > steps:
@@ -188,13 +225,20 @@ class Run(TrainerCallback):
             steps, save_every, self.call.policy.save_s, time.monotonic(), bool(resume)
         )
 
+    def _begin_stretch(self):
+        """What is told is of the steps since the last saved one."""
+        self.losses, self.norms = [], []
+        self.stretch_tokens, self.stretch_places = 0, 0
+
     def on_train_begin(self, args, state, control, **_):
         step = self.call.resume.step if self.call.resume else 0
         if state.global_step != step:
             raise Refused(f"the Trainer would go on behind step {state.global_step}, not {step}")
         self.training.has_begun = True
         self.training.stop.training = True
-        begun = {"step": step, "refused": self.refused, "engine": ENGINE}
+        begun = {
+            "step": step, "refused": self.refused, "engine": ENGINE, "skipped": self.skipped,
+        }  # fmt: skip
         self.training.respond.progress({"begun": begun})
         if self.training.stop.asked:
             # The Trainer looks for its own signs only at the end of a step.
@@ -210,11 +254,7 @@ class Run(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         step, now = state.global_step, time.monotonic()
         self.durations = [*self.durations[1 - STEPS_REMEMBERED :], now - self.step_began]
-        loss = self.trainer.step_loss
-        if loss != loss or loss in (float("inf"), float("-inf")):
-            raise Refused(f"the loss of step {step} is {loss}; lower training.learning_rate")
-        self.losses.append(loss)
-        self.tokens += self.trainer.step_tokens
+        self._count(step)
         due = self.cadence.due(step, now)
         if self.training.stop.asked and step < self.steps:
             self.stopped_at = step
@@ -235,7 +275,25 @@ class Run(TrainerCallback):
         saving.split(saved, directory, self.call, self.identity, step == self.steps)
         self.cadence.saved(time.monotonic())
         self._report(step, directory)
-        self.losses = []
+        self._begin_stretch()
+
+    def _count(self, step):
+        loss, norm = self.trainer.step_loss, self.trainer.step_norm
+        if not math.isfinite(loss):
+            raise Refused(f"the loss of step {step} is {loss}; lower training.learning_rate")
+        # In f16 it overflows now and then: the step is left out and the scale lowered.
+        if math.isfinite(norm):
+            self.norms.append(norm)
+        elif self.call.policy.dtype != "f16":
+            raise Refused(
+                f"the norm of the gradient of step {step} is {norm}; lower training.learning_rate"
+            )
+        counts = self.trainer.step_counts
+        self.losses.append(loss)
+        self.tokens += counts["tokens"]
+        self.trained_tokens += counts["scored"]
+        self.stretch_tokens += counts["tokens"]
+        self.stretch_places += counts["places"]
 
     def _report(self, step, saved):
         training = self.call.training
@@ -245,7 +303,11 @@ class Run(TrainerCallback):
             "steps": self.steps,
             "loss": statistics.fmean(self.losses),
             "learning_rate": rate,
+            "grad_norm": statistics.fmean(self.norms) if self.norms else 0.0,
+            "grad_norm_max": max(self.norms, default=0.0),
             "tokens": self.tokens,
+            "trained_tokens": self.trained_tokens,
+            "packing": self.stretch_tokens / self.stretch_places,
             "wall_s": self.spent + time.monotonic() - self.training.began,
             "saved": saved,
         }

@@ -34,3 +34,12 @@ class Passes(unittest.TestCase):
         for wrong in (-1, 1.5, True, "2", 99):
             with self.assertRaisesRegex(Refused, "halvings"):
                 call.read(request(64, halvings=wrong))
+
+    def test_packing_is_on_unless_it_is_switched_off(self):
+        self.assertTrue(call.read(request(0)).training.packing)
+        off = request(0)
+        off["training"]["packing"] = False
+        self.assertFalse(call.read(off).training.packing)
+        off["training"]["packing"] = "no"
+        with self.assertRaisesRegex(Refused, "packing"):
+            call.read(off)

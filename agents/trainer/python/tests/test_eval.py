@@ -23,10 +23,8 @@ def trainer(change=None, callbacks=(), **options):
         args = training.arguments(order, directory, 1, torch.device("cpu"))
         if change:
             change(args)
-        loader = torch.utils.data.DataLoader([1])
-        return training.StepTrainer(
-            model=Model(), args=args, loader=loader, callbacks=list(callbacks), **options
-        )
+        made = {"model": Model(), "loader": torch.utils.data.DataLoader([1]), **options}
+        return training.StepTrainer(args=args, callbacks=list(callbacks), **made)
 
 
 class Forbidden(unittest.TestCase):

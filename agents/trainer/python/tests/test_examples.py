@@ -43,29 +43,43 @@ class Reading(unittest.TestCase):
         found = self.read(b'\n{"prompt":"a","completion":"b","reward":1.0}\r\n')
         self.assertEqual(found, [(2, "a", "b")])
 
-    def test_what_is_too_long_is_named_and_never_cut(self):
-        def sequences(most):
-            lines = [(1, "ab", "c"), (4, "abc", "de")]
-            return examples.Sequences(lines, Bytes(), 256, 257, most, 100)
+    def sequences(self, most, lines, vocab_size=257):
+        return examples.Sequences(lines, Bytes(), 256, vocab_size, most, 100)
 
-        self.assertEqual(sequences(6)[1], ([97, 98, 99, 100, 101, 256], 3))
-        with self.assertRaisesRegex(Refused, "line 4 has 6 tokens, more than the 5 allowed"):
-            sequences(5)
+    def test_what_is_too_long_is_left_out_and_counted_and_never_cut(self):
+        lines = [(1, "ab", "c"), (4, "abc", "de"), (5, "", "x")]
+        kept = self.sequences(6, lines)
+        self.assertEqual((len(kept), kept.skipped), (3, 0))
+        self.assertEqual(kept[1], ([97, 98, 99, 100, 101, 256], 3))
+        kept = self.sequences(5, lines)
+        self.assertEqual((len(kept), kept.skipped), (2, 1))
+        self.assertEqual(kept[1], ([120, 256], 1))
+        with self.assertRaisesRegex(Refused, "all 2 examples are longer than the 3 tokens allowed"):
+            self.sequences(3, lines[:2])
+
+    def test_tokens_the_model_lacks_are_refused(self):
         with self.assertRaisesRegex(Refused, "vocab_size 200"):
-            examples.Sequences([(1, "a", "b")], Bytes(), 256, 200, 9, 9)
-        self.assertEqual(examples.Sequences([(1, "", "b")], Bytes(), 256, 257, 9, 9)[0][1], 1)
+            self.sequences(9, [(1, "a", "b")], vocab_size=200)
 
 
 class Cutting(unittest.TestCase):
+    SEQUENCES = [([1] * length, 1) for length in (3, 9, 2, 40, 3)]
+
+    def shapes(self, packed):
+        parts = examples.Parts(20, packed)(self.SEQUENCES)["parts"]
+        total = {name: sum(part[name] for part in parts) for name in ("tokens", "scored", "places")}
+        return [tuple(part["input_ids"].shape) for part in parts], total
+
     def test_passes_hold_so_many_tokens_or_one_example(self):
-        sequences = [([1] * length, 1) for length in (3, 9, 2, 40, 3)]
-        parts = examples.Parts(20)(sequences)["parts"]
-        shapes = [tuple(part["input_ids"].shape) for part in parts]
+        shapes, total = self.shapes(packed=False)
         self.assertEqual(shapes, [(1, 40), (2, 9), (2, 3)])
-        counted = sum(int(part["attention_mask"].sum()) for part in parts)
-        self.assertEqual(counted, 57)
-        scored = sum(int((part["labels"] != examples.IGNORED).sum()) for part in parts)
-        self.assertEqual(scored, 57 - 5)
+        self.assertEqual(total, {"tokens": 57, "scored": 57 - 5, "places": 40 + 18 + 6})
+
+    def test_a_packed_pass_has_no_place_without_a_token(self):
+        shapes, total = self.shapes(packed=True)
+        # Last tokens are only targets.
+        self.assertEqual(shapes, [(1, 39), (1, 17 - 4)])
+        self.assertEqual(total, {"tokens": 57, "scored": 57 - 5, "places": 57})
 
 
 if __name__ == "__main__":

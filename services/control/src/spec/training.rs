@@ -32,6 +32,8 @@ pub struct TrainingSpec {
     pub max_grad_norm: f64,
     pub max_tokens: u32,
     pub save_every: u32,
+    /// The examples of a pass stand one after another without padding.
+    pub packing: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -67,6 +69,7 @@ impl Default for TrainingSpec {
             max_grad_norm: 1.0,
             max_tokens: 1024,
             save_every: 0,
+            packing: true,
         }
     }
 }
@@ -93,6 +96,7 @@ impl TrainingSpec {
             max_grad_norm: self.max_grad_norm,
             max_tokens: self.max_tokens,
             save_every: self.save_every,
+            packing: Some(self.packing),
             lora: lora.map(|lora| v1::Lora {
                 r: lora.r,
                 alpha: lora.alpha,

@@ -112,6 +112,12 @@ fn checkpoint(order: &v1::TrainOrder) -> v1::Checkpoint {
         agent: "trainer-1".into(),
         resume: None,
         engine: engine::ENGINE.into(),
+        grad_norm: 0.625,
+        grad_norm_max: 1.25,
+        weight_change: Some(0.0625),
+        trained_tokens: 49_152,
+        packing: 1.0,
+        skipped: 0,
     }
 }
 

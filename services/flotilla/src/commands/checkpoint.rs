@@ -76,6 +76,27 @@ fn short_engine(engine: &str) -> String {
     if engine.starts_with("pytorch-") { "pytorch".into() } else { engine.to_owned() }
 }
 
+fn trained_on(c: &v1::Checkpoint) -> String {
+    let v1::Checkpoint { trained_tokens, tokens, packing, skipped, .. } = c;
+    let filled = packing * 100.0;
+    let skipped = match skipped {
+        0 => String::new(),
+        some => format!("; {some} examples were too long and left out"),
+    };
+    format!("{trained_tokens} tokens of answers among {tokens}, passes {filled:.0} % full{skipped}")
+}
+
+fn changed(c: &v1::Checkpoint) -> String {
+    let v1::Checkpoint { grad_norm, grad_norm_max, learning_rate, .. } = c;
+    let weights = match c.weight_change {
+        Some(change) => format!("the weights by {:.3} %", change * 100.0),
+        None => "weights that began at random".to_owned(),
+    };
+    format!(
+        "{weights}; gradient {grad_norm:.3} (at most {grad_norm_max:.3}), rate {learning_rate:e}"
+    )
+}
+
 fn show(info: &v1::CheckpointInfo) {
     if let Some(c) = &info.checkpoint {
         let tree = c.tree.clone().unwrap_or_default();
@@ -86,6 +107,10 @@ fn show(info: &v1::CheckpointInfo) {
         output::print(&format!("trained from: {}", parent.path));
         if !c.engine.is_empty() {
             output::print(&format!("trained by:   {}", c.engine));
+        }
+        if c.trained_tokens > 0 {
+            output::print(&format!("trained on:   {}", trained_on(c)));
+            output::print(&format!("it changed:   {}", changed(c)));
         }
     }
     let rows = info

@@ -1,0 +1,126 @@
+"""A packed step is the step of its examples one by one: same loss, same gradients."""
+
+import types
+import unittest
+
+import torch
+import transformers
+from flotilla_trainer import examples, packing, training
+
+SEQUENCES = [
+    ([7, 3, 9, 11, 2, 5, 8, 1, 4, 6], 4), ([5, 2, 9], 1), ([1, 8, 8, 3, 7, 2, 9, 4], 6),
+    ([6, 2], 1), ([3, 4, 5, 6, 7, 8, 9, 10, 11], 2),
+]  # fmt: skip
+
+
+def policy(attention):
+    return types.SimpleNamespace(attention=attention)
+
+
+def model(kind, attention, recomputing=False):
+    """Of two layers, with weights that make attention matter."""
+    config = transformers.CONFIG_MAPPING[kind](
+        vocab_size=16, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
+        initializer_range=0.4,
+    )  # fmt: skip
+    transformers.set_seed(3)
+    made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    if recomputing:
+        made.gradient_checkpointing_enable({"use_reentrant": False})
+    return made.train()
+
+
+def step(made, parts):
+    """Loss and gradients of a step."""
+    loss = sum(training._summed_loss(made, part) for part in parts)
+    loss.backward()
+    return float(loss), {name: p.grad for name, p in made.named_parameters()}
+
+
+def cut(sequences, tokens, packed):
+    return examples.Parts(tokens, packed)(sequences)["parts"]
+
+
+class Packing(unittest.TestCase):
+    def expect_same(self, one, other):
+        self.assertAlmostEqual(one[0], other[0], delta=1e-4)
+        for name, gradient in one[1].items():
+            self.assertGreater(float(gradient.abs().max()), 1e-5, name)
+            torch.testing.assert_close(gradient, other[1][name], atol=1e-4, rtol=1e-4, msg=name)
+
+    def test_loss_and_gradients_are_those_of_each_example_alone(self):
+        for kind in packing.MODEL_TYPES:
+            alone = step(model(kind, "eager"), cut(SEQUENCES, 1, False))
+            padded = step(model(kind, "sdpa"), cut(SEQUENCES, 64, False))
+            self.expect_same(alone, padded)
+            for attention in ("sdpa", "eager"):
+                for recomputing in (False, True):
+                    made = model(kind, "sdpa", recomputing)
+                    name = packing.attention(made.config, policy(attention))
+                    made.set_attn_implementation(name)
+                    parts = cut(SEQUENCES, 64, True)
+                    self.assertEqual(len(parts), 1)
+                    self.expect_same(alone, step(made, parts))
+
+    def test_the_loss_is_of_completions_and_their_end_alone(self):
+        tokens, scored_from = SEQUENCES[0]
+        made = model("qwen2", "sdpa")
+        logits = made(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        places = range(scored_from, len(tokens))
+        expected = -sum(float(logits[place - 1, tokens[place]]) for place in places)
+        made.set_attn_implementation(packing.attention(made.config, policy("sdpa")))
+        packed = cut(SEQUENCES[:1], 64, True)
+        self.assertAlmostEqual(float(training._summed_loss(made, packed[0])), expected, places=4)
+        self.assertEqual(packed[0]["targets"].tolist(), tokens[scored_from:])
+
+    def test_a_model_whose_attention_is_another_is_left_as_it_is(self):
+        full = types.SimpleNamespace(model_type="qwen2", layer_types=["full_attention"] * 2)
+        self.assertIsNotNone(packing.attention(full, policy("sdpa")))
+        for change in ({"model_type": "gpt_oss"}, {"layer_types": ["sliding_attention"]}):
+            other = types.SimpleNamespace(**{**vars(full), **change})
+            self.assertIsNone(packing.attention(other, policy("sdpa")))
+
+    def test_side_by_side_are_sequences_much_of_one_length(self):
+        lengths = [100, 80, 75, 74, 60, 12, 9, 3, 1, 1]
+        layout = packing.Layout(lengths)
+        self.assertEqual([count for _, count in layout.groups], [3, 2, 2, 1, 2])
+        places = sum(len(rows) for rows, _ in layout.groups)
+        self.assertLess(places, sum(lengths) / packing.ALIKE)
+        self.assertEqual(len(set(layout.back.tolist())), sum(lengths))
+
+
+class Tiny(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return SEQUENCES[index]
+
+
+class Clipping(unittest.TestCase):
+    def test_the_gradient_is_clipped_and_its_norm_before_is_told(self):
+        seen = []
+
+        class Look(transformers.TrainerCallback):
+            def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+                norms = [p.grad.norm() for p in model.parameters()]
+                seen.append(float(torch.stack(norms).norm()))
+
+        from .test_eval import trainer
+
+        made = trainer(
+            change=lambda args: setattr(args, "max_grad_norm", 0.01),
+            callbacks=[Look()],
+            loader=torch.utils.data.DataLoader(
+                Tiny(), batch_size=1, collate_fn=examples.Parts(64, False)
+            ),
+            model=model("qwen2", "sdpa"),
+        )
+        made.train()
+        self.assertAlmostEqual(seen[0], 0.01, places=5)
+        self.assertGreater(made.step_norm, 0.1)
+
+
+if __name__ == "__main__":
+    unittest.main()
