@@ -196,6 +196,29 @@ mod tests {
     }
 
     #[test]
+    fn what_a_training_began_with_follows_from_its_call() {
+        let start = |adapter: Option<&str>, lora: bool, random_init| {
+            let lora = lora.then(wire::v1::Lora::default);
+            Start::of(&Train {
+                base: "base".into(),
+                base_name: String::new(),
+                random_init,
+                adapter: adapter.map(PathBuf::from),
+                dataset: PathBuf::new(),
+                training: wire::v1::Training { lora, ..Default::default() },
+                seed: 1,
+                out: PathBuf::new(),
+                resume: None,
+                policy: crate::calls::Policy::default(),
+            })
+        };
+        assert_eq!(start(Some("adapter"), true, false), Start::Files("adapter".into()));
+        assert_eq!(start(None, true, false), Start::NewAdapter, "in whichever cycle");
+        assert_eq!(start(None, false, false), Start::Files("base".into()));
+        assert_eq!(start(None, false, true), Start::Scratch);
+    }
+
+    #[test]
     fn whole_models_are_compared_as_well() {
         let directories = [1, 1, 2].map(|seed| {
             let directory = tempfile::tempdir().unwrap();

@@ -12,9 +12,9 @@ const ONE_STEP: Sampling = Sampling { prompts: 8, per_prompt: 8, max_new_tokens:
 
 /// A spec with something in it replaced.
 fn changed(spec: PathBuf, from: &str, to: &str) -> PathBuf {
-    let text = std::fs::read_to_string(&spec).unwrap();
+    let text = std::fs::read_to_string(&spec).expect("a spec");
     assert!(text.contains(from), "{text}");
-    std::fs::write(&spec, text.replace(from, to)).unwrap();
+    std::fs::write(&spec, text.replace(from, to)).expect("a spec");
     spec
 }
 
