@@ -12,6 +12,7 @@ mod lineage;
 mod probe;
 mod publish;
 mod pytorch;
+mod replay;
 mod role;
 mod room;
 mod worker;

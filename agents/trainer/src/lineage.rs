@@ -179,6 +179,8 @@ pub(crate) fn about(order: &v1::TrainOrder, engine: &str, step: u32, steps: u32)
     let manifest = |tree: Option<&v1::Tree>| tree.map(|tree| tree.manifest.clone());
     let base = order.base.as_ref().and_then(|base| base.tree.as_ref());
     let dataset = order.dataset.as_ref().map(|blob| blob.digest.clone());
+    let replayed: Vec<&String> = order.replay.iter().map(|blob| &blob.digest).collect();
+    let replay = (!replayed.is_empty()).then(|| ("replay", json!([replayed, order.replay_share])));
     let entries = [
         ("content", json!(if is_adapter(order) { "adapter" } else { "model" })),
         ("base", json!(manifest(base))),
@@ -189,7 +191,7 @@ pub(crate) fn about(order: &v1::TrainOrder, engine: &str, step: u32, steps: u32)
         ("steps", json!(steps)),
         ("engine", json!(engine)),
     ];
-    entries.map(|(key, value)| (key.to_owned(), value)).into()
+    entries.into_iter().chain(replay).map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 #[cfg(test)]
@@ -232,6 +234,7 @@ mod tests {
             v1::TrainOrder { dataset, ..order.clone() },
             v1::TrainOrder { adapter: tree("b3:9"), ..order.clone() },
             v1::TrainOrder { cycle: 1, ..order.clone() },
+            v1::TrainOrder { replay: vec![v1::Blob::default()], ..order.clone() },
         ] {
             assert_ne!(about(&order, "candle-1", 5, 9), about(&other, "candle-1", 5, 9));
         }

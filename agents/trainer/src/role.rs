@@ -22,11 +22,15 @@ use crate::{
     lineage::{Lineage, Point},
     probe::Probe,
     publish::{self, Saved},
-    room,
+    replay, room,
 };
 
 /// A worker that says nothing for so long is hung, whatever it is at.
 const SILENCE: Duration = Duration::from_secs(1800);
+
+/// What is replayed, beside what was selected; in a training's own directory, whose checkpoints are
+/// called by their steps.
+const DATASET: &str = "dataset.jsonl";
 
 /// One whose steps take less is given at least this much.
 const SILENCE_MIN: Duration = Duration::from_secs(60);
@@ -213,12 +217,13 @@ impl TrainerRole {
         let model = job.cache.tree(&job.store, tree).await?;
         let adapter = job.tree_if(order.adapter.as_ref()).await?;
         let dataset = job.cache.blob(&job.store, dataset).await?;
+        let replayed = with_replay(job, order, &dataset, &out).await?;
         let value = Train {
             base: model.path().to_owned(),
             base_name: tree.manifest.clone(),
             random_init: base.random_init,
             adapter: adapter.as_ref().map(|adapter| adapter.path().to_owned()),
-            dataset: dataset.path().to_owned(),
+            dataset: replayed.unwrap_or_else(|| dataset.path().to_owned()),
             training: order.training.clone().unwrap_or_default(),
             seed: order.seed,
             out,
@@ -234,6 +239,33 @@ impl TrainerRole {
         };
         Ok(Fetched { value, _held: (model, adapter, dataset, point) })
     }
+}
+
+/// The file of a dataset with what is replayed of earlier ones; `None` when nothing is.
+async fn with_replay(
+    job: &Job,
+    order: &v1::TrainOrder,
+    dataset: &store::CachedBlob,
+    out: &Path,
+) -> Result<Option<PathBuf>, JobError> {
+    if order.replay.is_empty() {
+        return Ok(None);
+    }
+    let read = |path: PathBuf| async move {
+        let bytes = tokio::fs::read(&path).await;
+        bytes.with_context(|| format!("read {}", path.display())).map_err(JobError::retry)
+    };
+    let new = read(dataset.path().to_owned()).await?;
+    let mut older = Vec::new();
+    for blob in &order.replay {
+        let cached = job.cache.blob(&job.store, blob).await?;
+        older.push(read(cached.path().to_owned()).await?);
+    }
+    let lines = replay::beside(&new, &older, order.replay_share, order.seed);
+    let path = out.join(DATASET);
+    let written = tokio::fs::write(&path, lines.map_err(JobError::fatal)?).await;
+    written.with_context(|| format!("write {}", path.display())).map_err(JobError::retry)?;
+    Ok(Some(path))
 }
 
 fn order(job: &Job) -> Result<&v1::TrainOrder, JobError> {
