@@ -131,6 +131,15 @@ pub fn failure(blow: &Blow<'_>, id: &str, last: Option<&v1::Failure>) -> Option<
     })
 }
 
+/// Whether a result that holds errors of the box that made it is written nevertheless: enough have
+/// tried by now, or all that could. Otherwise the try has failed. `others` are there and could.
+pub fn errors_stand(last: Option<&v1::Failure>, agent: &str, others: &[String]) -> bool {
+    let before = last.map_or(&[][..], |last| &last.agents);
+    let tried: BTreeSet<&str> = before.iter().map(String::as_str).chain([agent]).collect();
+    let all = !before.is_empty() && others.iter().all(|other| tried.contains(other.as_str()));
+    all || tried.len() >= AGENTS_MAX || before.len() + 1 >= FAILURES_MAX
+}
+
 /// What to do with the delivery once these failures are written, one for each fact owed.
 pub fn then(failures: &[v1::Failure]) -> Then {
     if !failures.is_empty() && failures.iter().all(|failure| failure.r#final) {
@@ -208,6 +217,21 @@ mod tests {
             let third = fail(fault, &["a", "b", "c"]).unwrap();
             assert!(third.r#final, "{fault:?}");
         }
+    }
+
+    #[test]
+    fn errors_of_a_box_stand_once_enough_or_all_that_could_have_tried() {
+        let stand = |before: &[&str], others: &[&str]| {
+            let agents = before.iter().map(|&agent| agent.to_owned()).collect();
+            let last = v1::Failure { agents, ..Default::default() };
+            let others: Vec<String> = others.iter().map(|&other| other.to_owned()).collect();
+            errors_stand(Some(&last).filter(|_| !before.is_empty()), "a", &others)
+        };
+        assert!(!stand(&[], &[]), "it may have been a mishap");
+        assert!(stand(&["a"], &[]));
+        assert!(!stand(&["a"], &["b"]) && stand(&["b"], &["b"]));
+        assert!(!stand(&["b"], &["b", "c"]) && stand(&["b", "c"], &["b", "c", "d"]));
+        assert!(!stand(&["a"; 3], &["b"]) && stand(&["a"; 4], &["b"]));
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod reception;
 mod temper;
 
 pub use course::{Course, Courses};
-pub use failing::{Blow, Fault, Then, failure, owed, then};
+pub use failing::{Blow, Fault, Then, errors_stand, failure, owed, then};
 pub use halving::halved;
 pub use placing::{Peer, Placing, Room, place};
 pub use reception::{AtHand, PASS_ON_MS, Reception, poison, receive};

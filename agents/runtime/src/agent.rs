@@ -190,6 +190,7 @@ fn first_status(
         profile: config.profile.clone(),
         withheld: config.withheld.clone(),
         engines: roles.iter().filter_map(|role| engine(&**role)).collect(),
+        abilities: roles.iter().flat_map(|role| abilities(&**role)).collect(),
         ..Default::default()
     }
 }
@@ -197,6 +198,11 @@ fn first_status(
 fn engine(role: &dyn Role) -> Option<String> {
     let engine = role.engine();
     (!engine.is_empty()).then(|| format!("{}: {engine}", role_name(role.kind())))
+}
+
+fn abilities(role: &dyn Role) -> impl Iterator<Item = String> {
+    let name = role_name(role.kind());
+    role.abilities().into_iter().map(move |ability| format!("{name}:{ability}"))
 }
 
 /// What is said of a role from the first word on.

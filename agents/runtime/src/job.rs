@@ -10,9 +10,10 @@ use store::{Cache, CacheError, CachedTree, GetError, PutError, Store};
 use wire::{Body, Fact, Place, Record, RunId, Subject, WorkKind, v1};
 
 use crate::{
-    WorkerError,
+    WorkerError, failure, placing,
     presence::Progress,
     watch::{Share, Span, Watch},
+    work,
 };
 
 /// Between tries to write what the bus does not take.
@@ -249,6 +250,27 @@ impl Job {
             }
         }
         Ok(found.into())
+    }
+
+    /// The others that do the same work and are there, whatever their pool.
+    ///
+    /// # Errors
+    /// When the bus does not answer.
+    pub async fn others(&self) -> Result<Vec<v1::AgentStatus>, JobError> {
+        let role = work::role_name(self.kind);
+        let mut statuses = self.bus.statuses().await.map_err(JobError::away)?;
+        statuses.retain(|status| placing::is_there(status, &self.agent, role));
+        Ok(statuses)
+    }
+
+    /// Whether a result that holds errors of this box is to be written all the same, for enough
+    /// agents have tried. `others` are there and could.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub async fn errors_stand(&self, others: &[String]) -> Result<bool, JobError> {
+        let last = failure::last_of(self.kind, self).await?;
+        Ok(conduct::errors_stand(last.as_ref(), &self.agent, others))
     }
 
     /// Whether the log already holds a fact.

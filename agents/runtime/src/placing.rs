@@ -26,22 +26,24 @@ pub struct Needs {
     pub by_profile: BTreeMap<String, u64>,
 }
 
-/// The others that do the same work and are there.
+/// Whether another agent does that work, and is there.
+pub(crate) fn is_there(status: &v1::AgentStatus, own: &str, role: &str) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+    let seen = status.seen_at.as_ref().map_or(0, |at| at.seconds);
+    status.agent != own
+        && status.state() == State::Ready
+        && status.roles.iter().any(|has| has == role)
+        && now.saturating_sub(seen) <= SILENT_S
+}
+
+/// The others of a pool that do the same work and are there.
 pub(crate) fn peers(
     needs: &Needs,
     statuses: &[v1::AgentStatus],
     (own, pool, role): (&str, &str, &str),
 ) -> Vec<Peer> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
-    let is_there = |status: &&v1::AgentStatus| {
-        let seen = status.seen_at.as_ref().map_or(0, |at| at.seconds);
-        status.agent != own
-            && status.pool == pool
-            && status.state() == State::Ready
-            && status.roles.iter().any(|has| has == role)
-            && now.saturating_sub(seen) <= SILENT_S
-    };
+    let is_there = |status: &&v1::AgentStatus| status.pool == pool && is_there(status, own, role);
     let works =
         |status: &v1::AgentStatus| status.jobs.iter().any(|job| job.role == role && !job.waits);
     let peer = |status: &v1::AgentStatus| Peer {

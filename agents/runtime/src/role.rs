@@ -27,6 +27,11 @@ pub trait Role: Send + Sync + 'static {
         String::new()
     }
 
+    /// What it can do here that not every box can.
+    fn abilities(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Whether it uses the GPU, so that what the doctor finds wrong with that keeps it from work.
     fn uses_gpu(&self) -> bool {
         false
