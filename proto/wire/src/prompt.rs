@@ -11,13 +11,16 @@ pub const PROMPT_BYTES_MAX: usize = 256 * 1024;
 /// One prompt and what its verifier needs to know.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Prompt {
-    /// Unique in its file; the line's number when the file gives none.
+    /// Unique in its file; without one, the field "task_id" of HumanEval, MBPP and their like, or
+    /// the line's number.
     #[serde(default)]
     pub id: String,
+    /// MBPP calls it "text".
+    #[serde(alias = "text")]
     pub prompt: String,
     #[serde(default)]
     pub answer: Option<String>,
-    /// Fields of no meaning to the fleet, for `command` verifiers.
+    /// Fields of no meaning to the fleet, for verifiers.
     #[serde(flatten)]
     pub fields: Map<String, Value>,
 }
@@ -73,7 +76,11 @@ impl Prompt {
         let mut prompt: Self =
             serde_json::from_str(text).map_err(|source| PromptsError::Json { line, source })?;
         if prompt.id.is_empty() {
-            prompt.id = line.to_string();
+            prompt.id = match prompt.fields.get("task_id") {
+                Some(Value::String(id)) if !id.is_empty() => id.clone(),
+                Some(Value::Number(id)) => id.to_string(),
+                _ => line.to_string(),
+            };
         }
         let bytes = prompt.prompt.len();
         match bytes {
@@ -96,6 +103,14 @@ mod tests {
         assert_eq!(ids, ["1", "3"]);
         assert_eq!(prompts[0].answer.as_deref(), Some("2"));
         assert_eq!(prompts[0].fields["level"], 3);
+    }
+
+    #[test]
+    fn lines_of_humaneval_and_mbpp_are_prompts() {
+        let text = b"{\"task_id\":\"HumanEval/0\",\"prompt\":\"def f\"}\n{\"task_id\":11,\"text\":\"Write\"}\n";
+        let prompts = Prompt::parse_all(text).unwrap();
+        let read: Vec<_> = prompts.iter().map(|p| (p.id.as_str(), p.prompt.as_str())).collect();
+        assert_eq!(read, [("HumanEval/0", "def f"), ("11", "Write")]);
     }
 
     #[test]
