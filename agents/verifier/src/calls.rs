@@ -13,7 +13,7 @@ pub(crate) struct Verify {
 
 /// One completion and what its prompt says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Item {
+pub struct Item {
     pub prompt_id: String,
     pub index: u32,
     pub prompt: String,
@@ -23,9 +23,30 @@ pub(crate) struct Item {
     pub fields: Map<String, Value>,
 }
 
+impl Item {
+    /// One completion of a prompt.
+    pub fn of(prompt: &wire::Prompt, index: u32, completion: String) -> Self {
+        Self {
+            prompt_id: prompt.id.clone(),
+            index,
+            prompt: prompt.prompt.clone(),
+            completion,
+            answer: prompt.answer.clone(),
+            fields: prompt.fields.clone(),
+        }
+    }
+
+    /// A field that is text and not empty.
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
+        self.fields.get(name).and_then(Value::as_str).filter(|text| !text.is_empty())
+    }
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Verified {
     pub verdicts: Vec<v1::verdicts::Verdict>,
+    /// Why some are errors that another box may not make.
+    pub trouble: Option<String>,
 }
 
 /// On the way.
@@ -41,4 +62,18 @@ pub fn fuzz(value: &serde_json::Value) {
     let _ = Verify::deserialize(value);
     let _ = Judged::deserialize(value);
     let _ = Verified::deserialize(value);
+}
+
+#[cfg(test)]
+impl Item {
+    pub(crate) fn example() -> Self {
+        Self {
+            prompt_id: "p".into(),
+            index: 0,
+            prompt: String::new(),
+            completion: String::new(),
+            answer: None,
+            fields: Map::new(),
+        }
+    }
 }

@@ -1,31 +1,15 @@
-//! Any executable as a verifier: one JSON request on its stdin, one JSON verdict on its
-//! stdout. Runs in its own process group and is killed at its time limit.
+//! Any executable as a verifier: one JSON request on its stdin, one JSON verdict on its stdout. The
+//! plug-in protocol of docs/VERIFIERS.md.
 
-use std::{
-    io::{Read, Write},
-    os::unix::process::CommandExt,
-    process::{Child, Command, Stdio},
-    sync::mpsc,
-    time::{Duration, Instant},
-};
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
 use serde::Deserialize;
 use wire::v1::verdicts::Outcome;
 
-use crate::{calls::Item, judge::Opinion};
-
-/// What a verifier may print.
-const OUTPUT_BYTES_MAX: u64 = 64 * 1024;
-
-/// What is in the pipe when it has ended is there at once.
-const OUTPUT_LIMIT: Duration = Duration::from_secs(1);
+use crate::{calls::Item, opinion::Opinion, process};
 
 /// Of a spec that nobody checked.
 const LONGEST_LIMIT: Duration = Duration::from_secs(3600);
-
-/// Between two looks whether it has ended.
-const POLL: Duration = Duration::from_millis(5);
 
 /// An executable that judges.
 #[derive(Debug, Clone)]
@@ -62,64 +46,21 @@ impl From<&wire::v1::verifier::Command> for Verifier {
 impl Verifier {
     /// Whatever goes wrong with the verifier is an `error`, never a failed sample.
     pub(crate) fn judge(&self, item: &Item) -> Opinion {
-        match self.run(item) {
+        let request = match serde_json::to_vec(item) {
+            Ok(request) => request,
+            Err(error) => return Opinion::error(error.to_string()),
+        };
+        match process::run(&self.argv, request, self.limit) {
             Ok(output) => read(&output),
-            Err(problem) => Opinion::error(problem),
+            Err(problem) => Opinion::trouble(problem),
         }
     }
-
-    fn run(&self, item: &Item) -> Result<Vec<u8>, String> {
-        let request = serde_json::to_vec(item).map_err(|error| error.to_string())?;
-        let mut group = Group(self.spawn()?);
-        let (stdin, stdout) = (group.0.stdin.take(), group.0.stdout.take());
-        // Threads of their own: something it started elsewhere may hold the pipes for ever.
-        // A verifier may also end without reading all of its request.
-        std::thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(&request)));
-        let (send, output) = mpsc::channel();
-        std::thread::spawn(move || send.send(read_bounded(stdout)));
-        let ended = group.wait(self.limit);
-        group.kill();
-        ended?;
-        let held = |_| "something it started holds its output open".to_owned();
-        output.recv_timeout(OUTPUT_LIMIT).map_err(held)?
-    }
-
-    fn spawn(&self) -> Result<Child, String> {
-        let (program, arguments) = self.argv.split_first().ok_or("argv is empty")?;
-        let mut command = Command::new(program);
-        command
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .process_group(0);
-        #[expect(unsafe_code, reason = "the closure makes one system call and allocates nothing")]
-        // SAFETY: prctl is safe between fork and exec. The thread that spawns waits for the
-        // child, so the child dies with this process and not before it is done.
-        unsafe {
-            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
-        }
-        command.spawn().map_err(|error| format!("start {program}: {error}"))
-    }
-}
-
-fn read_bounded(stdout: Option<impl Read>) -> Result<Vec<u8>, String> {
-    let mut output = Vec::new();
-    let stdout = stdout.ok_or("no stdout")?;
-    stdout
-        .take(OUTPUT_BYTES_MAX + 1)
-        .read_to_end(&mut output)
-        .map_err(|error| format!("read its output: {error}"))?;
-    if output.len() as u64 > OUTPUT_BYTES_MAX {
-        return Err(format!("it printed more than {OUTPUT_BYTES_MAX} bytes"));
-    }
-    Ok(output)
 }
 
 pub(crate) fn read(output: &[u8]) -> Opinion {
     let answer: Answer = match serde_json::from_slice(output) {
         Ok(answer) => answer,
-        Err(error) => return Opinion::error(format!("it printed no verdict: {error}")),
+        Err(error) => return Opinion::trouble(format!("it printed no verdict: {error}")),
     };
     let (outcome, default) = match answer.outcome {
         Word::Pass => (Outcome::Pass, 1.0),
@@ -128,59 +69,21 @@ pub(crate) fn read(output: &[u8]) -> Opinion {
     };
     let reward = answer.reward.unwrap_or(default);
     if !reward.is_finite() {
-        return Opinion::error("its reward is not a number");
+        return Opinion::trouble("its reward is not a number");
     }
-    Opinion { outcome, reward, detail: answer.detail }
-}
-
-/// A child and everything it started.
-struct Group(Child);
-
-impl Group {
-    fn wait(&mut self, limit: Duration) -> Result<(), String> {
-        let deadline = Instant::now() + limit;
-        loop {
-            match self.0.try_wait() {
-                Ok(Some(status)) if status.success() => return Ok(()),
-                Ok(Some(status)) => return Err(format!("it ended with {status}")),
-                Ok(None) if Instant::now() >= deadline => {
-                    return Err(format!("it ran longer than {limit:?}"));
-                }
-                Ok(None) => std::thread::sleep(POLL),
-                Err(error) => return Err(format!("wait for it: {error}")),
-            }
-        }
-    }
-
-    fn kill(&self) {
-        if let Some(group) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
-            // It may be gone already.
-            let _ = kill_process_group(group, Signal::KILL);
-        }
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        self.kill();
-        let _ = self.0.wait();
-    }
+    let elsewhere = outcome == Outcome::Error;
+    Opinion { outcome, reward, detail: answer.detail, elsewhere }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     fn judge(script: &str, limit: Duration) -> Opinion {
         let argv = ["sh", "-c", script].map(str::to_owned).to_vec();
-        let item = Item {
-            prompt_id: "p".into(),
-            index: 0,
-            prompt: "2+2=".into(),
-            completion: "4".into(),
-            answer: Some("4".into()),
-            fields: serde_json::Map::new(),
-        };
+        let item = Item { completion: "4".into(), answer: Some("4".into()), ..Item::example() };
         Verifier { argv, limit }.judge(&item)
     }
 

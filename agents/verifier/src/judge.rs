@@ -1,12 +1,27 @@
-//! Verdicts that follow from the completion and the prompt's answer alone.
+//! How a completion is judged, by the settings of a run.
+
+mod answer;
+mod chain;
+mod json;
+mod numeric;
+mod schema;
+mod tool_call;
 
 use regex::Regex;
-use wire::v1::{
-    verdicts::{Outcome, Verdict},
-    verifier::How,
-};
+use wire::v1::verifier::How;
 
-use crate::{calls::Item, command};
+use self::{answer::pattern, chain::Chain, schema::Schema, tool_call::Rules};
+pub(crate) use self::{
+    json::document,
+    numeric::{Tolerance, number},
+};
+use crate::{
+    calls::Item,
+    command,
+    model::Model,
+    opinion::Opinion,
+    program::{Compile, Desk, Pytest, Python, Stdio},
+};
 
 /// A verifier with its patterns compiled.
 #[derive(Debug)]
@@ -16,168 +31,102 @@ pub(crate) enum Judge {
     },
     Numeric {
         extract: Option<Regex>,
-        tolerance: f64,
+        tolerance: Tolerance,
     },
     /// The pattern may name the answer, so it is compiled for each item.
     Regex {
         pattern: String,
     },
+    Schema(Schema),
+    ToolCall(Rules),
+    Python(Python),
+    Pytest(Pytest),
+    Stdio(Stdio),
+    Compile(Compile),
     Command(command::Verifier),
-}
-
-/// What a judge thinks of one completion.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Opinion {
-    pub outcome: Outcome,
-    pub reward: f64,
-    pub detail: String,
-}
-
-/// Longest detail a verdict carries.
-pub(crate) const DETAIL_BYTES_MAX: usize = 500;
-
-/// Longest regular expression once compiled.
-const REGEX_BYTES_MAX: usize = 1 << 20;
-
-impl Opinion {
-    pub(crate) fn pass() -> Self {
-        Self { outcome: Outcome::Pass, reward: 1.0, detail: String::new() }
-    }
-
-    pub(crate) fn fail(detail: impl Into<String>) -> Self {
-        Self { outcome: Outcome::Fail, reward: 0.0, detail: detail.into() }
-    }
-
-    pub(crate) fn error(detail: impl Into<String>) -> Self {
-        Self { outcome: Outcome::Error, reward: 0.0, detail: detail.into() }
-    }
-
-    pub(crate) fn on(mut self, item: &Item) -> Verdict {
-        let mut end = self.detail.len().min(DETAIL_BYTES_MAX);
-        while !self.detail.is_char_boundary(end) {
-            end -= 1;
-        }
-        self.detail.truncate(end);
-        Verdict {
-            prompt_id: item.prompt_id.clone(),
-            index: item.index,
-            outcome: self.outcome.into(),
-            reward: self.reward,
-            detail: self.detail,
-        }
-    }
+    Model(Model),
+    Chain(Chain),
 }
 
 impl Judge {
     /// # Errors
-    /// When a pattern is no regular expression.
-    pub(crate) fn new(how: &How) -> Result<Self, regex::Error> {
+    /// What is wrong with the settings.
+    pub(crate) fn new(how: &How) -> Result<Self, String> {
+        let regex = |text: &str| pattern(text).map_err(|error| format!("the pattern: {error}"));
         Ok(match how {
-            How::Exact(exact) => Self::Exact { extract: pattern(&exact.extract)? },
-            How::Numeric(numeric) => {
-                Self::Numeric { extract: pattern(&numeric.extract)?, tolerance: numeric.tolerance }
-            }
+            How::Exact(exact) => Self::Exact { extract: regex(&exact.extract)? },
+            How::Numeric(numeric) => Self::Numeric {
+                extract: regex(&numeric.extract)?,
+                tolerance: Tolerance {
+                    absolute: numeric.tolerance,
+                    relative: numeric.relative_tolerance,
+                },
+            },
             How::Regex(regex) => Self::Regex { pattern: regex.pattern.clone() },
+            How::JsonSchema(schema) => Self::Schema(
+                Schema::new(&schema.schema).map_err(|error| format!("the schema: {error}"))?,
+            ),
+            How::ToolCall(call) => {
+                Self::ToolCall(Rules { ordered: call.ordered, partial: call.partial })
+            }
+            How::Python(python) => Self::Python(python.into()),
+            How::Pytest(pytest) => Self::Pytest(pytest.into()),
+            How::Stdio(stdio) => Self::Stdio(stdio.into()),
+            How::Compile(compile) => Self::Compile(compile.into()),
             How::Command(command) => Self::Command(command.into()),
+            How::LlmJudge(judge) => Self::Model(Model::new(judge)?),
+            How::Chain(chain) => Self::Chain(Chain::new(chain)?),
         })
     }
 
-    pub(crate) fn judge(&self, item: &Item) -> Opinion {
+    pub(crate) fn judge(&self, item: &Item, desk: &mut Desk<'_>) -> Opinion {
         match self {
-            Self::Exact { extract } => exact(extract.as_ref(), item),
-            Self::Numeric { extract, tolerance } => numeric(extract.as_ref(), *tolerance, item),
-            Self::Regex { pattern } => found(pattern, item),
+            Self::Exact { extract } => answer::exact(extract.as_ref(), item),
+            Self::Numeric { extract, tolerance } => {
+                answer::numeric(extract.as_ref(), *tolerance, item)
+            }
+            Self::Regex { pattern } => answer::found(pattern, item),
+            Self::Schema(schema) => schema.judge(item),
+            Self::ToolCall(rules) => rules.judge(item),
+            Self::Python(python) => python.judge(item, desk),
+            Self::Pytest(pytest) => pytest.judge(item, desk),
+            Self::Stdio(stdio) => stdio.judge(item, desk),
+            Self::Compile(compile) => compile.judge(item, desk),
             Self::Command(verifier) => verifier.judge(item),
+            Self::Model(model) => model.judge(item),
+            Self::Chain(chain) => chain.judge(item, desk),
         }
     }
-}
 
-fn pattern(text: &str) -> Result<Option<Regex>, regex::Error> {
-    if text.is_empty() { Ok(None) } else { Regex::new(text).map(Some) }
-}
-
-/// The last match's first group, or the whole match when there is no group; without a
-/// pattern all of the completion, trimmed.
-fn candidate<'a>(extract: Option<&Regex>, completion: &'a str) -> Option<&'a str> {
-    let Some(regex) = extract else { return Some(completion.trim()) };
-    let last = regex.captures_iter(completion).last()?;
-    last.get(1).or_else(|| last.get(0)).map(|found| found.as_str().trim())
-}
-
-fn exact(extract: Option<&Regex>, item: &Item) -> Opinion {
-    let Some(answer) = &item.answer else { return no_answer() };
-    match candidate(extract, &item.completion) {
-        None => Opinion::fail("no answer found"),
-        Some(found) if found == answer.trim() => Opinion::pass(),
-        Some(found) => Opinion::fail(format!("found {found:?}, expected {answer:?}")),
-    }
-}
-
-fn no_answer() -> Opinion {
-    Opinion::error("the prompt has no field \"answer\"")
-}
-
-fn numeric(extract: Option<&Regex>, tolerance: f64, item: &Item) -> Opinion {
-    let Some(answer) = &item.answer else { return no_answer() };
-    let Some(expected) = number(answer) else {
-        return Opinion::error(format!("the prompt's answer {answer:?} is not a number"));
-    };
-    let found = match extract {
-        Some(_) => candidate(extract, &item.completion).and_then(number),
-        None => last_number(&item.completion),
-    };
-    match found {
-        None => Opinion::fail("no number found"),
-        Some(found) if (found - expected).abs() <= tolerance => Opinion::pass(),
-        Some(found) => Opinion::fail(format!("found {found}, expected {expected}")),
-    }
-}
-
-/// `1,234.5`, `-3`, `1e-3`, `3/4`, `$12`, `50%` (as 50).
-fn number(text: &str) -> Option<f64> {
-    let kept: String = text
-        .chars()
-        .filter(|c| !matches!(c, ',' | '$' | '%' | '_') && !c.is_whitespace())
-        .collect();
-    let value = match kept.split_once('/') {
-        Some((above, below)) => above.parse::<f64>().ok()? / below.parse::<f64>().ok()?,
-        None => kept.parse().ok()?,
-    };
-    value.is_finite().then_some(value)
-}
-
-/// The last run of characters that reads as a number.
-fn last_number(text: &str) -> Option<f64> {
-    let part_of = |c: char| c.is_ascii_digit() || matches!(c, '.' | ',' | '-' | '/');
-    text.split(|c| !part_of(c)).rev().find_map(|word| number(word.trim_end_matches(['.', ','])))
-}
-
-fn found(pattern: &str, item: &Item) -> Opinion {
-    let answer = regex::escape(item.answer.as_deref().unwrap_or_default());
-    let pattern = pattern.replace("{answer}", &answer);
-    match regex::RegexBuilder::new(&pattern).size_limit(REGEX_BYTES_MAX).build() {
-        Ok(regex) if regex.is_match(&item.completion) => Opinion::pass(),
-        Ok(_) => Opinion::fail("the pattern is not found"),
-        Err(error) => Opinion::error(error.to_string()),
+    /// Whether what it said of a completion holds for the next one like it. An executable may
+    /// have been replaced meanwhile.
+    pub(crate) fn is_lasting(&self) -> bool {
+        match self {
+            Self::Command(_) => false,
+            Self::Chain(chain) => chain.stages().all(Self::is_lasting),
+            _ => true,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use wire::v1::verifier::{Exact, Numeric, Regex as Pattern};
+    use wire::v1::{
+        verdicts::Outcome,
+        verifier::{Chain, Exact, JsonSchema, Numeric, Regex as Pattern, chain::Stage},
+    };
 
     use super::*;
+    use crate::program::Shop;
+
+    fn judge(how: &How, item: &Item) -> Opinion {
+        let shop = Shop::closed();
+        Judge::new(how).unwrap().judge(item, &mut shop.desk())
+    }
 
     fn outcome(how: &How, completion: &str, answer: Option<&str>) -> Outcome {
-        let item = Item {
-            prompt_id: "p".into(),
-            index: 0,
-            prompt: String::new(),
-            completion: completion.into(),
-            answer: answer.map(str::to_owned),
-            fields: serde_json::Map::new(),
-        };
-        Judge::new(how).unwrap().judge(&item).outcome
+        let answer = answer.map(str::to_owned);
+        judge(how, &Item { completion: completion.into(), answer, ..Item::example() }).outcome
     }
 
     #[test]
@@ -192,12 +141,14 @@ mod tests {
 
     #[test]
     fn numbers_are_compared_as_numbers() {
-        let how = How::Numeric(Numeric { extract: String::new(), tolerance: 1e-6 });
+        let how = How::Numeric(Numeric { tolerance: 1e-6, ..Numeric::default() });
         for (completion, answer) in [
             ("so it is 1,234.50.", "1234.5"),
             ("1/4", "0.25"),
+            (r"\boxed{\frac{1}{4}}", r"\frac{1}{4}"),
             ("between 3 and -7", "-7"),
             ("42 apples", "42.0"),
+            ("#### 18", "He has 9 + 9 = 18.\n#### 18"),
         ] {
             assert_eq!(outcome(&how, completion, Some(answer)), Outcome::Pass, "{completion}");
         }
@@ -214,10 +165,64 @@ mod tests {
 
     #[test]
     fn a_prompt_without_an_answer_is_the_verifiers_error_not_a_failure() {
-        let exact = How::Exact(Exact { extract: String::new() });
-        let numeric = How::Numeric(Numeric { extract: String::new(), tolerance: 0.0 });
+        let exact = How::Exact(Exact::default());
+        let numeric = How::Numeric(Numeric::default());
+        let schema = How::JsonSchema(JsonSchema::default());
         assert_eq!(outcome(&exact, "1", None), Outcome::Error);
         assert_eq!(outcome(&numeric, "1", None), Outcome::Error);
         assert_eq!(outcome(&numeric, "1", Some("one")), Outcome::Error);
+        assert_eq!(outcome(&schema, "1", None), Outcome::Error);
+    }
+
+    #[test]
+    fn json_is_what_its_schema_admits_from_the_settings_or_the_prompt() {
+        let schema =
+            r#"{"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}"#;
+        let how = How::JsonSchema(JsonSchema { schema: schema.into() });
+        assert_eq!(outcome(&how, "```json\n{\"a\": 1}\n```", None), Outcome::Pass);
+        let wrong = Item { completion: "{\"a\": \"1\"}".into(), ..Item::example() };
+        let opinion = judge(&how, &wrong);
+        assert!(
+            opinion.outcome == Outcome::Fail && opinion.detail.starts_with("/a: "),
+            "{opinion:?}"
+        );
+        let mut item = Item { completion: "[1]".into(), ..Item::example() };
+        item.fields.insert("schema".into(), serde_json::json!({"type": "array"}));
+        assert_eq!(judge(&How::JsonSchema(JsonSchema::default()), &item), Opinion::pass());
+    }
+
+    #[test]
+    fn a_chain_pays_by_weight_and_may_stop_at_the_first_failure() {
+        let stage = |pattern: &str, weight| Stage {
+            verifier: Some(wire::v1::Verifier {
+                how: Some(How::Regex(Pattern { pattern: pattern.into() })),
+            }),
+            weight,
+        };
+        let stages = vec![stage("a", 1.0), stage("b", 2.0), stage("c", 1.0)];
+        let chain = |stop_at_failure| How::Chain(Chain { stages: stages.clone(), stop_at_failure });
+        let item = |text: &str| Item { completion: text.into(), ..Item::example() };
+        assert_eq!(judge(&chain(true), &item("abc")), Opinion::pass());
+        let opinion = judge(&chain(true), &item("ac"));
+        assert_eq!((opinion.outcome, opinion.reward), (Outcome::Fail, 0.25));
+        assert_eq!(opinion.detail, "stage 2: the pattern is not found");
+        assert_eq!(judge(&chain(false), &item("ac")).reward.to_bits(), 0.5_f64.to_bits());
+        let broken = How::Chain(Chain {
+            stages: vec![Stage {
+                verifier: Some(wire::v1::Verifier { how: Some(How::Exact(Exact::default())) }),
+                weight: 1.0,
+            }],
+            stop_at_failure: true,
+        });
+        assert_eq!(judge(&broken, &item("a")).outcome, Outcome::Error);
+    }
+
+    #[test]
+    fn settings_that_cannot_work_are_named() {
+        let extract = "(".to_owned();
+        assert!(Judge::new(&How::Exact(Exact { extract })).unwrap_err().starts_with("the pattern"));
+        let schema = "{\"type\": 7}".to_owned();
+        let how = How::JsonSchema(JsonSchema { schema });
+        assert!(Judge::new(&how).unwrap_err().starts_with("the schema"));
     }
 }

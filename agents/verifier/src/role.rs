@@ -1,18 +1,23 @@
 //! The agent's side: samples in, verdicts out, one warm worker.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow};
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Job, JobError, Launch, Role, Worker};
+use runtime::{Job, JobError, Launch, Role, Worker, WorkerError};
 use tokio::sync::Semaphore;
 use wire::{Body, Place, Prompt, WorkKind, v1};
 
-use crate::calls::{Item, Judged, Verified, Verify};
+use crate::{
+    Kit,
+    bench::version,
+    calls::{Item, Judged, Verified, Verify},
+    tools::{Need, needs},
+};
 
 /// A worker that judges nothing for so long is hung: the longest limit of a command, and more.
 const SILENCE: Duration = Duration::from_secs(3600 + 60);
@@ -23,21 +28,41 @@ const JOBS_MAX: usize = 1;
 /// Prompt files kept parsed.
 const FILES_MAX: usize = 4;
 
+/// What a worker inherits besides the usual: keys of judges.
+const KEY_PREFIX: &str = "FLOTILLA_JUDGE_KEY";
+
 /// Prompts of one file, by id.
 type Prompts = Arc<BTreeMap<String, Prompt>>;
 
 /// The verifier role of an agent.
 pub struct VerifierRole {
     launch: Launch,
+    kit: Kit,
+    /// What contains programs here, or why nothing does.
+    contained: Result<String, String>,
     room: Semaphore,
     warm: Mutex<Option<Worker>>,
     prompts: Mutex<Vec<(String, Prompts)>>,
 }
 
 impl VerifierRole {
-    pub fn new(launch: Launch) -> Self {
+    /// Tests what this box has to judge with. Takes up to a second or two.
+    pub fn open(launch: Launch, kit: Kit) -> Self {
+        let (kit, contained) = kit.tested();
+        match &contained {
+            Ok(layers) => {
+                tracing::info!(tools = kit.tools.describe(), layers, "verifier");
+            }
+            Err(problem) => tracing::warn!(
+                problem,
+                "programs cannot be contained here: runs whose verifiers run programs are left to \
+                 other boxes"
+            ),
+        }
         Self {
             launch,
+            kit,
+            contained,
             room: Semaphore::new(JOBS_MAX),
             warm: Mutex::new(None),
             prompts: Mutex::default(),
@@ -55,6 +80,9 @@ impl VerifierRole {
             return Ok(());
         }
         let call = self.prepare(job, samples).await?;
+        let needs = call.verifier.how.as_ref().map(|how| needs(how, call.items.iter()));
+        let needs = needs.unwrap_or_default();
+        self.can(job, &needs).await?;
         let worker = self.worker()?;
         let began = Instant::now();
         let total = u32::try_from(call.items.len()).unwrap_or(u32::MAX);
@@ -68,26 +96,55 @@ impl VerifierRole {
             })
             .await;
         dropped.answered = true;
-        let verdicts = match verified {
-            Ok(verified) => verified.verdicts,
+        let Verified { verdicts, trouble } = match verified {
+            Ok(verified) => verified,
+            Err(WorkerError::Refused(problem)) => return Err(JobError::fatal(anyhow!(problem))),
             Err(error) => {
                 // It hangs or talks nonsense: a new one may fare better.
                 worker.kill();
                 return Err(JobError::of_worker(error, &worker).await);
             }
         };
+        if let Some(trouble) = trouble {
+            let others = able(&job.others().await?, &needs);
+            if !job.errors_stand(&others).await? {
+                return Err(JobError::retry(anyhow!("some could not be judged here: {trouble}")));
+            }
+        }
         let body = v1::Verdicts {
             run: samples.run.clone(),
             cycle: samples.cycle,
             job: samples.job.clone(),
             purpose: samples.purpose,
             agent: job.agent.clone(),
-            verifier: format!("{}/{}", name_of(&call.verifier), env!("CARGO_PKG_VERSION")),
+            verifier: version(&call.verifier),
             samples_sequence: job.record.sequence,
             verdicts,
             wall_s: began.elapsed().as_secs_f64(),
         };
         job.write(place, Body::Verdicts(body)).await
+    }
+
+    /// Passes on what this box cannot judge, and says who can.
+    async fn can(&self, job: &Job, needs: &BTreeSet<Need>) -> Result<(), JobError> {
+        let lacking = self.kit.lacking(needs);
+        if lacking.is_empty() {
+            return Ok(());
+        }
+        let contained = lacking.iter().any(|need| need.is_contained());
+        let why = match &self.contained {
+            Err(problem) if contained => format!("programs cannot be contained here: {problem}"),
+            _ => {
+                let lacking: Vec<String> = lacking.iter().map(|need| need.lacking()).collect();
+                format!("this box lacks {}", lacking.join("; "))
+            }
+        };
+        let able = able(&job.others().await?, needs);
+        let whom = match &*able {
+            [] => "no verifier that is there has it; the run goes on by itself when one has".into(),
+            able => format!("left to {}", able.join(", ")),
+        };
+        Err(JobError::not_here(anyhow!("{why}; {whom}")))
     }
 
     /// Joins the samples with what their prompts say.
@@ -105,14 +162,7 @@ impl VerifierRole {
             let prompt = prompts.get(&sample.prompt_id).with_context(|| {
                 format!("the prompts file has no prompt {:?}", sample.prompt_id)
             })?;
-            Ok(Item {
-                prompt_id: sample.prompt_id.clone(),
-                index: sample.index,
-                prompt: prompt.prompt.clone(),
-                completion: sample.text.clone(),
-                answer: prompt.answer.clone(),
-                fields: prompt.fields.clone(),
-            })
+            Ok(Item::of(prompt, sample.index, sample.text.clone()))
         };
         let items: anyhow::Result<Vec<Item>> = samples.samples.iter().map(join).collect();
         Ok(Verify {
@@ -152,8 +202,17 @@ impl VerifierRole {
             return Ok(worker.clone());
         }
         let threads = self.launch.threads.to_string();
-        let arguments = ["--threads".into(), threads.into()];
-        let worker = Worker::start(&self.launch.worker("verify", "verify", arguments))?;
+        let tools = serde_json::to_string(&self.kit.tools).map_err(JobError::retry)?;
+        let mut arguments =
+            vec!["--threads".into(), threads.into(), "--tools".into(), tools.into()];
+        for hidden in &self.kit.hidden {
+            arguments.extend(["--hidden".into(), hidden.into()]);
+        }
+        let mut command = self.launch.worker("verify", "verify", arguments);
+        let keys = std::env::vars_os()
+            .filter_map(|(name, key)| Some((name.into_string().ok()?, key.into_string().ok()?)));
+        command.environment.extend(keys.filter(|(name, _)| name.starts_with(KEY_PREFIX)));
+        let worker = Worker::start(&command)?;
         *warm = Some(worker.clone());
         Ok(worker)
     }
@@ -173,15 +232,14 @@ impl Drop for KillUnanswered<'_> {
     }
 }
 
-fn name_of(verifier: &v1::Verifier) -> &'static str {
-    use v1::verifier::How;
-    match verifier.how {
-        Some(How::Exact(_)) => "exact",
-        Some(How::Numeric(_)) => "numeric",
-        Some(How::Regex(_)) => "regex",
-        Some(How::Command(_)) => "command",
-        None => "none",
-    }
+/// Those that have what is needed, as far as they say. What only its own box knows of, each may.
+fn able(others: &[v1::AgentStatus], needs: &BTreeSet<Need>) -> Vec<String> {
+    let has = |status: &v1::AgentStatus, need: &Need| {
+        let tag = format!("verifier:{}", need.tag());
+        !need.is_contained() || status.abilities.contains(&tag)
+    };
+    let able = |status: &&v1::AgentStatus| needs.iter().all(|need| has(status, need));
+    others.iter().filter(able).map(|status| status.agent.clone()).collect()
 }
 
 impl Role for VerifierRole {
@@ -192,6 +250,17 @@ impl Role for VerifierRole {
     fn room(&self) -> BoxFuture<'_, ()> {
         // The permit is taken again by the job itself.
         async { drop(self.room.acquire().await) }.boxed()
+    }
+
+    fn engine(&self) -> String {
+        match &self.contained {
+            Ok(_) => self.kit.tools.describe(),
+            Err(_) => "no programs: they cannot be contained here; the agent's log says why".into(),
+        }
+    }
+
+    fn abilities(&self) -> Vec<String> {
+        self.kit.tools.0.keys().cloned().collect()
     }
 
     fn run<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), JobError>> {

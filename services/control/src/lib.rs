@@ -36,7 +36,7 @@ pub use files::{FileError, Files};
 pub use history::HistoryError;
 pub use runs::{RunError, timestamp, view};
 pub use select::{Comparison, SelectError, Side};
-pub use spec::{BaseSpec, RunSpec, SelectionSpec, SuiteSpec, WatchSpec};
+pub use spec::{BaseSpec, RunSpec, SelectionSpec, SuiteSpec, VerifierSpec, WatchSpec};
 pub use submit::SubmitError;
 pub use watched::Found;
 

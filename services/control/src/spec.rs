@@ -10,11 +10,10 @@ mod verifier;
 
 use serde::Deserialize;
 
-pub use self::selection::SelectionSpec;
+pub use self::{selection::SelectionSpec, verifier::VerifierSpec};
 pub(crate) use self::{
     raft::RaftSpec,
     training::{LoraSpec, TrainingSpec},
-    verifier::VerifierSpec,
 };
 
 /// A run spec file.

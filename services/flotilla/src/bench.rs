@@ -14,6 +14,7 @@ mod rig;
 mod sandbox;
 mod share;
 mod start;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -96,6 +97,9 @@ pub(crate) async fn bench(args: &BenchArgs, json: bool) -> anyhow::Result<ExitCo
     }
     if wanted(BenchWhat::Sandbox) {
         figures.extend(tokio::task::spawn_blocking(sandbox::measure).await??);
+    }
+    if wanted(BenchWhat::Verify) {
+        figures.extend(tokio::task::spawn_blocking(verify::measure).await??);
     }
     if wanted(BenchWhat::Share) {
         figures.extend(tokio::task::spawn_blocking(share::measure).await??);

@@ -2,6 +2,7 @@
 
 mod care;
 mod select;
+mod verify;
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -11,7 +12,11 @@ use engine::Dtype;
 
 use crate::fleet::FleetArgs;
 
-pub(crate) use {care::CareArgs, select::SelectArgs};
+pub(crate) use {
+    care::CareArgs,
+    select::SelectArgs,
+    verify::{ToolArgs, VerifyArgs},
+};
 
 /// Fine-tune language models across a homelab fleet.
 #[derive(Debug, Parser)]
@@ -57,6 +62,8 @@ pub(crate) enum Command {
     Select(SelectArgs),
     /// Generate from a model directory, without a fleet.
     Generate(GenerateArgs),
+    /// Judge completions in a file, without a fleet.
+    Verify(VerifyArgs),
     /// What is wrong with this box, and what to do about it.
     Doctor(DoctorArgs),
     /// Models and adapters from one format to another.
@@ -207,6 +214,8 @@ pub(crate) struct AgentArgs {
     /// what the GPU has, less what is taken and the system needs; on a CPU anything is tried.
     #[arg(long, value_name = "GIB", env = "FLOTILLA_TRAINING_GIB")]
     pub training_gib: Option<f64>,
+    #[command(flatten)]
+    pub tools: ToolArgs,
     /// Findings of `flotilla doctor` that keep no role and no training from this box, by id.
     #[arg(long, value_delimiter = ',', value_name = "C-28,…", env = "FLOTILLA_IGNORE_DOCTOR")]
     pub ignore_doctor: Vec<String>,
@@ -742,6 +751,8 @@ pub(crate) enum BenchWhat {
     Doctor,
     /// Short programs in the sandbox, beside the same without it.
     Sandbox,
+    /// Verifying short Python programs, contained, against a bare python loop.
+    Verify,
     /// The embedded engine beside llama.cpp and PyTorch, as docs/ENGINES.md has it.
     Engines,
 }
@@ -774,6 +785,12 @@ pub(crate) enum WorkerCommand {
         dtype: Dtype,
         #[arg(long)]
         threads: usize,
+        /// `verifier::Tools`, as JSON.
+        #[arg(long)]
+        tools: String,
+        /// What no program sees.
+        #[arg(long)]
+        hidden: Vec<PathBuf>,
     },
     /// Contains itself and runs what a model wrote: see the sandbox crate.
     Cell,

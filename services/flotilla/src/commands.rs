@@ -14,6 +14,7 @@ mod generate;
 mod run;
 mod select;
 mod up;
+pub(crate) mod verify;
 mod watching;
 pub(crate) mod worker;
 
@@ -48,6 +49,9 @@ pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Select(args) => select::select(&fleet, &args, json).await,
         Command::Convert(command) => convert::convert(command, json).await,
         Command::Generate(args) => generate::generate(&args, json).await,
+        Command::Verify(args) => {
+            tokio::task::spawn_blocking(move || verify::verify(&args, json)).await?
+        }
         Command::Doctor(args) => doctor::doctor(&args, json),
         Command::Bench(args) => bench::bench(&args, json).await,
         Command::Completions { shell } => {

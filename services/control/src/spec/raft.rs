@@ -99,7 +99,7 @@ impl RaftSpec {
         self.curriculum.check("raft.curriculum", self.cycles, prompts, samples)?;
         self.gates.check("raft.gates", suites, self.heldout.is_some())?;
         self.sampling.check(self.cycles)?;
-        self.verifier.check()?;
+        self.verifier.check("raft.verifier")?;
         self.training.check("raft.training", self.cycles)?;
         let (max_tokens, made) = (self.training.max_tokens, self.sampling.max_new_tokens);
         ensure(

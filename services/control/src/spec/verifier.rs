@@ -1,13 +1,24 @@
 //! How a spec says what judges its samples.
 
-use regex::RegexBuilder;
+mod answers;
+mod model;
+mod programs;
+
 use serde::Deserialize;
-use wire::v1;
+use wire::v1::{self, verifier::How};
 
-use crate::check::{Checked, ensure, within};
+use self::{
+    answers::{ExactSpec, JsonSchemaSpec, NumericSpec, RegexSpec, ToolCallSpec},
+    model::LlmJudgeSpec,
+    programs::{CommandSpec, CompileSpec, PytestSpec, PythonSpec, StdioSpec},
+};
+use crate::{
+    FieldError,
+    check::{Checked, count, ensure, within},
+};
 
-/// Longest regular expression as written; a longer one takes memory out of proportion.
-const PATTERN_BYTES_MAX: usize = 4096;
+/// Verifiers of one chain.
+const STAGES_MAX: usize = 16;
 
 /// Exactly one field is set.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -16,60 +27,83 @@ pub struct VerifierSpec {
     pub exact: Option<ExactSpec>,
     pub numeric: Option<NumericSpec>,
     pub regex: Option<RegexSpec>,
+    pub json_schema: Option<JsonSchemaSpec>,
+    pub tool_call: Option<ToolCallSpec>,
+    pub python: Option<PythonSpec>,
+    pub pytest: Option<PytestSpec>,
+    pub stdio: Option<StdioSpec>,
+    pub compile: Option<CompileSpec>,
     pub command: Option<CommandSpec>,
+    pub chain: Option<ChainSpec>,
+    pub llm_judge: Option<LlmJudgeSpec>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ExactSpec {
-    pub extract: String,
-}
-
+/// Several, one after the other.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct NumericSpec {
-    pub extract: String,
-    pub tolerance: f64,
+#[serde(deny_unknown_fields)]
+pub struct ChainSpec {
+    pub stages: Vec<StageSpec>,
+    #[serde(default = "yes")]
+    pub stop_at_failure: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RegexSpec {
-    pub pattern: String,
+pub struct StageSpec {
+    pub verifier: VerifierSpec,
+    #[serde(default = "one")]
+    pub weight: f64,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CommandSpec {
-    pub argv: Vec<String>,
-    #[serde(default = "ten_seconds")]
-    pub timeout_s: f64,
+fn yes() -> bool {
+    true
 }
 
-fn ten_seconds() -> f64 {
-    10.0
-}
-
-impl Default for NumericSpec {
-    fn default() -> Self {
-        Self { extract: String::new(), tolerance: 1e-6 }
-    }
+fn one() -> f64 {
+    1.0
 }
 
 impl VerifierSpec {
+    /// What verifiers a spec can name.
+    pub const NAMES: [&str; 12] = [
+        "exact",
+        "numeric",
+        "regex",
+        "json_schema",
+        "tool_call",
+        "python",
+        "pytest",
+        "stdio",
+        "compile",
+        "command",
+        "chain",
+        "llm_judge",
+    ];
+
+    /// What judges, checked and with every default filled in. `field` is where it is written.
+    ///
+    /// # Errors
+    /// When not exactly one verifier is named, or a field of it cannot work.
+    pub fn verifier(&self, field: &str) -> Result<v1::Verifier, FieldError> {
+        self.check(field)?;
+        Ok(self.resolve().unwrap_or_default())
+    }
+
     /// `None` unless exactly one verifier is named.
     pub(crate) fn resolve(&self) -> Option<v1::Verifier> {
-        use v1::verifier::{Command, Exact, How, Numeric, Regex};
         let hows = [
-            self.exact.as_ref().map(|spec| How::Exact(Exact { extract: spec.extract.clone() })),
-            self.numeric.as_ref().map(|spec| {
-                let extract = spec.extract.clone();
-                How::Numeric(Numeric { extract, tolerance: spec.tolerance })
-            }),
-            self.regex.as_ref().map(|spec| How::Regex(Regex { pattern: spec.pattern.clone() })),
-            self.command.as_ref().map(|spec| {
-                How::Command(Command { argv: spec.argv.clone(), timeout_s: spec.timeout_s })
-            }),
+            self.exact.as_ref().map(|spec| How::Exact(spec.into())),
+            self.numeric.as_ref().map(|spec| How::Numeric(spec.into())),
+            self.regex.as_ref().map(|spec| How::Regex(spec.into())),
+            self.json_schema.as_ref().map(|spec| How::JsonSchema(spec.into())),
+            self.tool_call.as_ref().map(|spec| How::ToolCall(spec.into())),
+            self.python.as_ref().map(|spec| How::Python(spec.into())),
+            self.pytest.as_ref().map(|spec| How::Pytest(spec.into())),
+            self.stdio.as_ref().map(|spec| How::Stdio(spec.into())),
+            self.compile.as_ref().map(|spec| How::Compile(spec.into())),
+            self.command.as_ref().map(|spec| How::Command(spec.into())),
+            self.chain.as_ref().map(|spec| How::Chain(spec.into())),
+            self.llm_judge.as_ref().map(|spec| How::LlmJudge(spec.into())),
         ];
         let mut named = hows.into_iter().flatten();
         match (named.next(), named.next()) {
@@ -77,32 +111,109 @@ impl VerifierSpec {
             _ => None,
         }
     }
+
+    pub(super) fn check(&self, field: &str) -> Checked {
+        let [others @ .., last] = Self::NAMES;
+        let remedy = format!("write exactly one of {} and {last}", others.join(", "));
+        ensure(self.resolve().is_some(), field, remedy)?;
+        let at = |name: &str| format!("{field}.{name}");
+        let Self { exact, numeric, regex, json_schema, tool_call: _, .. } = self;
+        exact.as_ref().map_or(Ok(()), |spec| spec.check(&at("exact")))?;
+        numeric.as_ref().map_or(Ok(()), |spec| spec.check(&at("numeric")))?;
+        regex.as_ref().map_or(Ok(()), |spec| spec.check(&at("regex")))?;
+        json_schema.as_ref().map_or(Ok(()), |spec| spec.check(&at("json_schema")))?;
+        let Self { python, pytest, stdio, compile, command, chain, llm_judge, .. } = self;
+        python.as_ref().map_or(Ok(()), |spec| spec.check(&at("python")))?;
+        pytest.as_ref().map_or(Ok(()), |spec| spec.check(&at("pytest")))?;
+        stdio.as_ref().map_or(Ok(()), |spec| spec.check(&at("stdio")))?;
+        compile.as_ref().map_or(Ok(()), |spec| spec.check(&at("compile")))?;
+        command.as_ref().map_or(Ok(()), |spec| spec.check(&at("command")))?;
+        chain.as_ref().map_or(Ok(()), |spec| spec.check(&at("chain")))?;
+        llm_judge.as_ref().map_or(Ok(()), |spec| spec.check(&at("llm_judge")))
+    }
 }
 
-impl VerifierSpec {
-    pub(super) fn check(&self) -> Checked {
-        let field = "raft.verifier";
-        let one = self.resolve().is_some();
-        ensure(one, field, "write exactly one of exact, numeric, regex and command")?;
-        let extract = self.exact.as_ref().map(|spec| &spec.extract);
-        let extract = extract.or(self.numeric.as_ref().map(|spec| &spec.extract));
-        let pattern = extract.or(self.regex.as_ref().map(|spec| &spec.pattern));
-        let bytes = pattern.map_or(0, String::len);
-        let remedy = format!("the pattern has {bytes} bytes, the limit is {PATTERN_BYTES_MAX}");
-        ensure(bytes <= PATTERN_BYTES_MAX, field, remedy)?;
-        // What the verifier accepts once the answer is in it.
-        let compiled_max = if self.regex.is_some() { 1 << 20 } else { 10 << 20 };
-        let build = |pattern: &String| RegexBuilder::new(pattern).size_limit(compiled_max).build();
-        if let Some(Err(error)) = pattern.map(build) {
-            return ensure(false, field, format!("not a regular expression: {error}"));
+impl ChainSpec {
+    fn check(&self, field: &str) -> Checked {
+        let at = format!("{field}.stages");
+        let stages = u32::try_from(self.stages.len()).unwrap_or(u32::MAX);
+        count(&at, stages, 1, STAGES_MAX as u32)?;
+        for (index, stage) in self.stages.iter().enumerate() {
+            let at = format!("{at}[{index}]");
+            within(&format!("{at}.weight"), stage.weight, 0.0, 1e6)?;
+            let field = format!("{at}.verifier");
+            ensure(stage.verifier.chain.is_none(), &field, "a chain in a chain: name its stages")?;
+            stage.verifier.check(&field)?;
         }
-        if let Some(numeric) = &self.numeric {
-            within("raft.verifier.numeric.tolerance", numeric.tolerance, 0.0, f64::MAX)?;
+        let total: f64 = self.stages.iter().map(|stage| stage.weight).sum();
+        ensure(total > 0.0, &at, "one of them must have a weight above 0")
+    }
+}
+
+impl From<&ChainSpec> for v1::verifier::Chain {
+    fn from(spec: &ChainSpec) -> Self {
+        let stage = |stage: &StageSpec| v1::verifier::chain::Stage {
+            verifier: stage.verifier.resolve(),
+            weight: stage.weight,
+        };
+        let stages = spec.stages.iter().map(stage).collect();
+        Self { stages, stop_at_failure: spec.stop_at_failure }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verifier(yaml: &str) -> Result<v1::Verifier, FieldError> {
+        let spec: VerifierSpec = serde_saphyr::from_str(yaml).unwrap();
+        spec.verifier("verifier")
+    }
+
+    #[test]
+    fn each_that_needs_no_setting_is_named_by_itself() {
+        let needs_some = ["regex", "command", "chain", "llm_judge"];
+        for name in VerifierSpec::NAMES.iter().filter(|name| !needs_some.contains(name)) {
+            assert!(verifier(&format!("{name}: {{}}")).is_ok(), "{name}");
         }
-        if let Some(command) = &self.command {
-            ensure(!command.argv.is_empty(), "raft.verifier.command.argv", "name an executable")?;
-            within("raft.verifier.command.timeout_s", command.timeout_s, 0.01, 3600.0)?;
+    }
+
+    #[test]
+    fn what_cannot_work_is_named_where_it_stands() {
+        let cases = [
+            ("{}", "verifier"),
+            ("{ exact: {}, python: {} }", "verifier"),
+            ("python: { limits: { timeout_s: 0 } }", "verifier.python.limits.timeout_s"),
+            ("pytest: { module: 'a.b' }", "verifier.pytest.module"),
+            ("stdio: { language: cobol }", "verifier.stdio.language"),
+            ("compile: { language: python }", "verifier.compile.language"),
+            ("json_schema: { schema: { type: 7 } }", "verifier.json_schema.schema"),
+            ("json_schema: { schema: { $ref: 'http://a/b' } }", "verifier.json_schema.schema"),
+            ("command: { argv: [] }", "verifier.command.argv"),
+            ("chain: { stages: [] }", "verifier.chain.stages"),
+            ("chain: { stages: [{ verifier: {} }] }", "verifier.chain.stages[0].verifier"),
+            (
+                "chain: { stages: [{ verifier: { exact: {} }, weight: 0 }] }",
+                "verifier.chain.stages",
+            ),
+            ("llm_judge: { url: 'x:1', model: m }", "verifier.llm_judge.url"),
+            (
+                "llm_judge: { url: 'http://a/v1', model: m, key_env: AWS_SECRET }",
+                "verifier.llm_judge.key_env",
+            ),
+        ];
+        for (yaml, field) in cases {
+            assert_eq!(verifier(yaml).unwrap_err().field, field, "{yaml}");
         }
-        Ok(())
+    }
+
+    #[test]
+    fn defaults_are_filled_in() {
+        let How::Python(python) = verifier("python: {}").unwrap().how.unwrap() else { panic!() };
+        assert_eq!(python.limits.unwrap().memory_mib, 1024);
+        let chain = "chain: { stages: [{ verifier: { exact: {} } }] }";
+        let How::Chain(chain) = verifier(chain).unwrap().how.unwrap() else { panic!() };
+        assert!(chain.stop_at_failure);
+        assert_eq!(chain.stages[0].weight.to_bits(), 1_f64.to_bits());
     }
 }

@@ -45,7 +45,7 @@ pub(super) fn verdicts(run: &Run, cycle: u32, id: &JobId, verdicts: &v1::Verdict
         found.push("its purpose is not its job's".into());
     }
     let verifier = run.raft().and_then(|raft| raft.verifier.as_ref());
-    let graded = verifier.is_some_and(|v| matches!(v.how, Some(v1::verifier::How::Command(_))));
+    let graded = verifier.and_then(|verifier| verifier.how.as_ref()).is_some_and(grades);
     let wrong = verdicts.verdicts.iter().find(|verdict| !sound(verdict, graded));
     if let Some(v1::verdicts::Verdict { prompt_id, index, reward, .. }) = wrong {
         found.push(format!(
@@ -56,7 +56,19 @@ pub(super) fn verdicts(run: &Run, cycle: u32, id: &JobId, verdicts: &v1::Verdict
     found
 }
 
-/// Only a command may grade; the other verifiers say 1 or 0.
+/// Whether a verifier may pay a part; the others say 1 or 0.
+fn grades(how: &v1::verifier::How) -> bool {
+    use v1::verifier::How;
+    match how {
+        How::Exact(_) | How::Numeric(_) | How::Regex(_) | How::JsonSchema(_) => false,
+        How::ToolCall(call) => call.partial,
+        How::Python(python) => python.partial,
+        How::Pytest(pytest) => pytest.partial,
+        How::Stdio(stdio) => stdio.partial,
+        How::Compile(_) | How::Command(_) | How::Chain(_) | How::LlmJudge(_) => true,
+    }
+}
+
 fn sound(verdict: &v1::verdicts::Verdict, graded: bool) -> bool {
     use v1::verdicts::Outcome;
     let expected = match verdict.outcome() {

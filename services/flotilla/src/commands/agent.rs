@@ -225,7 +225,10 @@ fn roles(
                 let (backend, slots) = (generator_backend(args, &launch, cache)?, args.slots);
                 Arc::new(GeneratorRole::new(generator::Config { launch, backend, slots }))
             }
-            "verifier" => Arc::new(VerifierRole::new(launch)),
+            "verifier" => {
+                let kit = super::verify::kit(&args.tools, vec![launch.directory.clone()])?;
+                Arc::new(VerifierRole::open(launch, kit))
+            }
             "evaluator" => {
                 let backend = evaluator_backend(args, &launch, cache)?;
                 Arc::new(EvaluatorRole::new(launch, backend))

@@ -2,7 +2,9 @@
 
 use anyhow::Context;
 use rustix::process::Signal;
+use verifier::Kit;
 
+use super::verify;
 use crate::{bench, cli::WorkerCommand, supervise::die_with_parent};
 
 pub(crate) fn work(worker: WorkerCommand) -> anyhow::Result<()> {
@@ -34,7 +36,10 @@ pub(crate) fn work(worker: WorkerCommand) -> anyhow::Result<()> {
             };
             generator::work(&policy)?;
         }
-        WorkerCommand::Verify { threads, .. } => verifier::work(threads),
+        WorkerCommand::Verify { threads, tools, hidden, .. } => {
+            let tools = serde_json::from_str(&tools).context("--tools")?;
+            verifier::work(Kit { tools, cell: verify::cell()?, hidden }, threads);
+        }
         WorkerCommand::Cell => sandbox::serve_cell(),
         WorkerCommand::Train { device, dtype } => trainer::work(&device, dtype),
         WorkerCommand::Eval { device, dtype } => evaluator::work(&device, dtype),

@@ -1,0 +1,232 @@
+//! Numbers as people and models write them.
+
+/// How far two numbers may be apart and still be the same.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Tolerance {
+    pub absolute: f64,
+    /// Of the expected number's size.
+    pub relative: f64,
+}
+
+impl Tolerance {
+    pub(crate) fn admits(self, found: f64, expected: f64) -> bool {
+        (found - expected).abs() <= self.absolute.max(self.relative * expected.abs())
+    }
+}
+
+/// The number a text is: `1,234.5`, `-3`, `1e-3`, `3/4`, `1 1/2`, `\frac{3}{4}`, `2\frac{1}{2}`,
+/// `$12`, `50%` (as 50). A sentence is none.
+pub(crate) fn number(text: &str) -> Option<f64> {
+    let text = text.trim().trim_matches('$').trim();
+    let plain = text.replace("\\$", "").replace("\\%", "%").replace("\\,", "").replace("\\!", "");
+    let plain = plain.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac");
+    let plain = plain.replace(['$', '€', '£', '_'], "").replace('−', "-");
+    let plain = plain.trim().trim_end_matches('%').trim_end_matches('.').trim();
+    let (negative, plain) = match plain.strip_prefix('-') {
+        Some(rest) => (true, rest.trim_start()),
+        None => (false, plain.strip_prefix('+').unwrap_or(plain)),
+    };
+    let value = match plain.find("\\frac") {
+        Some(at) => whole(&plain[..at])? + latex(&plain[at..])?,
+        None => ratio(plain)?,
+    };
+    let value = if negative { -value } else { value };
+    value.is_finite().then_some(value)
+}
+
+/// What stands before a fraction; nothing is 0.
+fn whole(text: &str) -> Option<f64> {
+    if text.trim().is_empty() { Some(0.0) } else { digits(text.trim()) }
+}
+
+/// `\frac{a}{b}`, and nothing after it.
+fn latex(text: &str) -> Option<f64> {
+    let rest = text.strip_prefix("\\frac")?.trim_start().strip_prefix('{')?;
+    let (above, rest) = rest.split_once('}')?;
+    let rest = rest.trim_start().strip_prefix('{')?;
+    let (below, after) = rest.split_once('}')?;
+    let (above, below) = (signed(above)?, signed(below)?);
+    after.trim().is_empty().then_some(above / below)
+}
+
+/// `a`, `a/b` or `w a/b`.
+fn ratio(text: &str) -> Option<f64> {
+    let Some((above, below)) = text.split_once('/') else { return digits(text) };
+    let (above, below) = (above.trim(), signed(below)?);
+    let (before, above) = above.rsplit_once(char::is_whitespace).unwrap_or(("", above));
+    Some(whole(before)? + digits(above)? / below)
+}
+
+fn signed(text: &str) -> Option<f64> {
+    let text = text.trim();
+    match text.strip_prefix('-') {
+        Some(rest) => digits(rest).map(|value| -value),
+        None => digits(text),
+    }
+}
+
+/// Digits with commas between thousands, a point and an exponent; no sign, no word such as `inf`.
+fn digits(text: &str) -> Option<f64> {
+    let starts = text.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+    let legal = |c: char| c.is_ascii_digit() || matches!(c, '.' | ',' | 'e' | 'E' | '+' | '-');
+    if !starts || !text.chars().all(legal) {
+        return None;
+    }
+    let whole = text.split(['.', 'e', 'E']).next().unwrap_or_default();
+    let mut groups = whole.split(',');
+    let first = groups.next().map_or(0, str::len);
+    let grouped =
+        !whole.contains(',') || ((1..=3).contains(&first) && groups.all(|g| g.len() == 3));
+    if !grouped || text[whole.len()..].contains(',') {
+        return None;
+    }
+    text.replace(',', "").parse().ok()
+}
+
+/// Where a text's answer is when nobody says: in its last `\boxed{}`, else behind its last
+/// `####`, else its last number.
+pub(crate) fn answer(text: &str) -> Option<f64> {
+    if let Some(inside) = boxed(text) {
+        return number(inside).or_else(|| last(inside));
+    }
+    if let Some((_, after)) = text.rsplit_once("####") {
+        let line = after.trim_start().lines().next().unwrap_or_default();
+        return number(line).or_else(|| first(line));
+    }
+    last(text)
+}
+
+/// What the last `\boxed{…}` holds, braces inside of it included.
+fn boxed(text: &str) -> Option<&str> {
+    let start = text.rfind("\\boxed{")? + "\\boxed{".len();
+    let mut depth = 1_usize;
+    for (at, c) in text[start..].char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return Some(&text[start..start + at]);
+        }
+    }
+    None
+}
+
+fn last(text: &str) -> Option<f64> {
+    words(text).rev().find_map(number_in)
+}
+
+fn first(text: &str) -> Option<f64> {
+    words(text).find_map(number_in)
+}
+
+/// Runs of characters that may be a number, a fraction or one in LaTeX.
+fn words(text: &str) -> impl DoubleEndedIterator<Item = &str> {
+    let part_of = |c: char| {
+        c.is_ascii_digit()
+            || matches!(c, '.' | ',' | '-' | '−' | '+' | '/' | 'e' | 'E' | '\\' | '{' | '}')
+            || matches!(c, 'f' | 'r' | 'a' | 'c')
+    };
+    text.split(move |c: char| !part_of(c))
+}
+
+/// A word's number: what is around it is punctuation, or the end of another word (`face3`).
+fn number_in(word: &str) -> Option<f64> {
+    if let Some(at) = word.find("\\frac") {
+        let start = word[..at].rfind(|c: char| !c.is_ascii_digit()).map_or(0, |at| at + 1);
+        let end = word.rfind('}').map_or(word.len(), |at| at + 1);
+        let signed = word[..start].ends_with('-');
+        let value = number(word.get(start..end)?)?;
+        return Some(if signed { -value } else { value });
+    }
+    let digit = |c: char| c.is_ascii_digit();
+    let end = word.rfind(digit)? + 1;
+    let begin = word.find(digit)?;
+    let prefix = &word[..begin];
+    let begin = begin - usize::from(prefix.ends_with('.'));
+    let lone = |mark: &str| {
+        let before = word[..begin].strip_suffix(mark);
+        before.is_some_and(|rest| !rest.ends_with(|c: char| c.is_alphanumeric()))
+    };
+    let value = number(&word[begin..end]).or_else(|| {
+        // Several numbers in one word, such as 3-4 or 1,2: the last.
+        let apart = |c: char| !(c.is_ascii_digit() || c == '.');
+        word[begin..end].rsplit(apart).find_map(number)
+    })?;
+    Some(if lone("-") || lone("−") { -value } else { value })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn same(found: Option<f64>, expected: Option<f64>) -> bool {
+        match (found, expected) {
+            (Some(found), Some(expected)) => (found - expected).abs() < 1e-9,
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
+    #[test]
+    fn a_number_is_read_however_it_is_written() {
+        for (text, expected) in [
+            ("1,234.5", 1234.5),
+            ("-3", -3.0),
+            ("− 3", -3.0),
+            ("+7", 7.0),
+            ("1e-3", 0.001),
+            ("6.02E+2", 602.0),
+            ("3/4", 0.75),
+            ("-3/4", -0.75),
+            ("1 1/2", 1.5),
+            (r"\frac{3}{4}", 0.75),
+            (r"-\dfrac{1}{2}", -0.5),
+            (r"2\frac{1}{2}", 2.5),
+            (r"\frac{-1}{4}", -0.25),
+            ("$12.50", 12.5),
+            (r"\$1,000", 1000.0),
+            ("50%", 50.0),
+            (r"50\%", 50.0),
+            ("42.", 42.0),
+            ("$7$", 7.0),
+            (".5", 0.5),
+        ] {
+            assert!(same(number(text), Some(expected)), "{text}: {:?}", number(text));
+        }
+        for text in ["", "x", "inf", "nan", "1/0", "1,23", "12 apples", r"\frac{1}{0}", "1-2"] {
+            assert_eq!(number(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_answer_is_boxed_or_marked_or_last() {
+        for (text, expected) in [
+            (r"2 and \boxed{3}, so \boxed{\frac{7}{2}} in 9 steps", Some(3.5)),
+            (r"\boxed{x = 12}", Some(12.0)),
+            ("5 + 5 = 10\n#### 10\n", Some(10.0)),
+            ("#### $1,234 dollars", Some(1234.0)),
+            ("so it is 1,234.50.", Some(1234.5)),
+            ("between 3 and -7", Some(-7.0)),
+            ("the range is 3-4", Some(4.0)),
+            ("x=-5.", Some(-5.0)),
+            ("a face3", Some(3.0)),
+            (r"thus 1\frac{1}{2}.", Some(1.5)),
+            ("about 2.5e-3 m", Some(0.0025)),
+            ("42 apples", Some(42.0)),
+            ("no number here", None),
+            (r"\boxed{", None),
+            ("####", None),
+        ] {
+            assert!(same(answer(text), expected), "{text}: {:?}", answer(text));
+        }
+    }
+
+    #[test]
+    fn either_tolerance_will_do() {
+        let tolerance = Tolerance { absolute: 0.01, relative: 0.001 };
+        assert!(tolerance.admits(0.009, 0.0) && tolerance.admits(10_009.0, 10_000.0));
+        assert!(!tolerance.admits(0.02, 0.0) && !tolerance.admits(10_011.0, 10_000.0));
+    }
+}
