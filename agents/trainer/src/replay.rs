@@ -21,7 +21,8 @@ pub(crate) fn beside(
     let mut drawn = Vec::new();
     for dataset in older {
         let examples = Example::parse_all(dataset)?;
-        let lines = dataset.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
+        let lines =
+            dataset.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
         for (example, line) in examples.into_iter().zip(lines) {
             let key = derive(seed, &["replay", &example.prompt, &example.completion]);
             if seen.insert((example.prompt, example.completion)) {

@@ -10,11 +10,11 @@ mod verifier;
 
 use serde::Deserialize;
 
-pub use self::{selection::SelectionSpec, verifier::VerifierSpec};
 pub(crate) use self::{
     raft::RaftSpec,
     training::{LoraSpec, TrainingSpec},
 };
+pub use self::{selection::SelectionSpec, verifier::VerifierSpec};
 
 /// A run spec file.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
