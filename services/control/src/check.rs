@@ -181,7 +181,7 @@ raft:
             ("  verifier: { exact: {} }\n  cycles: 0", "raft.cycles"),
             ("  verifier: {}", "raft.verifier"),
             ("  verifier: { exact: {}, numeric: {} }", "raft.verifier"),
-            ("  verifier: { regex: { pattern: '(' } }", "raft.verifier"),
+            ("  verifier: { regex: { pattern: '(' } }", "raft.verifier.regex"),
             ("  verifier: { exact: {} }\n  sampling: { top_p: 2 }", "raft.sampling.top_p"),
             (
                 "  verifier: { exact: {} }\n  sampling: { max_new_tokens: 1024 }",

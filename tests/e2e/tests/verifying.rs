@@ -40,7 +40,9 @@ fn start(verifier: &str) -> (Fleet, String) {
 
 fn agent(fleet: &Fleet) -> Option<Value> {
     let listed = fleet.json(&["agents", "list"]).ok()?;
-    let verifies = |agent: &&Value| agent["agent"].as_str() == Some("verifier");
+    let verifies = |agent: &&Value| {
+        agent["roles"].as_array().is_some_and(|all| all.contains(&json!("verifier")))
+    };
     listed.as_array()?.iter().find(verifies).cloned()
 }
 
