@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(some(|_| {}), Vec::<String>::new());
         let found = some(|found| found.cut_failed = 9);
         assert!(found[0].contains("cut at 64 tokens"), "{found:?}");
-        let found = some(|found| drop(found.dropped.insert("outranked".into(), 80)));
+        let found = some(|found| found.dropped = [("outranked".into(), 80)].into());
         assert!(found[0].contains("keep_per_prompt above 1"), "{found:?}");
         let found = some(|found| found.all_wrong = 20);
         assert!(found[0].contains("never passed"), "{found:?}");
