@@ -192,7 +192,7 @@ raft:
                 "raft.lora.target_modules",
             ),
             (
-                "  verifier: { exact: {} }\n  training: { learning_rate: .nan }",
+                "  verifier: { exact: {} }\n  training: { learning_rate: 0 }",
                 "raft.training.learning_rate",
             ),
         ];

@@ -247,7 +247,7 @@ mod tests {
         for (yaml, field) in [
             ("keep_share: 1.5", "s.keep_share"),
             ("{min_tokens: 9, max_tokens: 8}", "s.max_tokens"),
-            ("min_reward: {linear: [0.1, .inf]}", "s.min_reward"),
+            ("min_reward: {linear: [0.1, 1e10]}", "s.min_reward"),
             ("adaptive: {low: 2}", "s.adaptive.low"),
             ("replay: {cycles: 0}", "s.replay.cycles"),
             ("similarity: -1", "s.similarity"),
