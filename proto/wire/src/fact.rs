@@ -20,6 +20,7 @@ pub struct Fact {
 
 /// What a fact says.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "a spec is read once a run; few facts are held")]
 pub enum Body {
     Spec(v1::Spec),
     Control(v1::Control),
