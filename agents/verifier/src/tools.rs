@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(needs(&stdio, [&item].into_iter()), BTreeSet::new());
         item.fields.insert("language".into(), json!("C++"));
         let cpp = Need::Language(Language::Cpp);
-        assert_eq!(needs(&stdio, [&item].into_iter()), [cpp.clone()].into());
+        assert_eq!(needs(&stdio, [&item].into_iter()), [cpp].into());
         let stage =
             |how| Stage { verifier: Some(wire::v1::Verifier { how: Some(how) }), weight: 1.0 };
         let command = Command { argv: vec!["grade".into()], timeout_s: 1.0 };
