@@ -73,12 +73,12 @@ fn another_selection_shows_what_it_would_keep(fleet: &Fleet, run: &str) {
     assert!(same["was"]["kept"].as_u64() > Some(0), "{same:#}");
     assert_eq!(same["was"], same["would"], "the run's own policy keeps what it kept");
     let more = ask("2", "{policy: rest_em, similarity: 0.99}").expect("a comparison");
-    let kept = |side: &str| more[side]["kept"].as_u64().unwrap();
+    let kept = |side: &str| more[side]["kept"].as_u64().expect("a number");
     assert!(kept("would") > kept("was"), "{more:#}");
     assert_eq!(more["both"], more["was"]["kept"], "the best are among the ten best");
-    let dropped = more["would"]["dropped"].as_object().unwrap().values();
+    let dropped = more["would"]["dropped"].as_object().expect("counts").values();
     let dropped: u64 = dropped.filter_map(Value::as_u64).sum();
-    assert_eq!(kept("would") + dropped, more["considered"].as_u64().unwrap(), "{more:#}");
+    assert_eq!(kept("would") + dropped, more["considered"].as_u64().expect("a number"), "{more:#}");
     for (cycle, policy) in [("9", "raft"), ("1", "grpo"), ("1", "{keep_share: 7}")] {
         assert!(ask(cycle, policy).is_err(), "cycle {cycle}, {policy}");
     }
@@ -86,23 +86,26 @@ fn another_selection_shows_what_it_would_keep(fleet: &Fleet, run: &str) {
 
 fn it_can_be_told_what_made_what(fleet: &Fleet, run: &str, base: &str) {
     let story = fleet.json(&["run", "explain", run]).expect("a story");
-    let cycles = story["cycles"].as_array().unwrap();
+    let cycles = story["cycles"].as_array().expect("a list");
     assert_eq!(cycles[1]["sampled_with"], "the base");
-    assert!(cycles[2]["sampled_with"].as_str().unwrap().starts_with("cycle 1 step "), "{story:#}");
+    assert!(
+        cycles[2]["sampled_with"].as_str().expect("a name").starts_with("cycle 1 step "),
+        "{story:#}"
+    );
     assert_eq!(cycles[2]["trained_from"], cycles[2]["sampled_with"]);
     let yields = &story["yield"];
     assert_eq!(yields["cycle"], 2, "the last that selected");
     assert_eq!(yields["judged"], 64 * 8, "{yields:#}");
     assert_eq!(yields["kept"], cycles[2]["done"]["kept"]);
-    let failures = yields["failures"].as_array().unwrap();
+    let failures = yields["failures"].as_array().expect("a list");
     assert!(failures.iter().any(|said| said[0] == "the pattern is not found"), "{yields:#}");
 
     let lineage = fleet.json(&["checkpoint", "explain", run]).expect("a lineage");
-    let links = lineage["links"].as_array().unwrap();
+    let links = lineage["links"].as_array().expect("a list");
     let of = |place: usize| links[place]["checkpoint"]["cycle"].as_u64();
     assert_eq!((links.len(), of(0), of(1)), (2, Some(2), Some(1)), "{lineage:#}");
     assert_eq!(links[1]["from"], "the base");
-    let samples = lineage["samples"].as_array().unwrap();
+    let samples = lineage["samples"].as_array().expect("a list");
     assert_eq!(Some(samples.len() as u64), yields["kept"].as_u64());
     let makers: BTreeSet<&str> = samples.iter().filter_map(|s| s["generator"].as_str()).collect();
     assert!(makers.iter().all(|maker| maker.starts_with("generator-")), "{makers:?}");
@@ -110,7 +113,7 @@ fn it_can_be_told_what_made_what(fleet: &Fleet, run: &str, base: &str) {
     assert!(told.stdout.contains("it began with"), "{}", told.stdout);
 
     let diff = fleet.json(&["run", "diff", run, base]).expect("a difference");
-    let settings = diff["settings"].as_array().unwrap();
+    let settings = diff["settings"].as_array().expect("a list");
     assert!(settings.iter().any(|one| one["setting"] == "raft.cycles"), "{diff:#}");
     let same = fleet.json(&["run", "diff", run, run]).expect("a difference");
     assert_eq!(same["settings"].as_array().map(Vec::len), Some(0));
