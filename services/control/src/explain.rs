@@ -90,8 +90,8 @@ impl Control {
     pub async fn explain_run(&self, id: &RunId, cycle: Option<u32>) -> Result<Story, HistoryError> {
         let records = self.run_without_samples(id).await?;
         let run = fold(&records).ok_or_else(|| HistoryError::Unknown(id.clone()))?;
-        let selected = run.cycles.values().rev().find_map(|cycle| cycle.selected.as_ref());
-        let cycle = cycle.or(selected.map(|selected| selected.cycle));
+        let mut selected = run.cycles.iter().rev().filter(|(_, cycle)| cycle.selected.is_some());
+        let cycle = cycle.or(selected.next().map(|(number, _)| *number));
         let yields = match cycle {
             Some(cycle) if run.raft().is_some() => {
                 let before = self.before_selection(id, cycle).await?;

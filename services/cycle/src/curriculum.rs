@@ -57,14 +57,16 @@ pub const BUDGET_SAMPLES_MAX: u64 = 1 << 22;
 fn by_turns(seed: u64, all: u32, wanted: u32, cycle: u32) -> Vec<u32> {
     let start = cycle.saturating_sub(1) as usize * wanted as usize;
     let (first_sweep, skip) = (start / all.max(1) as usize, start % all.max(1) as usize);
-    let mut chosen: Vec<u32> = (first_sweep..=first_sweep + 1)
-        .flat_map(|sweep| shuffled(seed, sweep, all))
-        .skip(skip)
-        .take(wanted as usize)
-        .collect();
-    chosen.sort_unstable();
-    chosen.dedup();
-    chosen
+    // Where a cycle goes on into the next sweep, it passes over what it has already.
+    let lines = (first_sweep..=first_sweep + 1).flat_map(|sweep| shuffled(seed, sweep, all));
+    let mut chosen = BTreeSet::new();
+    for line in lines.skip(skip) {
+        if chosen.len() == wanted as usize {
+            break;
+        }
+        chosen.insert(line);
+    }
+    chosen.into_iter().collect()
 }
 
 fn shuffled(seed: u64, sweep: usize, all: u32) -> Vec<u32> {

@@ -26,15 +26,15 @@ pub(crate) fn of(run: &Run, fleet: &Fleet) -> Option<v1::Done> {
     if run.cancelled {
         return done(Status::Cancelled, "cancelled by a user".into());
     }
-    if let Some(why) = untrainable(run).or_else(|| hopeless(run, fleet)).or_else(|| barren(run)) {
-        return done(Status::Failed, why);
-    }
     if let Some(number) = run.stopped_after() {
         let why = stopped(run, number);
         return done(
             Status::Succeeded,
             [why, shortcomings(run)].join(", ").trim_end_matches(", ").into(),
         );
+    }
+    if let Some(why) = untrainable(run).or_else(|| hopeless(run, fleet)).or_else(|| barren(run)) {
+        return done(Status::Failed, why);
     }
     let finished = (0..=run.last_cycle())
         .all(|number| run.cycles.get(&number).is_some_and(|cycle| cycle.done.is_some()));
@@ -67,7 +67,10 @@ fn shortcomings(run: &Run) -> String {
     let aside: u64 = done().map(|done| u64::from(done.set_aside)).sum();
     let parts = [(unmeasured as u64, "evals failed"), (aside, "samples were set aside")];
     let said = parts.iter().filter(|(count, _)| *count > 0);
-    said.map(|(count, what)| format!("{count} {what}")).collect::<Vec<_>>().join(", ")
+    let mut said: Vec<String> = said.map(|(count, what)| format!("{count} {what}")).collect();
+    let last = done().last().filter(|done| done.then() == v1::gates::Then::RollBack);
+    said.extend(last.map(|done| format!("cycle {} was the best", done.best)));
+    said.join(", ")
 }
 
 fn untrainable(run: &Run) -> Option<String> {

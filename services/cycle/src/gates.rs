@@ -1,5 +1,7 @@
 //! What becomes of a run whose figures got worse, or no better.
 
+use std::cmp::Ordering;
+
 use wire::{
     SuiteName,
     v1::{
@@ -27,58 +29,65 @@ pub(crate) fn judge(run: &Run, number: u32, cycle: &Cycle, done: &v1::CycleDone)
     let gates = run.raft().and_then(|raft| raft.gates.as_ref());
     let measured = cycle.final_checkpoint().is_some();
     let mut findings = Vec::new();
-    if let Some(gates) = gates.filter(|_| measured) {
-        findings.extend(gates.perplexity.iter().filter_map(|gate| perplexity(run, number, gate)));
-        findings
-            .extend(gates.pass_rate.as_ref().and_then(|gate| pass_rate(run, number, done, gate)));
-        findings.extend(gates.diversity.as_ref().and_then(|gate| diversity(cycle, gate)));
+    if let (Some(gates), Some(best), true) = (gates, &best_before, measured) {
+        let perplexities = gates.perplexity.iter();
+        findings.extend(perplexities.filter_map(|gate| perplexity(run, number, best.cycle, gate)));
+        findings.extend(gates.pass_rate.as_ref().and_then(|gate| pass_rate(done, best, gate)));
     }
     let spoiled = findings.iter().any(|finding| finding.then() >= Then::RollBack);
-    let here = Figure::of(run, number, cycle, done.heldout.as_ref());
+    let here = Best::of(run, number, cycle, done.heldout.as_ref());
     let best = match best_before {
-        _ if !measured || spoiled => best_before.map_or(number, |(best, _)| best),
-        Some((best, there)) if !here.is_better(&there) => best,
+        _ if !measured || spoiled => best_before.map_or(number, |best| best.cycle),
+        Some(best) if !here.is_better(&best) => best.cycle,
         _ => number,
     };
+    // That is about what drew the samples, not about what was made of them.
+    let diverse = gates.and_then(|gates| gates.diversity.as_ref());
+    findings.extend(diverse.and_then(|gate| diversity(cycle, gate)));
     findings.extend(gates.and_then(|gates| patience(run, number, best, gates.patience)));
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.then));
     let then = findings.first().map_or(Then::Unspecified, Finding::then);
     Judgement { findings, best, then }
 }
 
-/// What cycles are compared by: the held-out pass rate where there is one, else the perplexity of
-/// the first suite.
+/// A cycle and what it is compared by: the held-out pass rate where there is one, and where that
+/// does not tell two apart the perplexity of the first suite.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Figure {
+struct Best {
+    cycle: u32,
     pass_rate: Option<f64>,
     perplexity: Option<f64>,
 }
 
-impl Figure {
+impl Best {
     fn of(run: &Run, number: u32, cycle: &Cycle, heldout: Option<&v1::cycle_done::Rate>) -> Self {
         let suite = run.spec.suites.first().map(|suite| suite.name.as_str());
         let perplexity = suite.and_then(|suite| perplexity_of(run, number, suite));
         let measured = cycle.final_checkpoint().is_some();
-        Self { pass_rate: heldout.filter(|_| measured).map(|rate| rate.mean), perplexity }
+        let pass_rate = heldout.filter(|_| measured).map(|rate| rate.mean);
+        Self { cycle: number, pass_rate, perplexity }
     }
 
+    /// Of two that are equal the older one stays; of two that nothing was measured of, the newer.
     fn is_better(&self, than: &Self) -> bool {
-        match (self.pass_rate, than.pass_rate, self.perplexity, than.perplexity) {
-            (Some(here), Some(there), ..) => here > there,
-            (_, _, Some(here), Some(there)) => here < there,
-            // Nothing to compare: the newest.
-            _ => true,
+        let rates = self.pass_rate.zip(than.pass_rate).map(|(here, there)| here.total_cmp(&there));
+        let perplexities = self.perplexity.zip(than.perplexity);
+        match rates {
+            Some(Ordering::Greater) => true,
+            Some(Ordering::Less) => false,
+            Some(Ordering::Equal) => perplexities.is_some_and(|(here, there)| here < there),
+            None => perplexities.is_none_or(|(here, there)| here < there),
         }
     }
 }
 
 /// The best of the cycles before, as the last of them said.
-fn best_before(run: &Run, number: u32) -> Option<(u32, Figure)> {
+fn best_before(run: &Run, number: u32) -> Option<Best> {
     let (_, last) = run.cycles.range(..number).rev().find(|(_, cycle)| cycle.done.is_some())?;
     let best = last.done.as_ref()?.best;
     let cycle = run.cycles.get(&best)?;
     let heldout = cycle.done.as_ref().and_then(|done| done.heldout.as_ref());
-    Some((best, Figure::of(run, best, cycle, heldout)))
+    Some(Best::of(run, best, cycle, heldout))
 }
 
 /// Of the checkpoint a cycle ended with.
@@ -89,21 +98,16 @@ fn perplexity_of(run: &Run, number: u32, suite: &str) -> Option<f64> {
     Some(eval.perplexity).filter(|perplexity| perplexity.is_finite())
 }
 
-fn perplexity(run: &Run, number: u32, gate: &Gate) -> Option<Finding> {
+fn perplexity(run: &Run, number: u32, best: u32, gate: &Gate) -> Option<Finding> {
     let value = perplexity_of(run, number, &gate.suite)?;
-    let before = run.cycles.range(..number).map(|(number, _)| *number);
-    let best = before.filter_map(|other| perplexity_of(run, other, &gate.suite));
-    let best = best.min_by(f64::total_cmp)?;
+    let best = perplexity_of(run, best, &gate.suite)?;
     let limit = best * (1.0 + gate.margin);
     let name = format!("perplexity of {}", gate.suite);
     (value > limit).then(|| finding(&name, value, best, limit, gate.then()))
 }
 
-fn pass_rate(run: &Run, number: u32, done: &v1::CycleDone, gate: &Gate) -> Option<Finding> {
-    let value = done.heldout.as_ref()?.mean;
-    let before = run.cycles.range(..number).filter_map(|(_, cycle)| cycle.done.as_ref());
-    let best = before.filter_map(|done| done.heldout.as_ref()).map(|rate| rate.mean);
-    let best = best.max_by(f64::total_cmp)?;
+fn pass_rate(done: &v1::CycleDone, best: &Best, gate: &Gate) -> Option<Finding> {
+    let (value, best) = (done.heldout.as_ref()?.mean, best.pass_rate?);
     let limit = best - gate.margin;
     (value < limit).then(|| finding("pass rate", value, best, limit, gate.then()))
 }

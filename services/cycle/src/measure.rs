@@ -54,7 +54,8 @@ fn energy(cycle: &Cycle) -> (f64, u32) {
 }
 
 /// Seconds of each phase. They follow each other: verification that overlaps
-/// generation counts as generation, so the phases add up to the cycle.
+/// generation counts as generation, so the phases add up to the cycle. What a run with a staleness
+/// draws ahead overlaps the cycle before.
 struct Spans {
     generate: f64,
     verify: f64,

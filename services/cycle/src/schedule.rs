@@ -28,6 +28,9 @@ pub fn sampling(raft: &v1::spec::Raft, cycle: u32, purpose: v1::Purpose) -> Opti
     Some(sampling)
 }
 
+/// Rewards differ by more than one in so many.
+const GRID: f64 = 1e9;
+
 /// The least reward of a cycle, by what became of the cycle before.
 pub(crate) fn adapt(run: &Run, cycle: u32, adaptive: &v1::selection::Adaptive, first: f64) -> f64 {
     let before = run.cycles.range(..cycle).rev().find_map(|(_, cycle)| cycle.selected.as_ref());
@@ -40,6 +43,8 @@ pub(crate) fn adapt(run: &Run, cycle: u32, adaptive: &v1::selection::Adaptive, f
             _ => before.min_reward,
         }
     });
+    // Steps add up in binary: 0.1 and twice 0.1 must reach a reward of 0.3.
+    let next = (next * GRID).round() / GRID;
     // Not `clamp`, which panics on a spec that nobody checked.
     next.min(adaptive.high).max(adaptive.low)
 }

@@ -54,11 +54,12 @@ pub fn yields(before: &Run, selected: &v1::Selected) -> Option<Yield> {
         ..Yield::default()
     };
     for (judged, passed) in selected.judged.iter().zip(&selected.passed) {
-        found.judged += judged;
-        found.passed += passed;
-        match *passed {
-            0 => found.all_wrong += 1,
-            all if all == *judged => found.all_right += 1,
+        found.judged = found.judged.saturating_add(*judged);
+        found.passed = found.passed.saturating_add(*passed);
+        match (*judged, *passed) {
+            (0, _) => {}
+            (_, 0) => found.all_wrong += 1,
+            (judged, passed) if passed == judged => found.all_right += 1,
             _ => found.mixed += 1,
         }
     }
@@ -116,7 +117,7 @@ fn most(said: BTreeMap<String, u32>) -> Vec<(String, u32)> {
 fn advise(found: &Yield, raft: &v1::spec::Raft) -> Vec<String> {
     let of = |why: &str| found.dropped.get(why).copied().unwrap_or_default();
     let all = |part: u32| f64::from(part) / f64::from(found.considered.max(1));
-    let failed = found.judged - found.passed;
+    let failed = found.judged.saturating_sub(found.passed);
     let prompts = found.all_right + found.mixed + found.all_wrong;
     let of_prompts = |part: u32| f64::from(part) / f64::from(prompts.max(1));
     let rules = raft.selection.unwrap_or_default();

@@ -60,7 +60,11 @@ impl Curve {
             Self::Each(values) => values.clone(),
             Self::Linear(Linear { linear: [first, last] }) => {
                 let steps = f64::from(cycles.saturating_sub(1).max(1));
-                (0..cycles).map(|n| first + (last - first) * f64::from(n) / steps).collect()
+                // At its end exactly there: a reward of 1 does not reach 1.0000000000000002.
+                let at = |t: f64| {
+                    (first * (1.0 - t) + last * t).min(first.max(*last)).max(first.min(*last))
+                };
+                (0..cycles).map(|n| at(f64::from(n) / steps)).collect()
             }
             Self::Decay(Decays { decay: Decay { from, factor, floor } }) => {
                 let next = |value: &f64| Some(value * factor);
@@ -112,6 +116,11 @@ mod tests {
     fn a_line_ends_where_it_says_and_a_decay_at_its_floor() {
         assert_eq!(curve("{linear: [1.0, 0.5]}").values(3), [1.0, 0.75, 0.5]);
         assert_eq!(curve("{linear: [1.0, 0.5]}").values(1), [1.0]);
+        for cycles in 2..40 {
+            let values = curve("{linear: [0.2, 1.0]}").values(cycles);
+            assert_eq!(values.last(), Some(&1.0), "{cycles} cycles");
+            assert!(values.iter().all(|value| (0.2..=1.0).contains(value)), "{values:?}");
+        }
         let decay = curve("{decay: {from: 8, factor: 0.5, floor: 1.5}}");
         assert_eq!(decay.values(4), [8.0, 4.0, 2.0, 1.5]);
         assert_eq!((decay.first(), decay.at(2, 4)), (8.0, 4.0));

@@ -40,7 +40,7 @@ pub struct MarginSpec {
 #[serde(deny_unknown_fields)]
 pub struct LeastSpec {
     pub least: f64,
-    #[serde(default)]
+    #[serde(default = "tell")]
     pub then: ThenSpec,
 }
 
@@ -51,6 +51,10 @@ pub enum ThenSpec {
     #[default]
     RollBack,
     Stop,
+}
+
+fn tell() -> ThenSpec {
+    ThenSpec::Tell
 }
 
 impl From<ThenSpec> for v1::gates::Then {
@@ -105,6 +109,9 @@ impl GatesSpec {
         }
         if let Some(spec) = &self.diversity {
             within(&field("diversity.least"), spec.least, 0.0, 1.0)?;
+            let remedy =
+                "is tell or stop: it is about what drew the samples, which is there already";
+            ensure(spec.then != ThenSpec::RollBack, &field("diversity.then"), remedy)?;
         }
         let measured = heldout || !suites.is_empty();
         let remedy = "needs a figure to get better; name raft.heldout, or evals";
@@ -142,5 +149,7 @@ mod tests {
         assert_eq!(refused("pass_rate: {margin: 0.1}", &["a"], false), "g.pass_rate");
         assert_eq!(refused("patience: 2", &[], false), "g.patience");
         assert_eq!(refused("diversity: {least: 2}", &[], false), "g.diversity.least");
+        let back = "diversity: {least: 0.2, then: roll_back}";
+        assert_eq!(refused(back, &[], false), "g.diversity.then");
     }
 }

@@ -189,6 +189,9 @@ impl SelectionSpec {
             share.check(&field("keep_share"), cycles, 0.0, 1.0)?;
         }
         within(&field("similarity"), self.similarity, 0.0, 1.0)?;
+        let remedy = "needs keep_duplicates: false";
+        let drops = !self.resolve().keep_duplicates;
+        ensure(drops || self.similarity <= 0.0, &field("similarity"), remedy)?;
         let (least, most) = (self.min_tokens, self.max_tokens);
         let sane = most == 0 || least <= most;
         let remedy = format!("must be 0, for no limit, or at least min_tokens ({least})");
@@ -251,6 +254,7 @@ mod tests {
             ("adaptive: {low: 2}", "s.adaptive.low"),
             ("replay: {cycles: 0}", "s.replay.cycles"),
             ("similarity: -1", "s.similarity"),
+            ("{policy: top_percent, similarity: 0.9}", "s.similarity"),
         ] {
             let spec: SelectionSpec = serde_saphyr::from_str(yaml).unwrap();
             assert_eq!(spec.check("s", 4).unwrap_err().field, field, "{yaml}");

@@ -40,6 +40,16 @@ fn a_sweep_uses_every_prompt_before_any_comes_again() {
 }
 
 #[test]
+fn a_cycle_that_crosses_sweeps_has_as_many_prompts_as_any() {
+    let raft = v1::spec::Raft { prompts_per_cycle: 3, ..raft(v1::Curriculum::default()) };
+    for seed in 0..50 {
+        let mut run = run(&[]);
+        run.spec.seed = seed;
+        assert!((1..9).all(|cycle| draws(&run, &raft, cycle, 5).len() == 3), "seed {seed}");
+    }
+}
+
+#[test]
 fn prompts_of_the_wanted_difficulty_come_first() {
     // Line n passed n of 10 times.
     let seen: Vec<_> = (0..=10).map(|line| (line, 10, line)).collect();

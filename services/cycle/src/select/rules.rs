@@ -188,25 +188,37 @@ impl<'a> Desk<'a> {
         self.refuse(below, Why::BelowShare);
     }
 
-    /// Where too few are left, the best of those that failed, down to the floor.
+    /// Where too few are left, the best of those that others of the cycle outranked, and then of
+    /// those that failed, down to the floor.
     fn fill(&mut self, kept: &mut Vec<usize>) {
         let missing = (self.rules.at_least as usize).saturating_sub(kept.len());
         if missing == 0 {
             return;
         }
-        let failed = self.refused.iter().filter(|(_, why)| **why == Why::Failed);
-        let mut failed: Vec<usize> = failed
-            .map(|(place, _)| *place)
-            .filter(|place| self.candidates[*place].reward >= self.rules.floor)
-            .collect();
-        failed.sort_by(|a, b| self.better(*a, *b));
+        let fills = |place: usize, why: Why| match why {
+            Why::BelowShare => true,
+            Why::Failed => self.candidates[place].reward >= self.rules.floor,
+            _ => false,
+        };
+        let refused = self.refused.iter().map(|(place, why)| (*place, *why));
+        let mut spare: Vec<usize> =
+            refused.filter(|(place, why)| fills(*place, *why)).map(|(place, _)| place).collect();
+        spare.sort_by(|a, b| self.better(*a, *b));
         let mut there: BTreeSet<(u32, &str)> = kept.iter().map(|place| self.says(*place)).collect();
+        let mut of_prompt: BTreeMap<u32, u32> = BTreeMap::new();
+        for place in kept.iter() {
+            *of_prompt.entry(self.candidates[*place].line).or_default() += 1;
+        }
+        let most = self.rules.keep_per_prompt;
         let mut filled = 0;
-        for place in failed {
+        for place in spare {
             if filled == missing {
                 break;
             }
-            if there.insert(self.says(place)) || self.rules.keep_duplicates {
+            let count = of_prompt.entry(self.candidates[place].line).or_default();
+            let fits = most == 0 || *count < most;
+            if fits && (there.insert(self.says(place)) || self.rules.keep_duplicates) {
+                *count += 1;
                 self.refused.remove(&place);
                 kept.push(place);
                 filled += 1;

@@ -23,7 +23,13 @@ impl Similar {
             return false;
         }
         let shingles = shingles(text);
-        if self.seen.iter().any(|other| jaccard(other, &shingles) >= self.least) {
+        let sizes = |other: &BTreeSet<u64>| {
+            let (a, b) = (other.len(), shingles.len());
+            ratio(a.min(b), a.max(b).max(1))
+        };
+        // No more than the smaller one can be shared.
+        let mut seen = self.seen.iter().filter(|other| sizes(other) >= self.least);
+        if seen.any(|other| jaccard(other, &shingles) >= self.least) {
             return true;
         }
         self.seen.push(shingles);

@@ -182,8 +182,9 @@ async fn diff(control: &Control, ids: [RunId; 2], json: bool) -> anyhow::Result<
         let done = run.cycles_done.iter().find(|done| done.cycle == cycle);
         done.map_or("-".into(), |done| format!("{}/{}", done.kept, done.sampled))
     };
-    let last = views.iter().flat_map(|run| &run.cycles_done).map(|done| done.cycle).max();
-    let rows = last.into_iter().flat_map(|last| 0..=last).map(|cycle| {
+    let cycles = views.iter().flat_map(|run| &run.cycles_done).map(|done| done.cycle);
+    let cycles: std::collections::BTreeSet<u32> = cycles.collect();
+    let rows = cycles.into_iter().map(|cycle| {
         let [a, b] = &views;
         [cycle.to_string(), rate(a, cycle), rate(b, cycle), kept(a, cycle), kept(b, cycle)]
     });
@@ -253,7 +254,7 @@ pub(crate) fn verdicts_of(done: &v1::CycleDone) -> Vec<String> {
     for finding in &done.findings {
         let v1::cycle_done::Finding { gate, value, limit, .. } = finding;
         let then = match finding.then() {
-            v1::gates::Then::RollBack => format!("the run goes on from cycle {}", done.best),
+            v1::gates::Then::RollBack => format!("back to cycle {}", done.best),
             v1::gates::Then::Stop => format!("the run ends; cycle {} was the best", done.best),
             v1::gates::Then::Tell | v1::gates::Then::Unspecified => "the run goes on".into(),
         };

@@ -137,4 +137,16 @@ fn too_few_are_made_up_from_the_best_failures_but_never_below_the_floor() {
     let of =
         |at_least, floor| kept(&candidates, &v1::Selection { at_least, floor, ..rules() }).len();
     assert_eq!((of(0, 0.3), of(2, 0.3), of(9, 0.3), of(9, 0.5)), (1, 2, 4, 1));
+    let of = |rules: v1::Selection| kept(&candidates, &rules).len();
+    let quota = v1::Selection { at_least: 9, floor: 0.3, keep_per_prompt: 2, ..rules() };
+    assert_eq!(of(quota), 2, "a prompt's quota holds all the same");
+}
+
+#[test]
+fn what_the_share_left_out_fills_up_before_what_failed() {
+    let candidates = judged(2, |_| 4);
+    let rules = v1::Selection { keep_share: 0.25, at_least: 7, floor: 0.0, ..rules() };
+    let chosen = choose(&candidates, &rules);
+    assert_eq!(chosen.kept.len(), 7);
+    assert!(chosen.kept.iter().all(|place| candidates[*place].reward >= 0.5));
 }
