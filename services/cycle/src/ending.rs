@@ -68,7 +68,7 @@ fn shortcomings(run: &Run) -> String {
     let parts = [(unmeasured as u64, "evals failed"), (aside, "samples were set aside")];
     let said = parts.iter().filter(|(count, _)| *count > 0);
     let mut said: Vec<String> = said.map(|(count, what)| format!("{count} {what}")).collect();
-    let last = done().last().filter(|done| done.then() == v1::gates::Then::RollBack);
+    let last = done().next_back().filter(|done| done.then() == v1::gates::Then::RollBack);
     said.extend(last.map(|done| format!("cycle {} was the best", done.best)));
     said.join(", ")
 }

@@ -25,7 +25,7 @@ impl Similar {
         let shingles = shingles(text);
         let sizes = |other: &BTreeSet<u64>| {
             let (a, b) = (other.len(), shingles.len());
-            ratio(a.min(b), a.max(b).max(1))
+            if a == b { 1.0 } else { ratio(a.min(b), a.max(b)) }
         };
         // No more than the smaller one can be shared.
         let mut seen = self.seen.iter().filter(|other| sizes(other) >= self.least);
