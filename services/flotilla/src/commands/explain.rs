@@ -63,7 +63,9 @@ fn cycle_lines(cycle: &CycleStory) -> Vec<(&'static str, String)> {
         if !agents.is_empty() {
             lines.push(("boxes", agents.join(", ")));
         }
-        lines.extend(verdicts_of(done).into_iter().map(|line| ("so", line)));
+        let prefix = format!("cycle {}: ", done.cycle);
+        let said = verdicts_of(done).into_iter();
+        lines.extend(said.map(|line| ("so", line.trim_start_matches(&prefix).to_owned())));
     }
     lines
 }
