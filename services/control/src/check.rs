@@ -77,8 +77,7 @@ impl RunSpec {
                     "a raft run needs a model that can already do some of its prompts; \
                      use base.checkpoint or base.model",
                 )?;
-                let suites: Vec<&str> = self.evals.iter().map(|eval| eval.name.as_str()).collect();
-                raft.check(&suites)
+                raft.check(&self.suites())
             }
             _ => ensure(false, "sft, raft", "write exactly one of the two sections"),
         }

@@ -6,7 +6,7 @@ use cycle::{Run, yields};
 use serde::Serialize;
 use wire::{Body, Record, RunId, v1};
 
-use crate::{Control, HistoryError};
+use crate::{Control, HistoryError, runs::fold};
 
 pub use cycle::Yield;
 
@@ -90,19 +90,18 @@ impl Control {
     pub async fn explain_run(&self, id: &RunId, cycle: Option<u32>) -> Result<Story, HistoryError> {
         let records = self.run_without_samples(id).await?;
         let run = fold(&records).ok_or_else(|| HistoryError::Unknown(id.clone()))?;
+        let (orders, plans) = (train_orders(&records), plans(&records));
         let mut selected = run.cycles.iter().rev().filter(|(_, cycle)| cycle.selected.is_some());
         let cycle = cycle.or(selected.next().map(|(number, _)| *number));
         let yields = match cycle {
             Some(cycle) if run.raft().is_some() => {
-                let before = self.before_selection(id, cycle).await?;
+                let before = self.before_selection(id, cycle, records).await?;
                 let selected = run.cycles.get(&cycle).and_then(|cycle| cycle.selected.as_ref());
                 selected.and_then(|selected| yields(&before, selected))
             }
             Some(_) => return Err(HistoryError::SelectsNothing(id.clone())),
             None => None,
         };
-        let orders = train_orders(&records);
-        let plans = plans(&records);
         let story = |number: &u32| cycle_story(&run, *number, &plans, &orders);
         Ok(Story {
             run: id.to_string(),
@@ -153,15 +152,20 @@ impl Control {
         }
         let trained_on = run.cycles.get(&checkpoint.cycle).and_then(|c| c.selected.as_ref());
         let samples = match trained_on {
-            Some(_) => self.sampled(&id, checkpoint.cycle).await?,
+            Some(_) => self.sampled(&id, checkpoint.cycle, records).await?,
             None => Vec::new(),
         };
         Ok(Lineage { links, base: base_of(&run), samples })
     }
 
     /// What a cycle kept, with who made and judged each.
-    async fn sampled(&self, id: &RunId, cycle: u32) -> Result<Vec<Sampled>, HistoryError> {
-        let run = self.before_selection(id, cycle).await?;
+    async fn sampled(
+        &self,
+        id: &RunId,
+        cycle: u32,
+        records: Vec<Record>,
+    ) -> Result<Vec<Sampled>, HistoryError> {
+        let run = self.before_selection(id, cycle, records).await?;
         let kept = cycle::select_again(&run, cycle, None).unwrap_or_default().kept;
         let Some(of_cycle) = run.cycles.get(&cycle) else { return Ok(Vec::new()) };
         let mut jobs: BTreeMap<(&str, u32), (&wire::JobId, &cycle::Job)> = BTreeMap::new();
@@ -170,7 +174,7 @@ impl Control {
                 jobs.insert((&sample.prompt_id, sample.index), (job_id, job));
             }
         }
-        let seed = wire::derive(run.spec.seed, &["generate", &cycle.to_string()]);
+        let seed = cycle::generate_seed(run.spec.seed, cycle, v1::Purpose::Train);
         let of = |kept: cycle::Kept| {
             let (job_id, job) = jobs.get(&(kept.prompt_id.as_str(), kept.index))?;
             let (samples, verdicts) = (job.samples.as_ref()?, job.verdicts.as_ref()?);
@@ -189,12 +193,6 @@ impl Control {
         };
         Ok(kept.into_iter().filter_map(of).collect())
     }
-}
-
-fn fold(records: &[Record]) -> Option<Run> {
-    let mut run = Run::start(records.first()?)?;
-    records.iter().for_each(|record| run.fold(record));
-    Some(run)
 }
 
 /// The last order of each cycle's training.

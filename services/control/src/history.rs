@@ -6,6 +6,19 @@ use wire::{Body, Place, Record, RunId, v1};
 
 use crate::{Control, StoreError, archive};
 
+/// What the log keeps of a run for good.
+const SMALL: [&str; 9] = [
+    "spec",
+    "control.*",
+    "selection.*",
+    "order.train.>",
+    "checkpoint.>",
+    "eval.>",
+    "failure.>",
+    "cycle.*.*",
+    "done",
+];
+
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
     #[error("there is no run {0}; `flotilla run list` shows which there are")]
@@ -25,13 +38,13 @@ pub enum HistoryError {
 }
 
 impl Control {
-    /// A run as it was when a cycle was about to select.
+    /// A run as it was when a cycle was about to select. `records`: all of it but its samples.
     pub(crate) async fn before_selection(
         &self,
         id: &RunId,
         cycle: u32,
+        mut records: Vec<Record>,
     ) -> Result<Run, HistoryError> {
-        let mut records = self.run_without_samples(id).await?;
         let spec = records.first().ok_or_else(|| HistoryError::Unknown(id.clone()))?;
         let mut run = Run::start(spec).ok_or_else(|| HistoryError::Unknown(id.clone()))?;
         if run.raft().is_none() {
@@ -55,11 +68,12 @@ impl Control {
     }
 
     /// All facts of a run but orders, samples and verdicts.
-    pub(crate) async fn run_without_samples(&self, id: &RunId) -> Result<Vec<Record>, ReadError> {
-        let filters = ["spec", "control.*", "selection.*", "order.train.>"];
-        let more = ["checkpoint.>", "eval.>", "failure.>", "cycle.*.*", "done"];
-        let filters = filters.into_iter().chain(more);
-        self.read_all(filters.map(|kind| format!("flotilla.{id}.{kind}")).collect()).await
+    pub(crate) async fn run_without_samples(
+        &self,
+        id: &RunId,
+    ) -> Result<Vec<Record>, HistoryError> {
+        let filters = SMALL.map(|kind| format!("flotilla.{id}.{kind}"));
+        Ok(self.read_all(filters.to_vec()).await?)
     }
 
     /// A cycle's orders, samples and verdicts, wherever they are by now.

@@ -163,7 +163,7 @@ fn already(run: &Run, action: v1::control::Action) -> bool {
     }
 }
 
-fn fold(records: &[Record]) -> Option<Run> {
+pub(crate) fn fold(records: &[Record]) -> Option<Run> {
     let mut records = records.iter();
     let mut run = records.by_ref().find_map(Run::start)?;
     records.for_each(|record| run.fold(record));

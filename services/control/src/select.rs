@@ -57,7 +57,8 @@ impl Control {
         cycle: u32,
         rules: &SelectionSpec,
     ) -> Result<Comparison, SelectError> {
-        let run = self.before_selection(id, cycle).await?;
+        let records = self.run_without_samples(id).await?;
+        let run = self.before_selection(id, cycle, records).await?;
         let raft = run.raft().ok_or_else(|| HistoryError::SelectsNothing(id.clone()))?;
         rules.check("policy", raft.cycles)?;
         let rules = rules.at(cycle, raft.cycles);

@@ -111,6 +111,13 @@ pub struct SuiteSpec {
     pub chunks: u32,
 }
 
+impl RunSpec {
+    /// The names of its evals.
+    pub(crate) fn suites(&self) -> Vec<&str> {
+        self.evals.iter().map(|eval| eval.name.as_str()).collect()
+    }
+}
+
 impl SuiteSpec {
     /// A suite of a file of so many bytes, named after it. Two contexts must fit into a text: the
     /// context of a short one is as large as that allows where a token has eight bytes.

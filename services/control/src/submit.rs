@@ -122,8 +122,7 @@ impl Control {
         let kind = match (&spec.sft, &spec.raft) {
             (Some(sft), _) => v1::spec::Kind::Sft(self.sft(sft, files).await?),
             (None, Some(raft)) => {
-                let suites: Vec<&str> = spec.evals.iter().map(|e| e.name.as_str()).collect();
-                v1::spec::Kind::Raft(self.raft(raft, &suites, files).await?)
+                v1::spec::Kind::Raft(self.raft(raft, &spec.suites(), files).await?)
             }
             (None, None) => unreachable!("checked: one of the two is there"),
         };

@@ -298,11 +298,6 @@ impl Turn<'_> {
             })
         };
         let (cycle, attempt) = (self.number, job.ordered.attempt.saturating_add(1));
-        // Held-out samples are drawn alike in every cycle, so that cycles compare.
-        let seed_path = match purpose {
-            v1::Purpose::Heldout => "heldout".to_owned(),
-            v1::Purpose::Train | v1::Purpose::Unspecified => cycle.to_string(),
-        };
         let order = v1::GenerateOrder {
             run: self.run.id.to_string(),
             cycle,
@@ -312,7 +307,7 @@ impl Turn<'_> {
             base: Some(policy.base.clone()),
             adapter: policy.adapter.clone(),
             sampling: schedule::sampling(self.raft, cycle, purpose),
-            seed: derive(self.run.spec.seed, &["generate", &seed_path]),
+            seed: schedule::generate_seed(self.run.spec.seed, cycle, purpose),
             requests: job.draws.iter().filter_map(request).collect(),
             round: self.run.round,
             accept_unverified_policy: self.raft.accept_unverified_policy,

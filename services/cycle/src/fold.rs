@@ -201,9 +201,13 @@ impl Run {
 
     /// What a cycle trains on.
     pub(crate) fn trained_from(&self, cycle: u32) -> Option<Policy> {
+        self.origin(cycle).and_then(Policy::of)
+    }
+
+    /// The checkpoint whose weights a cycle's training begins with.
+    fn origin(&self, cycle: u32) -> Option<&v1::Checkpoint> {
         let from_base = self.raft().is_some_and(|raft| raft.from_base);
-        let checkpoint = if from_base { self.parent(1) } else { self.parent(cycle) };
-        checkpoint.and_then(Policy::of)
+        self.parent(if from_base { 1 } else { cycle })
     }
 
     fn verdicts(
@@ -266,8 +270,7 @@ impl Run {
         checkpoint: &v1::Checkpoint,
         at: u64,
     ) -> Result<(), String> {
-        let from = if self.raft().is_some_and(|raft| raft.from_base) { 1 } else { number };
-        let parent = self.parent(from).and_then(|parent| parent.tree.clone());
+        let parent = self.origin(number).and_then(|parent| parent.tree.clone());
         let cycle = self.cycles.entry(number).or_default();
         cycle.checkpoints.insert(step, checkpoint.clone());
         if checkpoint.r#final {

@@ -29,7 +29,7 @@ pub use decide::{Command, Inputs, decide};
 pub use desk::{Desk, give_up};
 pub use fleet::{Fleet, Held, Member};
 pub use plan::Sizing;
-pub use schedule::sampling;
+pub use schedule::{at as scheduled, generate_seed, sampling};
 pub use select::{Kept, Outcome, select_again};
 pub use state::{Anomaly, Cycle, Job, Ordered, Phase, Policy, Run};
 pub use yields::{Yield, yields};

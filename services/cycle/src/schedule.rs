@@ -1,11 +1,11 @@
 //! Settings that change from cycle to cycle.
 
-use wire::v1;
+use wire::{derive, v1};
 
 use crate::state::Run;
 
 /// The value of a cycle (counted from 1): the last one stays. `None` for an empty list.
-pub(crate) fn at(values: &[f64], cycle: u32) -> Option<f64> {
+pub fn at(values: &[f64], cycle: u32) -> Option<f64> {
     let place = cycle.saturating_sub(1) as usize;
     values.get(place).or(values.last()).copied()
 }
@@ -30,6 +30,17 @@ pub fn sampling(raft: &v1::spec::Raft, cycle: u32, purpose: v1::Purpose) -> Opti
 
 /// Rewards differ by more than one in so many.
 const GRID: f64 = 1e9;
+
+/// What the seeds of a cycle's samples are derived from. Held-out ones are drawn alike in every
+/// cycle, so that cycles compare.
+pub fn generate_seed(seed: u64, cycle: u32, purpose: v1::Purpose) -> u64 {
+    match purpose {
+        v1::Purpose::Heldout => derive(seed, &["generate", "heldout"]),
+        v1::Purpose::Train | v1::Purpose::Unspecified => {
+            derive(seed, &["generate", &cycle.to_string()])
+        }
+    }
+}
 
 /// The least reward of a cycle, by what became of the cycle before.
 pub(crate) fn adapt(run: &Run, cycle: u32, adaptive: &v1::selection::Adaptive, first: f64) -> f64 {

@@ -123,11 +123,10 @@ pub(crate) fn rules_of(run: &Run, raft: &v1::spec::Raft, number: u32) -> v1::Sel
     let of = |list: fn(&v1::Schedules) -> &Vec<f64>, plain: f64| {
         schedule::at(schedules.map(list).map_or(&[], Vec::as_slice), number).unwrap_or(plain)
     };
-    let scheduled = of(|all| &all.min_reward, rules.min_reward);
     v1::Selection {
         min_reward: match &rules.adaptive {
             Some(adaptive) => schedule::adapt(run, number, adaptive, rules.min_reward),
-            None => scheduled,
+            None => of(|all| &all.min_reward, rules.min_reward),
         },
         keep_share: of(|all| &all.keep_share, rules.keep_share),
         ..rules

@@ -275,6 +275,12 @@ impl Job {
         self.verdicts.is_some() || self.set_aside.is_some()
     }
 
+    /// What was thought of each sample, by its prompt and index.
+    pub(crate) fn verdicts_by_sample(&self) -> BTreeMap<(&str, u32), &v1::verdicts::Verdict> {
+        let verdicts = self.verdicts.iter().flat_map(|verdicts| &verdicts.verdicts);
+        verdicts.map(|verdict| ((verdict.prompt_id.as_str(), verdict.index), verdict)).collect()
+    }
+
     pub fn planned(&self) -> u32 {
         self.draws.iter().fold(0, |sum, draw| sum.saturating_add(draw.count))
     }

@@ -66,10 +66,7 @@ pub fn yields(before: &Run, selected: &v1::Selected) -> Option<Yield> {
     let mut failures = BTreeMap::new();
     let mut errors = BTreeMap::new();
     for (_, job) in cycle.jobs_for(v1::Purpose::Train) {
-        let verdicts = job.verdicts.iter().flat_map(|verdicts| &verdicts.verdicts);
-        let verdicts: BTreeMap<_, _> = verdicts
-            .map(|verdict| ((verdict.prompt_id.as_str(), verdict.index), verdict))
-            .collect();
+        let verdicts = job.verdicts_by_sample();
         for sample in job.samples.iter().flat_map(|samples| &samples.samples) {
             let Some(verdict) = verdicts.get(&(sample.prompt_id.as_str(), sample.index)) else {
                 continue;

@@ -76,9 +76,7 @@ impl Curve {
 
     /// The value of one cycle of so many.
     pub(crate) fn at(&self, cycle: u32, cycles: u32) -> f64 {
-        let values = self.values(cycles);
-        let place = cycle.saturating_sub(1) as usize;
-        values.get(place).or(values.last()).copied().unwrap_or_else(|| self.first())
+        cycle::scheduled(&self.values(cycles), cycle).unwrap_or_else(|| self.first())
     }
 
     /// Whether all of its values are within bounds.
@@ -86,12 +84,6 @@ impl Curve {
         let values = self.values(cycles);
         within(field, self.first(), low, high)?;
         values.into_iter().try_for_each(|value| within(field, value, low, high))
-    }
-}
-
-impl From<f64> for Curve {
-    fn from(value: f64) -> Self {
-        Self::Constant(value)
     }
 }
 

@@ -36,21 +36,12 @@ pub(super) fn generate(
     if order.accept_unverified_policy != raft.accept_unverified_policy {
         found.push("whether its policy must be verified is not as the spec says".into());
     }
-    if order.seed != generate_seed(run.spec.seed, number, job.purpose) {
+    if order.seed != schedule::generate_seed(run.spec.seed, number, job.purpose) {
         found.push("its seed does not follow from the run's".into());
     }
     found.extend(round(run, order.round));
     found.extend(requests(&job.draws, &order.requests, prompts));
     found
-}
-
-fn generate_seed(seed: u64, cycle: u32, purpose: v1::Purpose) -> u64 {
-    match purpose {
-        v1::Purpose::Heldout => derive(seed, &["generate", "heldout"]),
-        v1::Purpose::Train | v1::Purpose::Unspecified => {
-            derive(seed, &["generate", &cycle.to_string()])
-        }
-    }
 }
 
 /// A coordinator may not have heard of the newest resume, but it cannot foresee one.

@@ -48,12 +48,7 @@ impl<'a> Found<'a> {
     }
 
     fn gather(&mut self, seed: u64, job: &'a Job) {
-        let verdicts: BTreeMap<(&str, u32), &v1::verdicts::Verdict> = job
-            .verdicts
-            .iter()
-            .flat_map(|verdicts| &verdicts.verdicts)
-            .map(|verdict| ((verdict.prompt_id.as_str(), verdict.index), verdict))
-            .collect();
+        let verdicts = job.verdicts_by_sample();
         let prompts: BTreeMap<&str, (u32, &str)> = job
             .requests
             .iter()

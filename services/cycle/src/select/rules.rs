@@ -124,10 +124,12 @@ impl<'a> Desk<'a> {
             self.refuse(group, if passed == 0 { Why::AllWrong } else { Why::AllRight });
             return Vec::new();
         }
-        let (mut fit, unfit): (Vec<_>, Vec<_>) =
-            group.into_iter().partition(|place| self.unfit(*place).is_none());
-        for place in unfit {
-            self.refused.extend(self.unfit(place).map(|why| (place, why)));
+        let mut fit = Vec::new();
+        for place in group {
+            match self.unfit(place) {
+                Some(why) => self.refuse([place], why),
+                None => fit.push(place),
+            }
         }
         fit.sort_by(|a, b| self.better(*a, *b));
         if !self.rules.keep_duplicates {
