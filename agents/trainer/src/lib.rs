@@ -3,11 +3,13 @@
 //! [`TrainerRole`] runs in the agent and publishes; [`work`] is the process that trains,
 //! a fresh one for each order.
 
+mod again;
 mod cadence;
 mod calls;
 mod change;
 mod config;
 mod examine;
+mod fetch;
 mod lineage;
 mod probe;
 mod publish;
@@ -17,6 +19,7 @@ mod role;
 mod room;
 mod worker;
 
+pub use again::{Again, Reproduced};
 pub use config::{Config, Engine};
 pub use pytorch::{PyTorch, Python};
 pub use role::TrainerRole;

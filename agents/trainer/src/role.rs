@@ -15,25 +15,22 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use wire::{Body, WorkKind, v1};
 
 use crate::{
-    calls::{Begun, Progress, Resume, Step, Train, Trained, UNPUBLISHED_MAX},
+    calls::{Begun, Progress, Step, Trained, UNPUBLISHED_MAX},
     change::Start,
     config::{Config, Engine},
     examine::Heard,
-    lineage::{Lineage, Point},
+    fetch::Files,
+    lineage::Lineage,
     probe::Probe,
     publish::{self, Saved},
-    replay, room,
+    room,
 };
 
 /// A worker that says nothing for so long is hung, whatever it is at.
-const SILENCE: Duration = Duration::from_secs(1800);
-
-/// What is replayed, beside what was selected; in a training's own directory, whose checkpoints are
-/// called by their steps.
-const DATASET: &str = "dataset.jsonl";
+pub(crate) const SILENCE: Duration = Duration::from_secs(1800);
 
 /// One whose steps take less is given at least this much.
-const SILENCE_MIN: Duration = Duration::from_secs(60);
+pub(crate) const SILENCE_MIN: Duration = Duration::from_secs(60);
 
 /// The trainer role of an agent.
 pub struct TrainerRole {
@@ -125,7 +122,8 @@ impl TrainerRole {
             lineage.forget_before(point.fact.step).await;
         }
         let previous = point.as_ref().map(|point| point.fact.clone());
-        let mut call = self.fetch(job, order, point, scratch.0.clone()).await?;
+        let files = Files { store: &job.store, cache: &job.cache };
+        let mut call = files.fetch(order, self.config.policy(), point, scratch.0.clone()).await?;
         call.value.policy.halvings = halvings;
         let worker = Worker::start(&engine.command(launch))?;
         let (saved, to_publish) = mpsc::channel(UNPUBLISHED_MAX);
@@ -202,70 +200,6 @@ impl TrainerRole {
         }
         JobError::retry(anyhow!("the training was told to end (SIGTERM), and saved before"))
     }
-
-    async fn fetch(
-        &self,
-        job: &Job,
-        order: &v1::TrainOrder,
-        point: Option<Point>,
-        out: PathBuf,
-    ) -> Result<Fetched, JobError> {
-        let missing = |what: &str| JobError::fatal(anyhow!("the order names no {what}"));
-        let base = order.base.as_ref().ok_or_else(|| missing("base"))?;
-        let tree = base.tree.as_ref().ok_or_else(|| missing("base"))?;
-        let dataset = order.dataset.as_ref().ok_or_else(|| missing("dataset"))?;
-        let model = job.cache.tree(&job.store, tree).await?;
-        let adapter = job.tree_if(order.adapter.as_ref()).await?;
-        let dataset = job.cache.blob(&job.store, dataset).await?;
-        let replayed = with_replay(job, order, &dataset, &out).await?;
-        let value = Train {
-            base: model.path().to_owned(),
-            base_name: tree.manifest.clone(),
-            random_init: base.random_init,
-            adapter: adapter.as_ref().map(|adapter| adapter.path().to_owned()),
-            dataset: replayed.unwrap_or_else(|| dataset.path().to_owned()),
-            training: order.training.clone().unwrap_or_default(),
-            seed: order.seed,
-            out,
-            policy: self.config.policy(),
-            resume: point.as_ref().map(|point| Resume {
-                checkpoint: point.checkpoint.path().to_owned(),
-                state: point.state.path().to_owned(),
-                step: point.fact.step,
-                tokens: point.fact.tokens,
-                trained_tokens: point.fact.trained_tokens,
-                wall_s: point.fact.wall_s,
-            }),
-        };
-        Ok(Fetched { value, _held: (model, adapter, dataset, point) })
-    }
-}
-
-/// The file of a dataset with what is replayed of earlier ones; `None` when nothing is.
-async fn with_replay(
-    job: &Job,
-    order: &v1::TrainOrder,
-    dataset: &store::CachedBlob,
-    out: &Path,
-) -> Result<Option<PathBuf>, JobError> {
-    if order.replay.is_empty() {
-        return Ok(None);
-    }
-    let read = |path: PathBuf| async move {
-        let bytes = tokio::fs::read(&path).await;
-        bytes.with_context(|| format!("read {}", path.display())).map_err(JobError::retry)
-    };
-    let new = read(dataset.path().to_owned()).await?;
-    let mut older = Vec::new();
-    for blob in &order.replay {
-        let cached = job.cache.blob(&job.store, blob).await?;
-        older.push(read(cached.path().to_owned()).await?);
-    }
-    let lines = replay::beside(&new, &older, order.replay_share, order.seed);
-    let path = out.join(DATASET);
-    let written = tokio::fs::write(&path, lines.map_err(JobError::fatal)?).await;
-    written.with_context(|| format!("write {}", path.display())).map_err(JobError::retry)?;
-    Ok(Some(path))
 }
 
 fn order(job: &Job) -> Result<&v1::TrainOrder, JobError> {
@@ -273,12 +207,6 @@ fn order(job: &Job) -> Result<&v1::TrainOrder, JobError> {
         Body::TrainOrder(order) => Ok(order),
         _ => Err(JobError::fatal(anyhow!("not a train order"))),
     }
-}
-
-/// A call, and the cached files it names, which must not be evicted meanwhile.
-struct Fetched {
-    value: Train,
-    _held: (store::CachedTree, Option<store::CachedTree>, store::CachedBlob, Option<Point>),
 }
 
 /// Passes on what the worker says; a step is the answer.

@@ -158,6 +158,20 @@ impl Control {
         Ok(Lineage { links, base: base_of(&run), samples })
     }
 
+    /// The order a checkpoint was trained by; `None` for an adopted base and a watched training.
+    ///
+    /// # Errors
+    /// When its run's facts cannot be read.
+    pub async fn train_order(
+        &self,
+        checkpoint: &v1::Checkpoint,
+    ) -> Result<Option<v1::TrainOrder>, HistoryError> {
+        let id = RunId::new(checkpoint.run.as_str());
+        let id = id.map_err(|_| HistoryError::NoRun(checkpoint.run.clone()))?;
+        let records = self.read_all(vec![format!("flotilla.{id}.order.train.>")]).await?;
+        Ok(train_orders(&records).remove(&checkpoint.cycle))
+    }
+
     /// What a cycle kept, with who made and judged each.
     async fn sampled(
         &self,

@@ -78,7 +78,11 @@ impl Control {
         &self.bus
     }
 
-    pub(crate) async fn store(&self) -> Result<&Store, StoreError> {
+    /// The fleet's store, opened when it is first asked for.
+    ///
+    /// # Errors
+    /// When it is elsewhere, or cannot be set up.
+    pub async fn store(&self) -> Result<&Store, StoreError> {
         self.store.get_or_try_init(|| open_store(&self.url)).await
     }
 }

@@ -135,6 +135,9 @@ pub(crate) struct UpArgs {
     /// Agents to start here, by role and number: trainer,generator=2,verifier,evaluator.
     #[arg(long, value_delimiter = ',', value_name = "ROLE[=N]")]
     pub agents: Vec<String>,
+    /// Cores each of them may use. Default: they share this machine's.
+    #[arg(long, env = "FLOTILLA_THREADS", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub threads: Option<u32>,
     /// End when the process that started it does.
     #[arg(long, hide = true)]
     pub die_with_parent: bool,
@@ -366,10 +369,37 @@ pub(crate) enum RunCommand {
         a: String,
         b: String,
     },
+    /// Train a checkpoint again, here, from what the log and the store have of it, and compare.
+    Reproduce(ReproduceArgs),
     /// Start nothing new; what is being worked on is finished.
     Pause(SteerArgs),
     Resume(SteerArgs),
     Cancel(SteerArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReproduceArgs {
+    /// RUN (its newest), RUN/CYCLE or RUN/CYCLE/STEP.
+    pub checkpoint: String,
+    /// Where candle computes: cpu, cuda, cuda:1, metal.
+    #[arg(long, default_value = "cpu")]
+    pub device: String,
+    /// What candle holds the base's weights as: f32, or bf16 in half the memory.
+    #[arg(long, default_value = "f32", value_parser = dtype)]
+    pub dtype: Dtype,
+    /// A Python with torch, transformers, peft and accelerate, for what PyTorch trained. Default:
+    /// uv, which makes one.
+    #[arg(long, env = "FLOTILLA_PYTHON")]
+    pub python: Option<PathBuf>,
+    /// How the box's accelerator is treated. Default: found out.
+    #[arg(long, env = "FLOTILLA_PROFILE")]
+    pub profile: Option<String>,
+    /// Cores to train with. Default: all.
+    #[arg(long, env = "FLOTILLA_THREADS", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub threads: Option<u32>,
+    /// A directory with models by name, as `flotilla agent` takes it; may be repeated.
+    #[arg(long)]
+    pub models: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -721,7 +751,7 @@ pub(crate) enum EstimateDtype {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct BenchArgs {
-    /// What to measure. Default: everything but the engines, which take minutes.
+    /// What to measure. Default: everything but engines and raft, which take minutes.
     pub what: Vec<BenchWhat>,
     /// Engines: cores each may use [default: 2].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -735,6 +765,12 @@ pub(crate) struct BenchArgs {
     /// Engines: directory of llama.cpp's programs. Default: found on PATH or in .tools.
     #[arg(long, env = "FLOTILLA_LLAMA_CPP")]
     pub llama_cpp: Option<PathBuf>,
+    /// RAFT: as many bases, each from a seed of its own.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..=100))]
+    pub seeds: u32,
+    /// RAFT: cycles of each run that compares policies.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub cycles: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -755,6 +791,8 @@ pub(crate) enum BenchWhat {
     Verify,
     /// The embedded engine beside llama.cpp and PyTorch, as docs/ENGINES.md has it.
     Engines,
+    /// What selection, more cycles and sampling ahead do for a run, as docs/RAFT-FIGURES.md has it.
+    Raft,
 }
 
 #[derive(Debug, Subcommand)]

@@ -31,11 +31,7 @@ impl Store {
         place: &TreePlace,
         about: About,
     ) -> Result<v1::Tree, PutError> {
-        let scanned = dir.to_owned();
-        let files = blocking(move || scan::scan(&scanned)).await?;
-        let undescribed = |source| PutError::Manifest { path: dir.to_owned(), source };
-        let manifest = Manifest::new(files, about).map_err(undescribed)?;
-        let json = Bytes::from(manifest.to_json().map_err(undescribed)?);
+        let (manifest, json) = described(dir, about).await?;
         let digest = Digest::of(&json);
         let root = place.path(digest);
         let tree = v1::Tree { path: root.to_string(), manifest: digest.to_string() };
@@ -50,6 +46,15 @@ impl Store {
         self.put_bytes(&key_of(&root, SUMS), manifest.to_sums().into()).await?;
         self.put_bytes(&key_of(&root, MANIFEST), json).await?;
         Ok(tree)
+    }
+
+    /// The manifest that publishing would write, and its digest; nothing is stored.
+    ///
+    /// # Errors
+    /// When the directory could not be published.
+    pub async fn describe(dir: &FsPath, about: About) -> Result<(Manifest, Digest), PutError> {
+        let (manifest, json) = described(dir, about).await?;
+        Ok((manifest, Digest::of(&json)))
     }
 
     pub(crate) async fn is_published(
@@ -137,6 +142,16 @@ impl Store {
         let key = key_of(root, file.path.as_str());
         Wanted { url: self.at.url_of(&key), key, digest: file.digest, bytes: file.bytes }
     }
+}
+
+/// A directory's manifest, and its bytes.
+async fn described(dir: &FsPath, about: About) -> Result<(Manifest, Bytes), PutError> {
+    let scanned = dir.to_owned();
+    let files = blocking(move || scan::scan(&scanned)).await?;
+    let undescribed = |source| PutError::Manifest { path: dir.to_owned(), source };
+    let manifest = Manifest::new(files, about).map_err(undescribed)?;
+    let json = Bytes::from(manifest.to_json().map_err(undescribed)?);
+    Ok((manifest, json))
 }
 
 /// Joined and not `Path::from`, which would percent-encode names.

@@ -79,3 +79,35 @@ fn a_training_that_changed_nothing_ends_its_run_and_says_why() {
     assert!(why.contains("all 50 examples are longer than the 6 tokens allowed"), "{why}");
     assert_eq!(ended["failures"].as_array().map(Vec::len), Some(1), "it is not tried again");
 }
+
+#[test]
+fn a_training_is_done_again_to_the_same_bits_or_is_told_to_differ() {
+    let fleet = Fleet::up("trainer,generator,verifier,evaluator");
+    let files = Files::create(fleet.path());
+    let base = fleet.submit(&files.sft(20, 5));
+    fleet.finish(&base, LIMIT);
+    let run = fleet.submit(&files.raft(&base, ONE_STEP));
+    fleet.finish(&run, LIMIT);
+
+    let again = |checkpoint: &str, more: &[&str]| {
+        let asked = ["--json", "run", "reproduce", checkpoint];
+        let output = fleet.run(&[&asked, more].concat());
+        let told = serde_json::from_str::<Value>(&output.stdout);
+        (output.code, told.unwrap_or_else(|_| panic!("{checkpoint}: {}", output.stderr)))
+    };
+    for checkpoint in [&base, &format!("{base}/0/10"), &format!("{run}/2")] {
+        let (code, told) = again(checkpoint, &[]);
+        assert_eq!((code, &told["same"]), (0, &Value::Bool(true)), "{told:#}");
+        assert_eq!(told["here"], told["there"]);
+        assert_eq!(told["engine"]["here"], told["engine"]["there"]);
+    }
+    // Weights held in half the bits are others.
+    let (code, told) = again(&format!("{run}/2"), &["--dtype", "bf16"]);
+    assert_eq!((code, &told["same"]), (3, &Value::Bool(false)), "{told:#}");
+    assert_eq!(told["differing"], serde_json::json!(["adapter_model.safetensors"]));
+    let distance = told["distance"].as_f64().expect("a distance");
+    assert!((1e-6..0.5).contains(&distance), "{distance}");
+
+    let adopted = fleet.run(&["run", "reproduce", &format!("{run}/0")]);
+    adopted.refuses(&["not trained by this fleet's order"]);
+}

@@ -1,7 +1,7 @@
 //! `flotilla agent`: one process a box, hosting any of the roles.
 
 mod care;
-mod trainer;
+pub(super) mod trainer;
 
 use std::{
     fs::{File, TryLockError},
@@ -16,17 +16,16 @@ use anyhow::{Context, bail};
 use evaluator::EvaluatorRole;
 use generator::GeneratorRole;
 use hardware::{Profile, files::Live, snapshot::Snapshot};
-use hub::Hub;
 use runtime::{Agent, Config, Doctor, Herd, Launch, Role};
 use rustix::process::Signal;
-use store::{Cache, Elsewhere};
+use store::Cache;
 use verifier::VerifierRole;
 use wire::{AgentId, Pool, v1};
 
 use crate::{
     cli::{AgentArgs, EvaluatorEngine},
     fleet::{self, FleetArgs},
-    signals,
+    local, signals,
     supervise::die_with_parent,
 };
 
@@ -54,7 +53,11 @@ pub(crate) async fn agent(fleet: &FleetArgs, args: AgentArgs) -> anyhow::Result<
     let directory = agent_directory(&args, &id)?;
     let _lock = lock(&directory)?;
     let cache_directory = args.cache_dir.clone().unwrap_or_else(|| directory.join("cache"));
-    let cache = Cache::with(&cache_directory, cache_bytes(args.cache_gib)?, elsewhere(&args)?)?;
+    let cache = Cache::with(
+        &cache_directory,
+        cache_bytes(args.cache_gib)?,
+        local::elsewhere(&args.models)?,
+    )?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let launch = Launch {
         program: std::env::current_exe().context("find this program")?,
@@ -89,18 +92,6 @@ pub(crate) async fn agent(fleet: &FleetArgs, args: AgentArgs) -> anyhow::Result<
     let over = watching.outcome();
     agent.beside("watcher", watching.work(id, &directory, bus, store)).run(stop).await?;
     Ok(watching::code(over.get()))
-}
-
-/// Where base models are to be had besides the store.
-fn elsewhere(args: &AgentArgs) -> anyhow::Result<Elsewhere> {
-    let hub = Hub::from_env();
-    let mut models = Vec::new();
-    for directory in &args.models {
-        let found = directory.canonicalize();
-        models.push(found.with_context(|| format!("--models {}", directory.display()))?);
-    }
-    models.push(hub.cache().to_owned());
-    Ok(Elsewhere { models, hub: Some(hub) })
 }
 
 fn profile(args: &AgentArgs) -> anyhow::Result<Profile> {

@@ -5,7 +5,6 @@ use std::{path::Path, process::ExitCode};
 use anyhow::{Context, bail};
 use engine::{Dtype, Finish, Prompt, Request};
 use generator::{Backend, BaseDtype, Choice, Limits, Made, Once, Places, Wanted};
-use hardware::Profile;
 use runtime::Launch;
 use serde_json::json;
 use wire::{sample_seed, v1};
@@ -84,7 +83,8 @@ fn candle_dtype(dtype: Option<BaseDtype>) -> anyhow::Result<Dtype> {
 /// As an agent would: a worker of its own, which ends with this.
 async fn by_worker(args: &GenerateArgs) -> anyhow::Result<Made> {
     let directory = tempfile::tempdir().context("create a scratch directory")?;
-    let launch = launch(args, directory.path())?;
+    let profile = args.profile.as_deref();
+    let launch = local::launch(directory.path(), profile, &args.device, args.threads)?;
     let backend = backend(args, &launch)?;
     let base = local::model(&args.model)?;
     let base = base.canonicalize().with_context(|| at(&base))?;
@@ -124,23 +124,6 @@ async fn by_worker(args: &GenerateArgs) -> anyhow::Result<Made> {
 
 fn at(path: &Path) -> String {
     format!("find {}", path.display())
-}
-
-fn launch(args: &GenerateArgs, directory: &Path) -> anyhow::Result<Launch> {
-    let profile = Profile::choose(args.profile.as_deref()).context("choose the profile")?;
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    Ok(Launch {
-        program: std::env::current_exe().context("find this program")?,
-        wrapper: None,
-        silence: None,
-        threads: args.threads.map_or(cores, |threads| threads as usize),
-        device: args.device.clone(),
-        dtype: Dtype::F32.name().to_owned(),
-        directory: directory.to_owned(),
-        profile,
-        root: "/".into(),
-        herd: runtime::Herd::default(),
-    })
 }
 
 fn backend(args: &GenerateArgs, launch: &Launch) -> anyhow::Result<Backend> {

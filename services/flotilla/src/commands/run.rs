@@ -2,8 +2,9 @@
 
 use std::{path::Path, process::ExitCode, sync::Arc};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use control::{Control, Files, Watch, view};
+use cycle::Run;
 use futures::StreamExt;
 use serde_json::json;
 use wire::{RunId, v1};
@@ -15,7 +16,7 @@ use crate::{
     output, progress,
 };
 
-use super::{FINDINGS, explain};
+use super::{FINDINGS, explain, reproduce};
 
 pub(crate) async fn run(
     fleet: &FleetArgs,
@@ -56,6 +57,9 @@ pub(crate) async fn run(
         RunCommand::Diff { a, b } => {
             diff(&control, [RunId::new(a)?, RunId::new(b)?], json).await?;
         }
+        RunCommand::Reproduce(args) => {
+            return reproduce::reproduce(&control, &args, json).await;
+        }
         RunCommand::Pause(args) => steer(&control, args, v1::control::Action::Pause).await?,
         RunCommand::Resume(args) => steer(&control, args, v1::control::Action::Resume).await?,
         RunCommand::Cancel(args) => steer(&control, args, v1::control::Action::Cancel).await?,
@@ -76,6 +80,17 @@ pub(crate) async fn submit(control: &Control, spec: &Path) -> anyhow::Result<Run
     let submitted = control.submit_watched(&yaml, &Files::Local(directory), &watch).await;
     meter.end();
     submitted.with_context(|| format!("submit {}", spec.display()))
+}
+
+/// A run from its spec to its good end.
+pub(crate) async fn succeed(control: &Control, spec: &Path) -> anyhow::Result<Run> {
+    let id = submit(control, spec).await?;
+    let ended = progress::follow(control, &id, 0).await?;
+    match &ended.done {
+        Some(done) if done.status() == v1::done::Status::Succeeded => Ok(ended),
+        Some(done) => bail!("run {id} ended otherwise than hoped: {}", done.message),
+        None => bail!("run {id} has no end"),
+    }
 }
 
 async fn steer(

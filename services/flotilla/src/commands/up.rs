@@ -65,7 +65,7 @@ pub(crate) async fn up(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Result<ExitC
     let coordinator = coordinator(&file, &server, args, &directory);
     services.spawn(coordinator.supervise(coordinating.clone()));
     stop.run_until_cancelled(coordinator_ready(&file.nats)).await;
-    for member in agent_members(&agents, &file, &directory) {
+    for member in agent_members(&agents, args.threads, &file, &directory) {
         workers.spawn(member.supervise(working.clone()));
     }
     tracing::info!(nats = file.nats, gateway = file.gateway, store = file.store, "the fleet is up");
@@ -216,7 +216,12 @@ fn stop_grace() -> Duration {
 }
 
 /// Agents of one machine share its cores and its cache.
-fn agent_members(agents: &[(String, u32)], file: &FleetFile, directory: &Path) -> Vec<Member> {
+fn agent_members(
+    agents: &[(String, u32)],
+    threads: Option<u32>,
+    file: &FleetFile,
+    directory: &Path,
+) -> Vec<Member> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let member = |role: &str, number: u32, threads: usize| {
         let name = format!("{role}-{number}");
@@ -233,11 +238,12 @@ fn agent_members(agents: &[(String, u32)], file: &FleetFile, directory: &Path) -
     };
     let mut members = Vec::new();
     for (role, count) in agents {
-        let threads = match role.as_str() {
+        let threads = match (threads, role.as_str()) {
+            (Some(threads), _) => threads as usize,
             // Generators work all at once; an eval must not slow the training beside it.
-            "generator" => cores.div_ceil(*count as usize),
-            "evaluator" => 1,
-            _ => cores,
+            (None, "generator") => cores.div_ceil(*count as usize),
+            (None, "evaluator") => 1,
+            (None, _) => cores,
         };
         members.extend((1..=*count).map(|number| member(role, number, threads)));
     }

@@ -1,6 +1,10 @@
 //! What trains on this box, and whether it can.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, bail};
 use hardware::torch::{Finding, Severity, Snapshot, examine};
@@ -23,7 +27,7 @@ pub(super) fn config(
         TrainerEngine::Candle => Engine::Candle,
         TrainerEngine::Auto if launch.profile.is_cpu() => Engine::Candle,
         TrainerEngine::Auto | TrainerEngine::Pytorch => {
-            let pytorch = PyTorch::prepare(python(args)?, &launch.directory)
+            let pytorch = PyTorch::prepare(python(args.python.as_deref())?, &launch.directory)
                 .context("write the training program")?;
             if let Some(withheld) = unfit(&pytorch, &launch, &doctor) {
                 return Ok(Err(withheld));
@@ -39,8 +43,9 @@ pub(super) fn config(
     Ok(Ok(Config { launch, engine, doctor, save_within, grace }))
 }
 
-fn python(args: &AgentArgs) -> anyhow::Result<Python> {
-    if let Some(path) = &args.python {
+/// The one that was asked for, or whatever `uv` makes.
+pub(in crate::commands) fn python(asked: Option<&Path>) -> anyhow::Result<Python> {
+    if let Some(path) = asked {
         if !path.is_file() {
             bail!(
                 "--python {}: there is no such file; give an interpreter such as VENV/bin/python",
