@@ -10,6 +10,7 @@ mod fold;
 mod idle;
 mod log;
 mod processes;
+mod raft;
 mod rig;
 mod sandbox;
 mod share;
@@ -23,6 +24,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cli::{BenchArgs, BenchWhat},
+    fleet::FleetArgs,
     output,
 };
 
@@ -74,18 +76,26 @@ impl Figure {
     }
 }
 
-pub(crate) async fn bench(args: &BenchArgs, json: bool) -> anyhow::Result<ExitCode> {
+pub(crate) async fn bench(
+    fleet: &FleetArgs,
+    args: &BenchArgs,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
     let load = load();
     let release = !cfg!(debug_assertions);
     if !release {
         output::say("this is a debug build: its figures say little");
     }
-    if args.what == [BenchWhat::Engines] {
-        engines::bench(args, json).await?;
-        return Ok(ExitCode::SUCCESS);
+    match args.what[..] {
+        [BenchWhat::Engines] => {
+            engines::bench(args, json).await?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        [BenchWhat::Raft] => return raft::bench(fleet, args, json).await,
+        _ => {}
     }
-    if args.what.contains(&BenchWhat::Engines) {
-        bail!("`bench engines` is measured alone: it would disturb the others");
+    if args.what.iter().any(|what| matches!(what, BenchWhat::Engines | BenchWhat::Raft)) {
+        bail!("`bench engines` and `bench raft` are measured alone: they would disturb the others");
     }
     let wanted = |what| args.what.is_empty() || args.what.contains(&what);
     let mut figures = Vec::new();

@@ -11,6 +11,7 @@ mod down;
 mod eval;
 mod explain;
 mod generate;
+mod reproduce;
 mod run;
 mod select;
 mod up;
@@ -22,7 +23,7 @@ use std::process::ExitCode;
 
 use clap::CommandFactory;
 
-pub(crate) use run::{cycles_table, perplexities_table, submit};
+pub(crate) use run::{cycles_table, perplexities_table, succeed};
 
 use crate::{
     bench,
@@ -53,7 +54,7 @@ pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             tokio::task::spawn_blocking(move || verify::verify(&args, json)).await?
         }
         Command::Doctor(args) => doctor::doctor(&args, json),
-        Command::Bench(args) => bench::bench(&args, json).await,
+        Command::Bench(args) => bench::bench(&fleet, &args, json).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "flotilla", &mut script);

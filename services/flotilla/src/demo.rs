@@ -3,20 +3,25 @@
 //!
 //! Everything goes the ways a user's own runs go: `flotilla up`, two spec files, the log.
 
-mod fleet;
 mod report;
-mod specs;
-mod task;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use control::Control;
 use wire::RunId;
 
-use crate::{cli::DemoArgs, commands::submit, fleet::FleetArgs, output, progress, signals};
+use crate::{
+    cli::DemoArgs,
+    commands::succeed,
+    directory::Directory,
+    fleet::{self, FleetArgs, FleetProcess, Wanted},
+    output, signals,
+    sums::{Base, Digits, Raft},
+};
 
-use self::fleet::DemoFleet;
+/// Beside generators: a trainer, a verifier and two evaluators.
+const OTHERS: usize = 4;
 
 pub(crate) async fn demo(
     fleet: &FleetArgs,
@@ -25,21 +30,26 @@ pub(crate) async fn demo(
 ) -> anyhow::Result<ExitCode> {
     let began = std::time::Instant::now();
     let stop = signals::stop_token()?;
-    let directory = Directory::choose(fleet)?;
-    let mut demo_fleet = DemoFleet::start(&directory.path, args).await?;
+    let directory = Directory::choose(fleet.dir.as_deref(), "demo")?;
+    let wanted = Wanted {
+        agents: format!("trainer,generator={},verifier,evaluator=2", args.generators),
+        threads: None,
+        outlives: args.keep,
+    };
+    let mut process = FleetProcess::start(directory.path(), &wanted).await?;
     let told = tokio::select! {
         told = learn(&directory, args) => told,
         () = stop.cancelled() => Err(anyhow::anyhow!("stopped by a signal")),
-        status = demo_fleet.wait() => Err(anyhow::anyhow!("the fleet ended by itself ({status})")),
+        status = process.wait() => Err(anyhow::anyhow!("the fleet ended by itself ({status})")),
     };
     let told = match told {
         Ok((control, runs)) => report::gather(&control, &runs, args.seed, began).await,
         Err(error) => Err(error),
     };
     if args.keep && told.is_ok() {
-        demo_fleet.leave();
+        process.leave();
     } else {
-        demo_fleet.stop().await;
+        process.stop().await;
     }
     let told = match told {
         Ok(told) => told,
@@ -56,7 +66,7 @@ pub(crate) async fn demo(
         output::print(&told.tables);
     }
     let kept = args.keep || fleet.dir.is_some();
-    output::say(&report::hints(&directory.path, &told.runs, args.keep, kept));
+    output::say(&report::hints(directory.path(), &told.runs, args.keep, kept));
     if kept {
         directory.keep();
     }
@@ -65,57 +75,14 @@ pub(crate) async fn demo(
 
 /// The two runs: a base from scratch, then RAFT on it.
 async fn learn(directory: &Directory, args: &DemoArgs) -> anyhow::Result<(Control, [RunId; 2])> {
-    let at = FleetArgs { dir: Some(directory.path.clone()), ..FleetArgs::default() };
-    let control = fleet::ready(&at, args.generators).await?;
-    let files = directory.path.join("demo");
-    specs::write_base(&files, args.seed).context("write the demo's files")?;
-    let base = run(&control, &files.join("base.yaml")).await?;
-    specs::write_raft(&files, args, &base).context("write the demo's files")?;
-    let raft = run(&control, &files.join("raft.yaml")).await?;
+    let DemoArgs { seed, cycles, generators, .. } = *args;
+    let control = fleet::ready(directory.path(), generators as usize + OTHERS).await?;
+    let files = directory.path().join("demo");
+    Base { seed, digits: Digits::Two }.write(&files).context("write the demo's files")?;
+    let base = succeed(&control, &files.join("base.yaml")).await?.id;
+    let selection = "{ keep_per_prompt: 1, min_reward: 1.0 }";
+    let raft = Raft { seed, base: &base, cycles, selection, more: "" };
+    raft.write(&files).context("write the demo's files")?;
+    let raft = succeed(&control, &files.join("raft.yaml")).await?.id;
     Ok((control, [base, raft]))
-}
-
-async fn run(control: &Control, spec: &std::path::Path) -> anyhow::Result<RunId> {
-    let id = submit(control, spec).await?;
-    let ended = progress::follow(control, &id, 0).await?;
-    match &ended.done {
-        Some(done) if done.status() == wire::v1::done::Status::Succeeded => Ok(id),
-        Some(done) => bail!("run {id} ended otherwise than hoped: {}", done.message),
-        None => bail!("run {id} has no end"),
-    }
-}
-
-/// Where the demo lives: the user's directory, or one that goes away with it.
-struct Directory {
-    path: PathBuf,
-    temporary: bool,
-}
-
-impl Directory {
-    fn choose(fleet: &FleetArgs) -> anyhow::Result<Self> {
-        let (path, temporary) = match &fleet.dir {
-            Some(path) => (path.clone(), false),
-            None => {
-                let name = format!("flotilla-demo-{}", std::process::id());
-                (std::env::temp_dir().join(name), true)
-            }
-        };
-        std::fs::create_dir_all(&path)
-            .and_then(|()| path.canonicalize())
-            .map(|path| Self { path, temporary })
-            .with_context(|| format!("use {} for the demo", path.display()))
-    }
-
-    fn keep(mut self) -> PathBuf {
-        self.temporary = false;
-        self.path.clone()
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        if self.temporary {
-            let _ = std::fs::remove_dir_all(&self.path);
-        }
-    }
 }

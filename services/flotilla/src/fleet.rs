@@ -1,5 +1,7 @@
 //! Finding a fleet: by its directory on this machine, or by its bus.
 
+mod process;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -8,6 +10,8 @@ use clap::Args;
 use control::Control;
 use serde::{Deserialize, Serialize};
 use wire::v1;
+
+pub(crate) use self::process::{FleetProcess, Wanted, ready};
 
 /// Which fleet a command is about.
 #[derive(Debug, Clone, Default, Args)]

@@ -7,12 +7,14 @@ mod bench;
 mod cli;
 mod commands;
 mod demo;
+mod directory;
 mod fleet;
 mod local;
 mod meter;
 mod output;
 mod progress;
 mod signals;
+mod sums;
 mod supervise;
 
 use std::{io::IsTerminal, process::ExitCode};

@@ -191,7 +191,7 @@ fn speed(task: Task, ended: &child::Ended) -> anyhow::Result<Speed> {
     Ok(Speed { tokens_per_s, peak_rss_bytes: ended.peak_rss_bytes })
 }
 
-fn machine() -> String {
+pub(super) fn machine() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     let name = name.map_or("an unnamed processor", |(_, name)| name.trim()).to_owned();

@@ -1,12 +1,7 @@
 //! A fleet without coordinator in a directory of its own: bus, store, and agents as
 //! processes of this binary.
 
-use std::{
-    ffi::OsString,
-    path::{Path, PathBuf},
-    process::Stdio,
-    time::Duration,
-};
+use std::{ffi::OsString, path::Path, process::Stdio, time::Duration};
 
 use anyhow::{Context, bail};
 use bus::{
@@ -22,7 +17,7 @@ use tokio::{
 };
 use wire::v1::{self, agent_status::State};
 
-use crate::supervise::open_log;
+use crate::{directory::Directory, supervise::open_log};
 
 /// From an agent's start to its first word.
 const READY_LIMIT: Duration = Duration::from_secs(30);
@@ -45,8 +40,9 @@ pub(super) struct Agent {
 
 impl Rig {
     pub(super) async fn start() -> anyhow::Result<Self> {
-        let directory = Directory::create()?;
-        let server = ManagedServer::start(&ServerOptions::new(directory.0.join("nats"))).await?;
+        let directory = Directory::choose(None, "bench")?;
+        let server =
+            ManagedServer::start(&ServerOptions::new(directory.path().join("nats"))).await?;
         let options = ConnectOptions {
             urls: vec![server.url()],
             credentials_file: None,
@@ -58,7 +54,7 @@ impl Rig {
         };
         let bus = Bus::connect(&options).await?;
         bus.prepare(1).await?;
-        let store = Store::open(&format!("file://{}/store", directory.0.display())).await?;
+        let store = Store::open(&format!("file://{}/store", directory.path().display())).await?;
         let config = v1::FleetConfig {
             store: store.url().to_owned(),
             gateway: String::new(),
@@ -69,7 +65,7 @@ impl Rig {
     }
 
     pub(super) fn path(&self) -> &Path {
-        &self.directory.0
+        self.directory.path()
     }
 
     pub(super) fn control(&self) -> Control {
@@ -125,24 +121,5 @@ impl Agent {
             let _ = kill_process(pid, Signal::TERM);
         }
         let _ = self.process.wait().await;
-    }
-}
-
-/// Goes away with what is in it.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn create() -> anyhow::Result<Self> {
-        let path = std::env::temp_dir().join(format!("flotilla-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&path)
-            .and_then(|()| path.canonicalize())
-            .map(Self)
-            .with_context(|| format!("use {} for the bench", path.display()))
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -1,9 +1,11 @@
-//! The demo's task: two-digit sums with written work, units first, then the answer:
-//! `47+85=` is answered by `7+5=12 4+8+1=13 #132`.
+//! Sums with written work, units first, then the answer: `47+85=` is answered by
+//! `7+5=12 4+8+1=13 #132`.
 //!
 //! The base learns from people of three kinds: some work it out, more forget the carry,
 //! the rest guess without work. So it can do the sum but seldom does, which is what
 //! fine-tuning on its own verified answers changes.
+
+use std::ops::Range;
 
 use serde_json::{Value, json};
 use wire::derive;
@@ -18,17 +20,42 @@ const PROMPTS: usize = 256;
 const RIGHT: u64 = 22;
 const FORGETS_THE_CARRY: u64 = 45;
 
+/// Of the numbers that are added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Digits {
+    /// The demo's.
+    Two,
+    /// Seldom right to begin with, so that there is less to learn from.
+    Three,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Problem {
     a: u32,
     b: u32,
 }
 
-/// The data of a demo with one seed, as lines of JSON.
+/// A task's data with one seed, as lines of JSON.
 pub(super) struct Task {
     seed: u64,
+    digits: Digits,
     heldout: Vec<Problem>,
     training: Vec<Problem>,
+}
+
+impl Digits {
+    fn numbers(self) -> Range<u32> {
+        match self {
+            Self::Two => 10..100,
+            Self::Three => 100..1000,
+        }
+    }
+
+    /// What two of its numbers may come to.
+    fn sums(self) -> Range<u64> {
+        let Range { start, end } = self.numbers();
+        u64::from(2 * start)..u64::from(2 * end - 1)
+    }
 }
 
 impl Problem {
@@ -38,16 +65,21 @@ impl Problem {
 
     /// The work and the answer; without `carry` the usual mistake.
     fn worked(self, carry: bool) -> String {
-        let Self { a, b } = self;
-        let units = a % 10 + b % 10;
-        let carried = if carry { units / 10 } else { 0 };
-        let tens = a / 10 + b / 10 + carried;
-        let plus = if carried > 0 { "+1" } else { "" };
-        let (unit_work, ten_work) = (
-            format!("{}+{}={units}", a % 10, b % 10),
-            format!("{}+{}{plus}={tens}", a / 10, b / 10),
-        );
-        format!("{unit_work} {ten_work} #{tens}{}", units % 10)
+        let Self { mut a, mut b } = self;
+        let mut work = String::new();
+        let mut answer = String::new();
+        let mut carried = 0;
+        loop {
+            let sum = a % 10 + b % 10 + carried;
+            let plus = if carried > 0 { "+1" } else { "" };
+            work.push_str(&format!("{}+{}{plus}={sum} ", a % 10, b % 10));
+            (a, b) = (a / 10, b / 10);
+            if a == 0 && b == 0 {
+                return format!("{work}#{sum}{answer}");
+            }
+            answer.insert_str(0, &(sum % 10).to_string());
+            carried = if carry { sum / 10 } else { 0 };
+        }
     }
 
     fn as_prompt(self) -> Value {
@@ -57,17 +89,19 @@ impl Problem {
 }
 
 impl Task {
-    pub(super) fn new(seed: u64) -> Self {
-        let mut all: Vec<Problem> =
-            (10..100).flat_map(|a| (10..100).map(move |b| Problem { a, b })).collect();
+    pub(super) fn new(seed: u64, digits: Digits) -> Self {
+        let numbers = digits.numbers();
+        let with = |a| numbers.clone().map(move |b| Problem { a, b });
+        let mut all: Vec<Problem> = numbers.clone().flat_map(with).collect();
         let key = |p: &Problem| derive(seed, &["problem", &p.a.to_string(), &p.b.to_string()]);
         all.sort_by_cached_key(key);
         let training = all.split_off(HELDOUT);
-        Self { seed, heldout: all, training }
+        Self { seed, digits, heldout: all, training }
     }
 
     /// Documents to train the base on.
     pub(super) fn documents(&self, count: usize) -> Vec<Value> {
+        let sums = self.digits.sums();
         let document = |number: usize| {
             let draw = |what: &str, bound: u64| {
                 derive(self.seed, &["document", what, &number.to_string()]) % bound
@@ -77,7 +111,7 @@ impl Task {
             let completion = match draw("kind", 100) {
                 kind if kind < RIGHT => problem.worked(true),
                 kind if kind < RIGHT + FORGETS_THE_CARRY => problem.worked(false),
-                _ => format!("#{}", 20 + draw("guess", 179)),
+                _ => format!("#{}", sums.start + draw("guess", sums.end - sums.start)),
             };
             json!({ "prompt": problem.prompt(), "completion": completion })
         };
@@ -109,11 +143,14 @@ mod tests {
         assert_eq!(problem.worked(true), "7+5=12 4+8+1=13 #132");
         assert_eq!(problem.worked(false), "7+5=12 4+8=12 #122");
         assert_eq!(Problem { a: 10, b: 20 }.worked(true), "0+0=0 1+2=3 #30");
+        let problem = Problem { a: 347, b: 856 };
+        assert_eq!(problem.worked(true), "7+6=13 4+5+1=10 3+8+1=12 #1203");
+        assert_eq!(problem.worked(false), "7+6=13 4+5=9 3+8=11 #1193");
     }
 
     #[test]
     fn held_out_problems_are_never_trained_on() {
-        let task = Task::new(3);
+        let task = Task::new(3, Digits::Two);
         let heldout: Vec<String> = task.heldout.iter().map(|p| p.prompt()).collect();
         let seen = task.documents(2000).into_iter().chain(task.prompts());
         for line in seen {
@@ -121,5 +158,10 @@ mod tests {
             assert!(!heldout.contains(&prompt), "{prompt}");
         }
         assert_eq!(task.heldout_prompts().len(), 300);
+    }
+
+    #[test]
+    fn guesses_are_sums_that_there_are() {
+        assert_eq!((Digits::Two.sums(), Digits::Three.sums()), (20..199, 200..1999));
     }
 }

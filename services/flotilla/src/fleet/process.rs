@@ -1,4 +1,4 @@
-//! The demo's fleet: `flotilla up` as a process of its own.
+//! A fleet of this machine: `flotilla up` as a process of its own.
 
 use std::{
     path::Path,
@@ -13,40 +13,47 @@ use tokio::process::{Child, Command};
 use tokio::time::Instant;
 use wire::v1::agent_status::State;
 
-use crate::{
-    cli::DemoArgs,
-    fleet::{FleetArgs, FleetFile},
-    output,
-    supervise::open_log,
-};
+use crate::{output, supervise::open_log};
+
+use super::{FleetArgs, FleetFile};
 
 /// From the start of the first process to the last agent's first word.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
-/// An agent of the demo that dies is replaced soon.
+/// An agent that dies is replaced soon.
 const LEASE_S: &str = "10";
 
-pub(super) struct DemoFleet {
+pub(crate) struct FleetProcess {
     up: Child,
 }
 
-impl DemoFleet {
-    pub(super) async fn start(directory: &Path, args: &DemoArgs) -> anyhow::Result<Self> {
+/// What to start.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    /// As `flotilla up --agents` reads it.
+    pub agents: String,
+    /// Cores for each of them; otherwise they share the machine's.
+    pub threads: Option<u32>,
+    /// It goes on without us.
+    pub outlives: bool,
+}
+
+impl FleetProcess {
+    pub(crate) async fn start(directory: &Path, wanted: &Wanted) -> anyhow::Result<Self> {
         if let Some(before) = FleetFile::read(directory)? {
             // A stale file would be taken for the new fleet's.
             let _ = std::fs::remove_file(FleetFile::path(directory));
             tracing::debug!(?before, "a fleet was up here before");
         }
-        let agents = format!("trainer,generator={},verifier,evaluator=2", args.generators);
         let log = directory.join("logs/up.log");
         let mut command = Command::new(std::env::current_exe().context("find this program")?);
-        command
-            .arg("up")
-            .arg("--dir")
-            .arg(directory)
-            .args(["--agents", &agents, "--lease", LEASE_S]);
-        if !args.keep {
+        command.arg("up").arg("--dir").arg(directory);
+        command.args(["--agents", &wanted.agents, "--lease", LEASE_S]);
+        if let Some(threads) = wanted.threads {
+            command.args(["--threads", &threads.to_string()]);
+        }
+        if !wanted.outlives {
             command.arg("--die-with-parent");
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(open_log(&log)?).process_group(0);
@@ -65,12 +72,12 @@ impl DemoFleet {
         Ok(Self { up })
     }
 
-    pub(super) async fn wait(&mut self) -> String {
+    pub(crate) async fn wait(&mut self) -> String {
         let status = self.up.wait().await;
         status.map_or_else(|error| error.to_string(), |status: ExitStatus| status.to_string())
     }
 
-    pub(super) async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         let pid = self.up.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         if let Some(pid) = pid {
             // It may have ended by itself.
@@ -80,7 +87,7 @@ impl DemoFleet {
     }
 
     /// The process goes on without us.
-    pub(super) fn leave(self) {
+    pub(crate) fn leave(self) {
         drop(self.up);
     }
 }
@@ -91,9 +98,9 @@ fn last_error(log: &str) -> String {
     lines[start..].join(" ")
 }
 
-/// Waits until the services answer and every agent has said that it is there.
-pub(super) async fn ready(at: &FleetArgs, generators: u32) -> anyhow::Result<Control> {
-    let wanted = generators as usize + 4;
+/// Waits until the services answer and so many agents have said that they are there.
+pub(crate) async fn ready(directory: &Path, wanted: usize) -> anyhow::Result<Control> {
+    let at = FleetArgs { dir: Some(directory.to_owned()), ..FleetArgs::default() };
     let began = Instant::now();
     loop {
         let missing = match at.control().await {
