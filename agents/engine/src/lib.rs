@@ -5,6 +5,7 @@
 //! `RAYON_NUM_THREADS` (or a pool the caller installs), bounds it, and no result depends on it.
 
 mod adapter;
+mod dropout;
 mod generate;
 mod layout;
 mod load;

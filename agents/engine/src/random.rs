@@ -20,6 +20,11 @@ impl Random {
         Self::new(seed ^ u64::from_le_bytes(first))
     }
 
+    /// The stream of a numbered part of this one, of which nothing was taken.
+    pub(crate) fn child(self, number: u64) -> Self {
+        Self::new(self.state ^ mix(number.wrapping_add(GOLDEN_GAMMA)))
+    }
+
     pub(crate) fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(GOLDEN_GAMMA);
         mix(self.state)

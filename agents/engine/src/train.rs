@@ -8,7 +8,8 @@ mod resume;
 mod schedule;
 
 use crate::adapter::{Adapter, AdapterError};
-use crate::model::{Dtype, Model, ModelError, weights::Weights};
+use crate::dropout::Dropout;
+use crate::model::{Dtype, Model, ModelError, forward::Trained, weights::Weights};
 use crate::ops::on_pool;
 use crate::random::Random;
 use crate::sequence::{Sequence, SequenceError};
@@ -53,6 +54,8 @@ pub struct TrainSpec {
     pub epsilon: f64,
     /// Decoupled; matrices only (never biases or norms), LoRA's A and B included.
     pub weight_decay: f64,
+    /// Of what an adapter's pairs read, the share that they do not see in a step; 0 to below 1.
+    pub dropout: f64,
     /// Global gradient norm limit; 0 switches it off.
     pub clip_norm: f64,
     /// Examples per optimizer step; an epoch's last step may have fewer.
@@ -183,9 +186,15 @@ impl Trainer {
         let scale = 1.0 / scored.max(1) as f64;
         let mut gradients = Gradients::default();
         let mut total = 0.0;
+        let mut packed = 0;
         for part in parts(&chosen, self.spec.micro_batch_tokens) {
-            let batch = Batch::pack(part);
-            total += gradients.add_batch(&self.model, self.adapter.as_ref(), &batch, scale)?;
+            let batch = Batch::pack(part, packed);
+            packed += part.len();
+            let TrainSpec { dropout, seed, .. } = self.spec;
+            let dropout = Dropout::of_step(dropout, seed, self.step, batch.places());
+            let trained = |adapter| Trained { adapter, dropout: dropout.as_ref() };
+            let trained = self.adapter.as_ref().map(trained);
+            total += gradients.add_batch(&self.model, trained, &batch, scale)?;
         }
         let loss = total * scale;
         let grad_norm = gradients.norm()?;
@@ -284,6 +293,7 @@ fn check_spec(spec: &TrainSpec) -> Result<(), TrainError> {
         ("betas", share(second) && second < 1.0, second, "0 to below 1"),
         ("epsilon", not_negative(spec.epsilon), spec.epsilon, "0 or more"),
         ("weight_decay", not_negative(spec.weight_decay), spec.weight_decay, "0 or more"),
+        ("dropout", share(spec.dropout) && spec.dropout < 1.0, spec.dropout, "0 to below 1"),
         ("clip_norm", not_negative(spec.clip_norm), spec.clip_norm, "0 or more"),
         ("batch_size", spec.batch_size > 0, spec.batch_size as f64, "1 or more"),
         ("epochs", spec.epochs > 0 || spec.max_steps.is_some(), 0.0, "1 or more, or max_steps"),

@@ -21,6 +21,7 @@ fn spec() -> TrainSpec {
         betas: (0.9, 0.98),
         epsilon: 1e-8,
         weight_decay: 0.01,
+        dropout: 0.1,
         clip_norm: 1.0,
         batch_size: 8,
         micro_batch_tokens: 100,
@@ -186,6 +187,7 @@ fn the_state_of_another_training_is_refused_by_the_name_of_the_field() {
     refused(2, TrainSpec { learning_rate: 0.1, ..spec() }, "learning_rate");
     refused(2, TrainSpec { decay: Decay::Linear, ..spec() }, "decay");
     refused(2, TrainSpec { micro_batch_tokens: 101, ..spec() }, "micro_batch_tokens");
+    refused(2, TrainSpec { dropout: 0.2, ..spec() }, "dropout");
     refused(2, TrainSpec { max_steps: Some(1), ..spec() }, "steps");
     let state = |step| training.dir(step, "state").join("state.json");
     fs::copy(state(1), state(2)).unwrap();

@@ -109,6 +109,7 @@ impl References {
             betas: (number(&settings["betas"][0]), number(&settings["betas"][1])),
             epsilon: number(&settings["epsilon"]),
             weight_decay: number(&settings["weight_decay"]),
+            dropout: 0.0,
             clip_norm: number(&settings["clip_norm"]),
             batch_size: examples.len(),
             micro_batch_tokens: 300,

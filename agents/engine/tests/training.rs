@@ -18,6 +18,7 @@ fn spec() -> TrainSpec {
         betas: (0.9, 0.98),
         epsilon: 1e-8,
         weight_decay: 0.01,
+        dropout: 0.0,
         clip_norm: 1.0,
         batch_size: 8,
         micro_batch_tokens: 100,
@@ -197,7 +198,7 @@ fn packed_or_each_alone_examples_train_the_same_weights() {
     let dir = tempfile::tempdir().unwrap();
     let (model, tokenizer) = scratch(dir.path());
     let trained = |micro_batch_tokens| {
-        let spec = TrainSpec { micro_batch_tokens, ..spec() };
+        let spec = TrainSpec { micro_batch_tokens, dropout: 0.1, ..spec() };
         let mut trainer =
             Trainer::new(model.clone(), &tokenizer, lora(), &examples(), spec).unwrap();
         let reports: Vec<_> = std::iter::from_fn(|| trainer.step().unwrap()).collect();

@@ -218,6 +218,7 @@ fn spec(call: &Train) -> anyhow::Result<TrainSpec> {
         betas: (training.beta1, training.beta2),
         epsilon: EPSILON,
         weight_decay: training.weight_decay,
+        dropout: training.lora.as_ref().map_or(0.0, |lora| lora.dropout),
         clip_norm: training.max_grad_norm,
         batch_size: training.batch_size as usize,
         micro_batch_tokens: match training.micro_batch_tokens {

@@ -168,6 +168,7 @@ fn candle_losses(base: &Path, method: Method, rate: f64) -> Vec<f64> {
         betas: (0.9, 0.999),
         epsilon: 1e-8,
         weight_decay: 0.01,
+        dropout: 0.0,
         clip_norm: 1.0,
         batch_size: 4,
         micro_batch_tokens: 64,
@@ -284,6 +285,7 @@ async fn a_training_that_goes_on_ends_with_the_same_bytes() {
     let bench = Bench::new(&python);
     let mut call = bench.call("whole");
     call["training"]["saveEvery"] = json!(3);
+    call["training"]["lora"]["dropout"] = json!(0.1);
     let whole = bench.train(&call).await;
     let saved = bench.path("whole/3");
     // As the store hands them out.
@@ -292,6 +294,7 @@ async fn a_training_that_goes_on_ends_with_the_same_bytes() {
         std::fs::write(saved.join(tree).join(name), "").unwrap();
     }
     let mut again = bench.call("rest");
+    again["training"]["lora"]["dropout"] = json!(0.1);
     again["resume"] = json!({
         "checkpoint": saved.join("checkpoint"), "state": saved.join("state"),
         "step": 3, "tokens": whole[2]["tokens"],
@@ -311,6 +314,7 @@ async fn a_training_that_goes_on_ends_with_the_same_bytes() {
     assert!(!bench.path("rest/6/state").exists(), "nobody goes on from the last step");
 
     let mut other = bench.call("other");
+    other["training"]["lora"] = again["training"]["lora"].clone();
     other["resume"] = again["resume"].clone();
     other["seed"] = json!(8);
     let worker = bench.start();

@@ -4,6 +4,7 @@
 use super::Model;
 use super::weights::Linear;
 use crate::adapter::{Adapter, Pair};
+use crate::dropout::Dropout;
 use crate::ops::{matmul, norm, rope::Rotation, swiglu};
 use candle_core::{DType, Result, Tensor};
 use formats::Module;
@@ -11,10 +12,17 @@ use formats::Module;
 /// Attention of one layer: (layer, query, key, value) after rotation, to `[rows, heads * dim]`.
 pub(crate) type Attend<'a> = dyn FnMut(usize, &Tensor, &Tensor, &Tensor) -> Result<Tensor> + 'a;
 
+/// An adapter in training.
+#[derive(Clone, Copy)]
+pub(crate) struct Trained<'a> {
+    pub(crate) adapter: &'a Adapter,
+    pub(crate) dropout: Option<&'a Dropout>,
+}
+
 /// What one projection computed.
 pub(crate) struct Projected {
     pub(crate) out: Tensor,
-    /// `scale * x Aᵀ` where the projection has a LoRA pair.
+    /// `scale * x Aᵀ` where the projection has a LoRA pair, of what that sees of x.
     pub(crate) low: Option<Tensor>,
 }
 
@@ -72,7 +80,7 @@ impl Model {
     pub(crate) fn layer(
         &self,
         index: usize,
-        adapter: Option<&Adapter>,
+        trained: Option<Trained<'_>>,
         rotation: &Rotation,
         input: &Tensor,
         attend: &mut Attend<'_>,
@@ -80,7 +88,7 @@ impl Model {
         let layer = &self.weights.layers[index];
         let mut lows = Vec::with_capacity(Module::ALL.len());
         let mut project = |module, x: &Tensor| {
-            let projected = self.project(index, module, adapter, x)?;
+            let projected = self.project(index, module, trained, x)?;
             lows.push(projected.low);
             Ok::<_, candle_core::Error>(projected.out)
         };
@@ -128,13 +136,16 @@ impl Model {
         &self,
         index: usize,
         module: Module,
-        adapter: Option<&Adapter>,
+        trained: Option<Trained<'_>>,
         x: &Tensor,
     ) -> Result<Projected> {
         let linear = &self.weights.layers[index].linears[module as usize];
         let pair = |adapter: &Adapter| adapter.pairs.get(&(index, module)).cloned();
-        if let Some(pair) = adapter.and_then(pair) {
-            return project_training(linear, &pair, x);
+        if let Some(Trained { adapter, dropout }) = trained
+            && let Some(pair) = pair(adapter)
+        {
+            let seen = dropout.map(|dropout| dropout.apply(index, module, x)).transpose()?;
+            return project_training(linear, &pair, x, seen.as_ref().unwrap_or(x));
         }
         let out = matmul::project(x, &linear.weight, linear.bias.as_ref())?;
         let Some(Pair { a, b, scale }) = self.beside.as_deref().and_then(pair) else {
@@ -145,8 +156,9 @@ impl Model {
     }
 }
 
-fn project_training(linear: &Linear, pair: &Pair, x: &Tensor) -> Result<Projected> {
-    let low = (matmul::product(x, &pair.a.t()?)? * pair.scale)?;
+/// The pair sees `seen` of `x`.
+fn project_training(linear: &Linear, pair: &Pair, x: &Tensor, seen: &Tensor) -> Result<Projected> {
+    let low = (matmul::product(seen, &pair.a.t()?)? * pair.scale)?;
     let terms = [(x, &linear.weight.t()?), (&low, &pair.b.t()?)];
     Ok(Projected { out: matmul::sum_of_products(&terms, linear.bias.as_ref())?, low: Some(low) })
 }

@@ -1,11 +1,13 @@
 //! The backward pass, written out: no autograd graph, so nothing is computed for frozen weights
 //! and every trainable tensor's gradient appears here by name.
 
-use crate::adapter::Adapter;
 use crate::model::weights::{
     self, EMBEDDING, HEAD, HEAD_NORMS, INPUT_NORM, NORM, POST_NORM, layer_name,
 };
-use crate::model::{Model, forward::LayerTape};
+use crate::model::{
+    Model,
+    forward::{LayerTape, Trained},
+};
 use crate::ops::attention::{self, causal_attention};
 use crate::ops::loss::{loss_backward, negative_log_likelihoods};
 use crate::ops::matmul::{product, sum_of_products, sum_rows};
@@ -25,26 +27,35 @@ pub(super) struct Batch {
     sequences: Vec<Range<usize>>,
     scored_rows: Vec<u32>,
     targets: Vec<u32>,
+    /// Of each token, its sequence's number in the step and its place in that.
+    places: Vec<u64>,
 }
 
 impl Batch {
-    pub(super) fn pack(sequences: &[&Sequence]) -> Self {
+    /// `first`: how many sequences of the step are in batches before this.
+    pub(super) fn pack(sequences: &[&Sequence], first: usize) -> Self {
         let mut batch = Self {
             tokens: Vec::new(),
             positions: Vec::new(),
             sequences: Vec::new(),
             scored_rows: Vec::new(),
             targets: Vec::new(),
+            places: Vec::new(),
         };
-        for Sequence { tokens, scored, .. } in sequences {
+        for (Sequence { tokens, scored, .. }, number) in sequences.iter().zip(first as u64..) {
             let (start, inputs) = (batch.tokens.len(), tokens.len() - 1);
             batch.tokens.extend_from_slice(&tokens[..inputs]);
             batch.positions.extend(0..inputs as u32);
             batch.sequences.push(start..start + inputs);
             batch.scored_rows.extend(scored.clone().map(|target| (start + target - 1) as u32));
             batch.targets.extend_from_slice(&tokens[scored.clone()]);
+            batch.places.extend((0..inputs as u64).map(|place| number << 32 | place));
         }
         batch
+    }
+
+    pub(super) fn places(&self) -> Vec<u64> {
+        self.places.clone()
     }
 }
 
@@ -85,11 +96,11 @@ impl Gradients {
     }
 
     /// Adds the gradients of `scale` times the batch's summed loss; returns the summed loss.
-    /// Trains the adapter where there is one, else the whole model.
+    /// Trains the adapter where one is, else the whole model.
     pub(super) fn add_batch(
         &mut self,
         model: &Model,
-        adapter: Option<&Adapter>,
+        trained: Option<Trained<'_>>,
         batch: &Batch,
         scale: f64,
     ) -> Result<f64> {
@@ -101,11 +112,11 @@ impl Gradients {
         let mut x = model.embed(&batch.tokens)?;
         let mut tapes = Vec::with_capacity(model.config.layers);
         for layer in 0..model.config.layers {
-            let (output, tape) = model.layer(layer, adapter, &rotation, &x, &mut attend)?;
+            let (output, tape) = model.layer(layer, trained, &rotation, &x, &mut attend)?;
             tapes.push(tape);
             x = output;
         }
-        let full = adapter.is_none();
+        let full = trained.is_none();
         let hidden = model.final_norm(&x)?;
         let (loss, hidden_grad) = self.head(model, full, batch, &hidden, scale)?;
         let epsilon = model.config.norm_epsilon;
@@ -117,7 +128,7 @@ impl Gradients {
         while let Some(tape) = tapes.pop() {
             let index = tapes.len();
             let layer = &model.weights.layers[index];
-            let mut pass = LayerPass { gradients: self, model, adapter, index, layer, tape: &tape };
+            let mut pass = LayerPass { gradients: self, model, trained, index, layer, tape: &tape };
             grad = pass.run(&grad, &rotation, &batch.sequences)?;
         }
         if full {
@@ -161,7 +172,7 @@ impl Gradients {
 struct LayerPass<'a> {
     gradients: &'a mut Gradients,
     model: &'a Model,
-    adapter: Option<&'a Adapter>,
+    trained: Option<Trained<'a>>,
     index: usize,
     layer: &'a weights::Layer,
     tape: &'a LayerTape,
@@ -207,7 +218,7 @@ impl LayerPass<'_> {
         let (Some(weights), Some(inputs)) = (&self.layer.head_norms, &self.tape.unnormed) else {
             return Ok(grads);
         };
-        let (epsilon, full) = (self.model.config.norm_epsilon, self.adapter.is_none());
+        let (epsilon, full) = (self.model.config.norm_epsilon, self.trained.is_none());
         let mut through = grads;
         for (index, name) in HEAD_NORMS.into_iter().enumerate() {
             let (x, weight, grad) = (&inputs[index], &weights[index], &through[index]);
@@ -222,7 +233,7 @@ impl LayerPass<'_> {
     }
 
     fn norm(&mut self, x: &Tensor, weight: &Tensor, name: &str, grad: &Tensor) -> Result<Tensor> {
-        let (epsilon, full) = (self.model.config.norm_epsilon, self.adapter.is_none());
+        let (epsilon, full) = (self.model.config.norm_epsilon, self.trained.is_none());
         let (input, weight_grad) = norm::rms_norm_backward(x, weight, grad, epsilon, full)?;
         if let Some(weight_grad) = weight_grad {
             self.gradients.add(layer_name(self.index, name), weight_grad)?;
@@ -234,10 +245,10 @@ impl LayerPass<'_> {
     /// gradients of their parameters and returns that of `x`.
     fn linears(&mut self, x: &Tensor, projections: &[(Module, &Tensor)]) -> Result<Tensor> {
         let index = self.index;
-        let mut low_grads = Vec::new();
+        let (mut low_grads, mut partly_seen) = (Vec::new(), Vec::new());
         for (module, grad) in projections {
             let linear = &self.layer.linears[*module as usize];
-            let Some(adapter) = self.adapter else {
+            let Some(Trained { adapter, dropout }) = self.trained else {
                 let weight = product(&grad.t()?, x)?;
                 self.gradients.add(module.parameter(index, "weight"), weight)?;
                 if linear.bias.is_some() {
@@ -250,17 +261,25 @@ impl LayerPass<'_> {
                 continue;
             };
             let low_grad = (product(grad, &pair.b)? * pair.scale)?;
-            let a = product(&low_grad.t()?, x)?;
+            let seen = dropout.map(|dropout| dropout.apply(index, *module, x)).transpose()?;
+            let a = product(&low_grad.t()?, seen.as_ref().unwrap_or(x))?;
             self.gradients.add(module.parameter(index, "lora_A.weight"), a)?;
             let b = product(&grad.t()?, low)?;
             self.gradients.add(module.parameter(index, "lora_B.weight"), b)?;
-            low_grads.push((low_grad, &pair.a));
+            match dropout {
+                Some(dropout) => {
+                    let grad = product(&low_grad, &pair.a)?;
+                    partly_seen.push(dropout.apply(index, *module, &grad)?);
+                }
+                None => low_grads.push((low_grad, &pair.a)),
+            }
         }
         let frozen = projections
             .iter()
             .map(|(module, grad)| (*grad, &self.layer.linears[*module as usize].weight));
         let low = low_grads.iter().map(|(grad, a)| (grad, *a));
-        sum_of_products(&frozen.chain(low).collect::<Vec<_>>(), None)
+        let all = sum_of_products(&frozen.chain(low).collect::<Vec<_>>(), None)?;
+        partly_seen.iter().try_fold(all, |sum, grad| sum + grad)
     }
 }
 

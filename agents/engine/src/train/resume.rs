@@ -122,6 +122,7 @@ impl Trainer {
             ("betas", json!(spec.betas)),
             ("epsilon", json!(spec.epsilon)),
             ("weight_decay", json!(spec.weight_decay)),
+            ("dropout", json!(spec.dropout)),
             ("clip_norm", json!(spec.clip_norm)),
             ("batch_size", json!(spec.batch_size)),
             ("micro_batch_tokens", json!(spec.micro_batch_tokens)),

@@ -11,6 +11,7 @@ class Lora:
     r: int
     alpha: float
     target_modules: list
+    dropout: float = 0.0
 
 
 @dataclasses.dataclass
@@ -135,6 +136,9 @@ def _check(training, policy):
     for name in ("beta1", "beta2"):
         value = getattr(training, name)
         _require(number(value) and 0 <= value < 1, name, value, "0 to below 1")
+    if training.lora is not None:
+        rate = training.lora.dropout
+        _require(number(rate) and 0 <= rate < 1, "lora.dropout", rate, "0 to below 1")
     halvings = policy.halvings
     is_count = isinstance(halvings, int) and not isinstance(halvings, bool)
     _require(is_count and 0 <= halvings <= 31, "policy.halvings", halvings, "0 to 31")

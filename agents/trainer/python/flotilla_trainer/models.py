@@ -64,12 +64,16 @@ def _with_adapter(model, call, adapter):
     lora = call.training.lora
     try:
         if adapter:
-            return peft.PeftModel.from_pretrained(model, adapter, is_trainable=True)
+            settings = peft.PeftConfig.from_pretrained(adapter)
+            settings.lora_dropout = lora.dropout
+            return peft.PeftModel.from_pretrained(
+                model, adapter, is_trainable=True, config=settings
+            )
         settings = peft.LoraConfig(
             r=lora.r,
             lora_alpha=lora.alpha,
             target_modules=lora.target_modules,
-            lora_dropout=0.0,
+            lora_dropout=lora.dropout,
             bias="none",
             task_type="CAUSAL_LM",
         )

@@ -89,6 +89,7 @@ class Training:
             optimizers=_optimizer(model, training, steps),
             callbacks=[run],
             loader=loader,
+            dropout_seed=call.seed if training.lora and training.lora.dropout else None,
         )
         run.trainer = trainer
         forbid_eval(trainer)
@@ -121,9 +122,9 @@ class StepTrainer(Trainer):
     """Takes a whole optimizer step's batch at once and cuts it into passes by tokens. The loss
     is the mean over the step's scored tokens, however it is cut. It cannot evaluate."""
 
-    def __init__(self, *, loader, **options):
+    def __init__(self, *, loader, dropout_seed, **options):
         super().__init__(train_dataset=loader.dataset, **options)
-        self.loader = loader
+        self.loader, self.dropout_seed = loader, dropout_seed
         self.step_loss, self.step_norm, self.step_counts = 0.0, 0.0, {}
         self._clip = self.accelerator.clip_grad_norm_
         self.accelerator.clip_grad_norm_ = self._clip_and_tell
@@ -139,6 +140,10 @@ class StepTrainer(Trainer):
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         model.train()
+        if self.dropout_seed is not None:
+            # What is dropped follows from the step, so that a training that goes on drops the same.
+            text = f"dropout {self.dropout_seed} {self.state.global_step}"
+            torch.manual_seed(order.blake3_u64(text) >> 1)
         parts = inputs["parts"]
         counted = ("tokens", "scored", "places")
         self.step_counts = {name: sum(part[name] for part in parts) for name in counted}

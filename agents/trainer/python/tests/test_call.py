@@ -43,3 +43,15 @@ class Passes(unittest.TestCase):
         off["training"]["packing"] = "no"
         with self.assertRaisesRegex(Refused, "packing"):
             call.read(off)
+
+    def test_a_dropout_is_a_share_below_one(self):
+        lora = {"r": 4, "alpha": 8, "targetModules": ["q_proj"]}
+        asked = request(0)
+        asked["training"]["lora"] = lora
+        self.assertEqual(call.read(asked).training.lora.dropout, 0.0)
+        asked["training"]["lora"] = {**lora, "dropout": 0.05}
+        self.assertEqual(call.read(asked).training.lora.dropout, 0.05)
+        for wrong in (1, -0.1, True, "much"):
+            asked["training"]["lora"] = {**lora, "dropout": wrong}
+            with self.assertRaisesRegex(Refused, "lora.dropout"):
+                call.read(asked)

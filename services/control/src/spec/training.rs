@@ -42,13 +42,15 @@ pub struct LoraSpec {
     pub r: u32,
     pub alpha: f64,
     pub target_modules: Vec<String>,
+    /// Of what a pair reads, the share it does not see in a step.
+    pub dropout: f64,
 }
 
 impl Default for LoraSpec {
     fn default() -> Self {
         let modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
         let target_modules = modules.map(str::to_owned).to_vec();
-        Self { r: 16, alpha: 32.0, target_modules }
+        Self { r: 16, alpha: 32.0, target_modules, dropout: 0.0 }
     }
 }
 
@@ -101,6 +103,7 @@ impl TrainingSpec {
                 r: lora.r,
                 alpha: lora.alpha,
                 target_modules: lora.target_modules.clone(),
+                dropout: lora.dropout,
             }),
         }
     }
@@ -128,6 +131,7 @@ impl LoraSpec {
     pub(crate) fn check(&self, section: &str) -> Checked {
         count(&format!("{section}.r"), self.r, 1, 4096)?;
         within(&format!("{section}.alpha"), self.alpha, 1e-6, 1e6)?;
+        within(&format!("{section}.dropout"), self.dropout, 0.0, 0.99)?;
         let field = format!("{section}.target_modules");
         ensure(!self.target_modules.is_empty(), &field, "name at least one module")?;
         let known = Self::default().target_modules;

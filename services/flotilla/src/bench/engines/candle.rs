@@ -93,6 +93,7 @@ fn train(model: &Path) -> anyhow::Result<f64> {
         betas: (0.9, 0.999),
         epsilon: 1e-8,
         weight_decay: 0.0,
+        dropout: 0.0,
         clip_norm: 1.0,
         batch_size: BATCH,
         micro_batch_tokens: BATCH * LENGTH,
