@@ -104,8 +104,9 @@ fn harder(text: &mut String, course: &Course) {
     let _ = writeln!(
         text,
         "\n## Where cycles stop helping\n\n\
-         Sums of three-digit numbers, with `gates: {{ patience: {PATIENCE} }}`: {}. A prompt is solved when\n\
-         one of its samples passes; only those are trained on.\n",
+         Sums of three-digit numbers, with `gates: {{ patience: {PATIENCE} }}`: the run\n\
+         {}. A prompt is solved when one of\n\
+         its samples passes; only those are trained on.\n",
         course.message
     );
     let _ = writeln!(
