@@ -7,7 +7,7 @@ mod request;
 mod sampler;
 
 use crate::model::Model;
-use crate::ops::on_pool;
+use crate::ops::{loss::row_nll, on_pool};
 use crate::random::Random;
 use crate::sequence::check_vocabulary;
 use crate::tokenizer::{Tokenizer, TokenizerError};
@@ -56,6 +56,7 @@ struct Running<Tag> {
     prompt_tokens: usize,
     tokens: Vec<u32>,
     cache: Cache,
+    logprob: f64,
     finish: Option<Finish>,
 }
 
@@ -199,6 +200,7 @@ impl<Tag: Clone> Waiting<Tag> {
             prompt_tokens: self.prompt.len(),
             tokens: Vec::new(),
             cache: prefix.cache.clone(),
+            logprob: 0.0,
             finish: None,
         }
     }
@@ -207,18 +209,19 @@ impl<Tag: Clone> Waiting<Tag> {
 impl<Tag> Running<Tag> {
     /// `None` while it is running.
     fn completion(self, tokenizer: &Tokenizer) -> Result<Option<Completion<Tag>>, TokenizerError> {
-        let Self { tag, index, seed, prompt_tokens, tokens, finish, .. } = self;
+        let Self { tag, index, seed, prompt_tokens, tokens, logprob, finish, .. } = self;
         let Some(finish) = finish else { return Ok(None) };
         let spoken = match finish {
             Finish::Stop => &tokens[..tokens.len() - 1],
             Finish::Length => &tokens[..],
         };
         let text = tokenizer.decode(spoken)?;
-        Ok(Some(Completion { tag, index, seed, prompt_tokens, tokens, text, finish }))
+        Ok(Some(Completion { tag, index, seed, prompt_tokens, tokens, text, finish, logprob }))
     }
 
     fn draw(&mut self, logits: &[f32], eos: &[u32], positions: usize) {
         let token = sampler::draw(logits, &self.sampling, &mut self.random);
+        self.logprob -= row_nll(logits, token as usize);
         self.tokens.push(token);
         // The token just drawn would be fed at position prompt + tokens - 1.
         let full = self.prompt_tokens + self.tokens.len() > positions;
@@ -278,26 +281,10 @@ pub fn generate_all<Tag: Clone>(
     }
     while !generator.is_idle() {
         for completion in generator.step()? {
-            let Completion {
-                tag: (request, tag),
-                index,
-                seed,
-                prompt_tokens,
-                tokens,
-                text,
-                finish,
-            } = completion;
             done += 1;
+            let (request, tag) = completion.tag.clone();
             if let Ok(completions) = &mut results[request] {
-                completions.push(Completion {
-                    tag,
-                    index,
-                    seed,
-                    prompt_tokens,
-                    tokens,
-                    text,
-                    finish,
-                });
+                completions.push(completion.with_tag(tag));
             }
         }
         progress(done, total);

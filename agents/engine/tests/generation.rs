@@ -54,6 +54,33 @@ fn a_sample_does_not_depend_on_slots_or_order() {
     assert_eq!(run(9, requests().into_iter().rev().collect()), alone, "in reverse");
 }
 
+#[test]
+fn a_sample_s_logprob_is_the_model_s_own_however_it_was_drawn() {
+    let ask = |temperature, top_k, max_new_tokens, samples| {
+        let sampling = Sampling { temperature, top_k, top_p: 1.0, max_new_tokens };
+        let prompt = Prompt::Text("the quick".into());
+        run(8, vec![Request { tag: 0, prompt, seeds: (0..samples).collect(), sampling }])
+    };
+    let one = |samples: &Samples| samples.values().next().unwrap().clone();
+    let (greedy, cut) = (one(&ask(0.0, 0, 12, 1)), one(&ask(0.6, 1, 12, 1)));
+    assert_eq!((&greedy.tokens, greedy.logprob), (&cut.tokens, cut.logprob));
+    assert!(greedy.logprob < 0.0 && greedy.logprob.is_finite());
+    // At temperature 1 a token comes as often as its logprob says.
+    const DRAWS: u32 = 4000;
+    let drawn = ask(1.0, 0, 1, u64::from(DRAWS));
+    let mut counts: BTreeMap<Vec<u32>, (u32, f64)> = BTreeMap::new();
+    for sample in drawn.values() {
+        let (count, logprob) = counts.entry(sample.tokens.clone()).or_default();
+        (*count, *logprob) = (*count + 1, sample.logprob);
+    }
+    for (count, logprob) in counts.values() {
+        let share = f64::from(*count) / f64::from(DRAWS);
+        assert!((share - logprob.exp()).abs() < 0.04, "{share} {}", logprob.exp());
+    }
+    let likely = counts.values().map(|(_, logprob)| logprob.exp()).fold(0.0, f64::max);
+    assert!(likely > 0.05, "some are likelier than others: {likely}");
+}
+
 /// In bf16 an adapter is computed beside the weights.
 #[test]
 fn a_sample_of_a_bf16_model_with_an_adapter_does_not_depend_on_slots() {

@@ -9,6 +9,9 @@ pub(crate) struct Generate {
     pub sampling: v1::Sampling,
     pub seed: u64,
     pub requests: Vec<v1::generate_order::Request>,
+    /// Samples tell their logprob, also where telling costs time.
+    #[serde(default)]
+    pub logprobs: bool,
 }
 
 /// A job of a plan has far fewer.

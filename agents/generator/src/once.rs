@@ -51,7 +51,8 @@ pub async fn generate_once(
     let key = (once.base_key, once.adapter_key);
     let policy = Policy { key: &key, base: Some(once.base), adapter: once.adapter };
     let worker = Worker::start(&role::command(launch, backend, &policy, once.slots)?)?;
-    let request = Generate { sampling: once.sampling, seed: once.seed, requests: once.requests };
+    let Once { sampling, seed, requests, .. } = once;
+    let request = Generate { sampling, seed, requests, logprobs: true };
     let mut patience = launch.patience(SILENCE, SILENCE_MIN);
     let answer = worker.call(&request, &mut patience, |said| {
         if let Ok(Done { samples }) = serde_json::from_value(said) {

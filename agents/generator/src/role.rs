@@ -100,6 +100,7 @@ impl GeneratorRole {
             sampling: order.sampling.unwrap_or_default(),
             seed: order.seed,
             requests: order.requests.clone(),
+            logprobs: order.logprobs,
         };
         let generated: Result<Answer, _> = warm
             .worker
@@ -242,6 +243,7 @@ fn report(
         wall_s: wall.as_secs_f64(),
         caveat,
         joules: job.joules().unwrap_or(0.0),
+        suite: order.suite.clone(),
     }
 }
 

@@ -121,6 +121,7 @@ impl VerifierRole {
             samples_sequence: job.record.sequence,
             verdicts,
             wall_s: began.elapsed().as_secs_f64(),
+            suite: samples.suite.clone(),
         };
         job.write(place, Body::Verdicts(body)).await
     }
@@ -152,12 +153,12 @@ impl VerifierRole {
         let Some(v1::spec::Kind::Raft(raft)) = job.spec().await?.kind else {
             return Err(JobError::fatal(anyhow!("the run is not of a kind that is verified")));
         };
-        let file = match samples.purpose() {
-            v1::Purpose::Heldout => raft.heldout,
-            v1::Purpose::Train | v1::Purpose::Unspecified => raft.prompts,
-        };
-        let file = file.ok_or_else(|| JobError::fatal(anyhow!("the spec names no prompts")))?;
-        let prompts = self.prompts(job, &file).await?;
+        let set = raft.prompt_set(samples.purpose(), &samples.suite);
+        let file = set.and_then(|set| Some((set.file?, set.verifier?)));
+        let (file, verifier) = file.ok_or_else(|| {
+            JobError::fatal(anyhow!("the spec names no prompts of suite {:?}", samples.suite))
+        })?;
+        let prompts = self.prompts(job, file).await?;
         let join = |sample: &v1::samples::Sample| {
             let prompt = prompts.get(&sample.prompt_id).with_context(|| {
                 format!("the prompts file has no prompt {:?}", sample.prompt_id)
@@ -165,10 +166,7 @@ impl VerifierRole {
             Ok(Item::of(prompt, sample.index, sample.text.clone()))
         };
         let items: anyhow::Result<Vec<Item>> = samples.samples.iter().map(join).collect();
-        Ok(Verify {
-            verifier: raft.verifier.unwrap_or_default(),
-            items: items.map_err(JobError::fatal)?,
-        })
+        Ok(Verify { verifier: verifier.clone(), items: items.map_err(JobError::fatal)? })
     }
 
     async fn prompts(&self, job: &Job, file: &v1::Blob) -> Result<Prompts, JobError> {

@@ -254,22 +254,22 @@ impl Control {
     /// Trouble with the files shows when the store is looked at.
     async fn read_prompts(&self, spec: &v1::Spec, record: &Record, reading: &mut Reading) {
         let Some(v1::spec::Kind::Raft(raft)) = &spec.kind else { return };
-        let train = self.known_prompts(raft.prompts.as_ref()).await;
-        let heldout = self.known_prompts(raft.heldout.as_ref()).await;
-        for (read, count, name) in [
-            (&train, raft.prompt_count, "prompts"),
-            (&heldout, raft.heldout_count, "held-out prompts"),
-        ] {
-            if let Some(prompts) = read
-                && prompts.len() != count as usize
-            {
-                let what = format!("it counts {count} {name}, the file has {}", prompts.len());
+        for set in raft.prompt_sets() {
+            let Some(prompts) = self.known_prompts(set.file).await else { continue };
+            if prompts.len() != set.count as usize {
+                let name = match (set.purpose, set.suite) {
+                    (v1::Purpose::Heldout, "") => "held-out prompts".to_owned(),
+                    (v1::Purpose::Heldout, suite) => format!("prompts of suite {suite}"),
+                    _ => "prompts".to_owned(),
+                };
+                let (count, there) = (set.count, prompts.len());
+                let what = format!("it counts {count} {name}, the file has {there}");
                 let subject = record.fact.subject.to_string();
                 let finding = Finding::in_log(what, Some(subject), Some(record.sequence));
                 reading.report.find(finding);
             }
+            reading.auditor.know_prompts(set.purpose, set.suite, prompts);
         }
-        reading.auditor.know_prompts(train, heldout);
     }
 
     async fn known_prompts(&self, blob: Option<&v1::Blob>) -> Option<Vec<Prompt>> {

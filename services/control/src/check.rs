@@ -4,7 +4,7 @@
 use wire::SuiteName;
 
 use crate::{
-    spec::{BaseSpec, RunSpec, SuiteSpec, WatchSpec},
+    spec::{BaseSpec, Measure, RaftSpec, RunSpec, SuiteSpec, WatchSpec},
     submit::SubmitError,
 };
 
@@ -61,7 +61,7 @@ impl RunSpec {
         check_name(&self.name)?;
         ensure(wire::Pool::new(self.pool.as_str()).is_ok(), "pool", "must be a short name")?;
         self.base.check()?;
-        check_suites(&self.evals)?;
+        check_suites(&self.evals, self.raft.as_ref())?;
         match (&self.sft, &self.raft) {
             (Some(sft), None) => {
                 sft.training.check("sft.training", 1)?;
@@ -77,7 +77,7 @@ impl RunSpec {
                     "a raft run needs a model that can already do some of its prompts; \
                      use base.checkpoint or base.model",
                 )?;
-                raft.check(&self.suites())
+                raft.check(&self.measured())
             }
             _ => ensure(false, "sft, raft", "write exactly one of the two sections"),
         }
@@ -97,7 +97,7 @@ pub(crate) fn check_watch(spec: &WatchSpec) -> Checked {
         ensure(base.init.is_none(), "base.init", remedy)?;
     }
     spec.until.map_or(Ok(()), |until| count("until", until, 1, u32::MAX))?;
-    check_suites(&spec.evals)
+    check_suites(&spec.evals, None)
 }
 
 impl BaseSpec {
@@ -114,7 +114,7 @@ impl BaseSpec {
     }
 }
 
-fn check_suites(suites: &[SuiteSpec]) -> Checked {
+fn check_suites(suites: &[SuiteSpec], raft: Option<&RaftSpec>) -> Checked {
     let given = suites.len();
     let remedy = format!("{given} suites are given, the limit is {SUITES_MAX}");
     ensure(given <= SUITES_MAX, "evals", remedy)?;
@@ -124,8 +124,15 @@ fn check_suites(suites: &[SuiteSpec]) -> Checked {
         ensure(legal.is_ok(), &field("name"), "must be 1 to 64 of a-z, 0-9, '-' and '_'")?;
         let twice = suites.iter().take(index).any(|other| other.name == suite.name);
         ensure(!twice, &field("name"), format!("{:?} is used twice", suite.name))?;
-        count(&field("n_ctx"), suite.n_ctx, 8, 1_048_576)?;
-        count(&field("stride"), suite.stride, 0, suite.n_ctx)?;
+        let at = format!("evals[{index}]");
+        match (suite.measure(&at)?, raft) {
+            (Measure::Text(text), _) => text.check(&at)?,
+            (Measure::Prompts(prompts), Some(raft)) => prompts.check(&at, &raft.sampling)?,
+            (Measure::Prompts(_), None) => {
+                let remedy = "are sampled in raft runs alone; measure a text here";
+                ensure(false, &field("prompts"), remedy)?;
+            }
+        }
     }
     Ok(())
 }
@@ -163,15 +170,26 @@ raft:
         let n_ctx = |text: &str, bytes| SuiteSpec::of_file(text, bytes).n_ctx;
         let cases = [(0, 16), (600, 32), (8191, 256), (8192, 512), (1 << 40, 512)];
         for (bytes, expected) in cases {
-            assert_eq!(n_ctx("a/held out.txt", bytes), expected, "{bytes} bytes");
+            assert_eq!(n_ctx("a/held out.txt", bytes), Some(expected), "{bytes} bytes");
         }
-        assert_eq!(n_ctx("pairs.jsonl", 100), 512, "a line is a context of its own");
+        assert_eq!(n_ctx("pairs.jsonl", 100), Some(512), "a line is a context of its own");
         let suite = SuiteSpec::of_file("a/Held out.txt", 1);
         assert_eq!(suite.name, "held-out");
         let spec = crate::WatchSpec { evals: vec![suite.clone()], ..Default::default() };
         assert_eq!(check_watch(&spec), Ok(()));
         let twice = crate::WatchSpec { evals: vec![suite.clone(), suite], ..Default::default() };
         assert_eq!(check_watch(&twice).unwrap_err().field, "evals[1].name");
+    }
+
+    #[test]
+    fn only_a_raft_run_samples_prompts() {
+        let prompts = "evals: [{ name: a, prompts: a.jsonl, verifier: { exact: {} } }]\n";
+        assert_eq!(parse(&format!("{prompts}{RAFT}")).check(), Ok(()));
+        let sft = "base: { checkpoint: base-1 }\nsft: { data: data.jsonl }\n";
+        let error = parse(&format!("{prompts}{sft}")).check().unwrap_err();
+        assert_eq!(error.field, "evals[0].prompts", "{error}");
+        let watched: crate::WatchSpec = serde_saphyr::from_str(prompts).unwrap();
+        assert_eq!(check_watch(&watched).unwrap_err().field, "evals[0].prompts");
     }
 
     #[test]

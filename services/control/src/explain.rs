@@ -188,7 +188,7 @@ impl Control {
                 jobs.insert((&sample.prompt_id, sample.index), (job_id, job));
             }
         }
-        let seed = cycle::generate_seed(run.spec.seed, cycle, v1::Purpose::Train);
+        let seed = cycle::generate_seed(run.spec.seed, cycle, v1::Purpose::Train, "");
         let of = |kept: cycle::Kept| {
             let (job_id, job) = jobs.get(&(kept.prompt_id.as_str(), kept.index))?;
             let (samples, verdicts) = (job.samples.as_ref()?, job.verdicts.as_ref()?);
@@ -263,7 +263,7 @@ fn cycle_story(
         let policy = run.policy(number, v1::Purpose::Train);
         story.sampled_with = policy.map(|policy| name(run, policy.tree()));
         let sampling =
-            run.raft().and_then(|raft| cycle::sampling(raft, number, v1::Purpose::Train));
+            run.raft().and_then(|raft| cycle::sampling(raft, number, v1::Purpose::Train, ""));
         story.temperature = sampling.map(|sampling| sampling.temperature);
     }
     story.selected = cycle.selected.clone();

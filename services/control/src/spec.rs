@@ -5,6 +5,7 @@ mod curve;
 mod gates;
 mod raft;
 mod selection;
+mod suite;
 mod training;
 mod verifier;
 
@@ -12,9 +13,10 @@ use serde::Deserialize;
 
 pub(crate) use self::{
     raft::RaftSpec,
+    suite::{Measure, Measured, TextSuite},
     training::{LoraSpec, TrainingSpec},
 };
-pub use self::{selection::SelectionSpec, verifier::VerifierSpec};
+pub use self::{selection::SelectionSpec, suite::SuiteSpec, verifier::VerifierSpec};
 
 /// A run spec file.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -97,54 +99,21 @@ pub struct SftSpec {
     pub lora: Option<LoraSpec>,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SuiteSpec {
-    pub name: String,
-    /// A text file, or `.jsonl` with {"prompt", "completion"} lines of which completions are scored.
-    pub text: String,
-    #[serde(default = "context")]
-    pub n_ctx: u32,
-    #[serde(default)]
-    pub stride: u32,
-    #[serde(default)]
-    pub chunks: u32,
-}
-
 impl RunSpec {
-    /// The names of its evals.
-    pub(crate) fn suites(&self) -> Vec<&str> {
-        self.evals.iter().map(|eval| eval.name.as_str()).collect()
+    /// What it measures.
+    pub(crate) fn measured(&self) -> Measured<'_> {
+        let names = |prompts: bool| {
+            let of = self.evals.iter().filter(move |eval| eval.prompts.is_some() == prompts);
+            of.map(|eval| eval.name.as_str()).collect()
+        };
+        let heldout = self.raft.as_ref().is_some_and(|raft| raft.heldout.is_some());
+        Measured { texts: names(false), prompt_suites: names(true), heldout }
     }
 }
-
-impl SuiteSpec {
-    /// A suite of a file of so many bytes, named after it. Two contexts must fit into a text: the
-    /// context of a short one is as large as that allows where a token has eight bytes.
-    pub fn of_file(text: &str, bytes: u64) -> Self {
-        const BYTES_A_TOKEN: u64 = 8;
-        let file = std::path::Path::new(text);
-        let stem = file.file_stem().unwrap_or_default();
-        let name = wire::slug(&stem.to_string_lossy()).unwrap_or_else(|| "text".into());
-        let most = u32::try_from(bytes / BYTES_A_TOKEN / 2).unwrap_or(u32::MAX);
-        let lines = file.extension().is_some_and(|extension| extension == "jsonl");
-        let n_ctx = if lines { context() } else { context().min(most.max(1)) };
-        // The next lower power of two.
-        let n_ctx = (1 << n_ctx.ilog2()).max(SHORTEST_CONTEXT);
-        Self { name, text: text.to_owned(), n_ctx, stride: 0, chunks: 0 }
-    }
-}
-
-/// Fewer tokens before it say nothing of a token.
-const SHORTEST_CONTEXT: u32 = 16;
 
 fn default_name() -> String {
     "run".to_owned()
 }
 fn default_pool() -> String {
     "default".to_owned()
-}
-
-fn context() -> u32 {
-    512
 }

@@ -17,7 +17,9 @@ use crate::{
     check::FieldError,
     checkpoints::{self, CheckpointError},
     files::{FileError, Files},
-    spec::{BaseSpec, InitSpec, RaftSpec, RunSpec, SftSpec, SuiteSpec, UploadSpec},
+    spec::{
+        BaseSpec, InitSpec, Measure, RaftSpec, RunSpec, SftSpec, SuiteSpec, TextSuite, UploadSpec,
+    },
 };
 
 /// Runs of one name.
@@ -121,9 +123,7 @@ impl Control {
         let suites = self.suites(&spec.evals, files).await?;
         let kind = match (&spec.sft, &spec.raft) {
             (Some(sft), _) => v1::spec::Kind::Sft(self.sft(sft, files).await?),
-            (None, Some(raft)) => {
-                v1::spec::Kind::Raft(self.raft(raft, &spec.suites(), files).await?)
-            }
+            (None, Some(raft)) => v1::spec::Kind::Raft(self.raft(raft, spec, files).await?),
             (None, None) => unreachable!("checked: one of the two is there"),
         };
         Ok(v1::Spec {
@@ -145,7 +145,9 @@ impl Control {
     ) -> Result<Vec<v1::Suite>, SubmitError> {
         let mut suites = Vec::new();
         for (index, suite) in evals.iter().enumerate() {
-            suites.push(self.suite(index, suite, files).await?);
+            if let Measure::Text(text) = suite.measure(&format!("evals[{index}]"))? {
+                suites.push(self.suite(index, &text, files).await?);
+            }
         }
         Ok(suites)
     }
@@ -153,21 +155,21 @@ impl Control {
     async fn suite(
         &self,
         index: usize,
-        suite: &SuiteSpec,
+        suite: &TextSuite<'_>,
         files: &Files,
     ) -> Result<v1::Suite, SubmitError> {
         let field = format!("evals[{index}].text");
-        let bytes = read(&field, &suite.text, files).await?;
-        let lines = std::path::Path::new(&suite.text).extension().is_some_and(|e| e == "jsonl");
+        let bytes = read(&field, suite.text, files).await?;
+        let lines = std::path::Path::new(suite.text).extension().is_some_and(|e| e == "jsonl");
         let format = if lines {
-            examples(&field, &suite.text, &bytes)?;
+            examples(&field, suite.text, &bytes)?;
             v1::suite::Format::Documents
         } else {
-            text(&field, &suite.text, &bytes)?;
+            text(&field, suite.text, &bytes)?;
             v1::suite::Format::Text
         };
         Ok(v1::Suite {
-            name: suite.name.clone(),
+            name: suite.name.to_owned(),
             text: Some(self.store().await?.put_blob(bytes).await?),
             format: format.into(),
             n_ctx: suite.n_ctx,
@@ -188,7 +190,7 @@ impl Control {
     async fn raft(
         &self,
         raft: &RaftSpec,
-        suites: &[&str],
+        spec: &RunSpec,
         files: &Files,
     ) -> Result<v1::spec::Raft, SubmitError> {
         let (prompts, prompt_count) = self.prompts("raft.prompts", &raft.prompts, files).await?;
@@ -215,11 +217,38 @@ impl Control {
             accept_unverified_policy: raft.accept_unverified_policy,
             schedules: Some(raft.schedules()),
             curriculum: Some(raft.curriculum.resolve(raft.cycles)),
-            gates: Some(raft.gates.resolve(suites)),
+            gates: Some(raft.gates.resolve(&spec.measured())),
             from_base: raft.from_base,
             staleness: raft.staleness,
             pass_at: raft.pass_at(),
+            prompt_suites: self.prompt_suites(raft, &spec.evals, files).await?,
+            entropy: raft.entropy || raft.gates.entropy.is_some(),
         })
+    }
+
+    async fn prompt_suites(
+        &self,
+        raft: &RaftSpec,
+        evals: &[SuiteSpec],
+        files: &Files,
+    ) -> Result<Vec<v1::PromptSuite>, SubmitError> {
+        let mut suites = Vec::new();
+        for (index, suite) in evals.iter().enumerate() {
+            let field = format!("evals[{index}]");
+            let Measure::Prompts(suite) = suite.measure(&field)? else { continue };
+            let (prompts, count) =
+                self.prompts(&format!("{field}.prompts"), suite.prompts, files).await?;
+            suites.push(v1::PromptSuite {
+                name: suite.name.to_owned(),
+                prompts: Some(prompts),
+                count,
+                verifier: suite.verifier.resolve(),
+                samples_per_prompt: suite.samples_per_prompt,
+                sampling: Some(suite.sampling(&raft.sampling)),
+                pass_at: suite.pass_at,
+            });
+        }
+        Ok(suites)
     }
 
     async fn prompts(

@@ -1,5 +1,7 @@
 //! The prompts of a run, fetched from the store once.
 
+use std::collections::BTreeMap;
+
 use store::{GetError, Store};
 use wire::{Prompt, PromptsError, v1};
 
@@ -11,6 +13,8 @@ const FILE_BYTES_MAX: u64 = 1 << 30;
 pub(crate) struct Prompts {
     pub train: Vec<Prompt>,
     pub heldout: Vec<Prompt>,
+    /// By the suite's name.
+    pub suites: BTreeMap<String, Vec<Prompt>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -34,9 +38,14 @@ impl LoadError {
 impl Prompts {
     pub(crate) async fn load(store: &Store, spec: &v1::Spec) -> Result<Self, LoadError> {
         let Some(v1::spec::Kind::Raft(raft)) = &spec.kind else { return Ok(Self::default()) };
+        let mut suites = BTreeMap::new();
+        for suite in &raft.prompt_suites {
+            suites.insert(suite.name.clone(), fetch(store, suite.prompts.as_ref()).await?);
+        }
         Ok(Self {
             train: fetch(store, raft.prompts.as_ref()).await?,
             heldout: fetch(store, raft.heldout.as_ref()).await?,
+            suites,
         })
     }
 }

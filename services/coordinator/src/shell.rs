@@ -179,6 +179,7 @@ impl Shell {
         let inputs = Inputs {
             prompts: &prompts.train,
             heldout: &prompts.heldout,
+            suites: &prompts.suites,
             fleet: &self.present.fleet(&run.spec.pool),
             sizing: &self.sizing,
             waiting: &self.waiting,

@@ -52,7 +52,8 @@ pub struct Finding {
 pub struct Auditor {
     run: Option<Run>,
     facts: u64,
-    prompts: Prompts,
+    /// What the run samples from, by purpose and suite, as far as somebody could read it.
+    prompts: BTreeMap<(v1::Purpose, String), Vec<Prompt>>,
     /// Attempts ordered of each job.
     ordered: BTreeMap<(u32, JobId), BTreeSet<u32>>,
     findings: Vec<Finding>,
@@ -65,22 +66,6 @@ pub struct Auditor {
     unread: BTreeSet<u32>,
 }
 
-/// The prompts a run samples from; `None` where nobody could read them.
-#[derive(Debug, Default)]
-struct Prompts {
-    train: Option<Vec<Prompt>>,
-    heldout: Option<Vec<Prompt>>,
-}
-
-impl Prompts {
-    fn of(&self, purpose: v1::Purpose) -> Option<&[Prompt]> {
-        match purpose {
-            v1::Purpose::Heldout => self.heldout.as_deref(),
-            v1::Purpose::Train | v1::Purpose::Unspecified => self.train.as_deref(),
-        }
-    }
-}
-
 /// Audits the facts of one run, in log order. `None` when they hold no spec.
 pub fn audit<'a>(records: impl IntoIterator<Item = &'a Record>) -> Option<Audit> {
     let mut auditor = Auditor::default();
@@ -89,10 +74,10 @@ pub fn audit<'a>(records: impl IntoIterator<Item = &'a Record>) -> Option<Audit>
 }
 
 impl Auditor {
-    /// The prompts files, so that what was ordered is compared with them. May come any time
-    /// before the first order.
-    pub fn know_prompts(&mut self, train: Option<Vec<Prompt>>, heldout: Option<Vec<Prompt>>) {
-        self.prompts = Prompts { train, heldout };
+    /// The prompts of a purpose and suite, so that what was ordered is compared with them. May come
+    /// any time before the first order.
+    pub fn know_prompts(&mut self, purpose: v1::Purpose, suite: &str, prompts: Vec<Prompt>) {
+        self.prompts.insert((purpose, suite.to_owned()), prompts);
     }
 
     /// The run so far; `None` before its spec.
@@ -174,8 +159,8 @@ impl Auditor {
         match (&fact.subject.place, &fact.body) {
             (Place::Plan { cycle }, Body::Plan(plan)) => plans::plan(run, *cycle, plan),
             (Place::GenerateOrder { cycle, job, .. }, Body::GenerateOrder(order)) => {
-                let prompts = self.prompts.of(order.purpose());
-                orders::generate(run, *cycle, job, order, prompts)
+                let prompts = self.prompts.get(&(order.purpose(), order.suite.clone()));
+                orders::generate(run, *cycle, job, order, prompts.map(Vec::as_slice))
             }
             (Place::TrainOrder { cycle, .. }, Body::TrainOrder(order)) => {
                 orders::train(run, *cycle, order)

@@ -1,15 +1,17 @@
 //! What a run needs next, as facts to write. Pure: the same state gives the same
 //! facts, and writing one that is already there changes nothing.
 
+use std::collections::BTreeMap;
+
 use wire::{Body, Digest, Fact, JobId, Place, Pool, Prompt, Subject, WorkKind, derive, v1};
 
 use crate::{
     Fleet,
     again::{self, Waiting},
-    curriculum, ending,
+    draw, ending,
     fleet::Held,
     measure,
-    plan::{self, Sizing, Wanted},
+    plan::Sizing,
     schedule, select,
     state::{Cycle, Job, Policy, Run},
 };
@@ -19,11 +21,24 @@ use crate::{
 pub struct Inputs<'a> {
     pub prompts: &'a [Prompt],
     pub heldout: &'a [Prompt],
+    /// Those of the spec's prompt suites, by name.
+    pub suites: &'a BTreeMap<String, Vec<Prompt>>,
     pub fleet: &'a Fleet,
     pub sizing: &'a Sizing,
     pub waiting: &'a Waiting,
     /// The log's clock: when it would accept a fact now.
     pub now_ms: u64,
+}
+
+impl<'a> Inputs<'a> {
+    /// What the jobs of a purpose and suite draw from.
+    pub(crate) fn prompts_of(&self, purpose: v1::Purpose, suite: &str) -> &'a [Prompt] {
+        match purpose {
+            v1::Purpose::Heldout if suite.is_empty() => self.heldout,
+            v1::Purpose::Heldout => self.suites.get(suite).map_or(&[], Vec::as_slice),
+            v1::Purpose::Train | v1::Purpose::Unspecified => self.prompts,
+        }
+    }
 }
 
 /// A fact to write. The blob it speaks of, if any, must be in the store first.
@@ -37,9 +52,6 @@ pub struct Command {
 /// and no queue grows with the plan.
 const ORDERS_AHEAD_PER_GENERATOR: usize = 12;
 const ORDERS_AHEAD_MIN: usize = 16;
-
-/// Jobs of a plan, whose fact would exceed 8 MiB with more.
-const JOBS_MAX: u64 = 1 << 17;
 
 /// The facts that should be written now. Empty when the run waits for others or has ended.
 pub fn decide(run: &Run, inputs: Inputs<'_>) -> Vec<Command> {
@@ -231,37 +243,13 @@ impl Turn<'_> {
     }
 
     fn plan(&self) -> Command {
-        let sampling = self.raft.sampling.unwrap_or_default();
-        let cut = |prefix: &str, purpose, prompts: &[Prompt], draws: Vec<(u32, u32)>| {
-            let wanted = |(line, count): (u32, u32)| {
-                Some(Wanted { line, bytes: prompts.get(line as usize)?.prompt.len(), count })
-            };
-            let wanted: Vec<Wanted> = draws.into_iter().filter_map(wanted).collect();
-            let Inputs { fleet, sizing, .. } = self.inputs;
-            plan::cut(prefix, purpose, &wanted, sampling.max_new_tokens, fleet, sizing)
-        };
-        // The spec says how many there are, but only those that are there can be sampled.
-        let there = |said: u32, prompts: &[Prompt]| {
-            said.min(u32::try_from(prompts.len()).unwrap_or(u32::MAX))
-        };
-        let prompt_count = there(self.raft.prompt_count, self.inputs.prompts);
-        let heldout_count = there(self.raft.heldout_count, self.inputs.heldout);
-        let most = |count: u32, prompts: u32| u64::from(count) * u64::from(prompts);
-        let samples = most(self.raft.samples_per_prompt, prompt_count)
-            .max(most(self.raft.heldout_samples_per_prompt, heldout_count));
-        if plan::jobs_at_least(samples, sampling.max_new_tokens, self.inputs.sizing) > JOBS_MAX {
-            return fail(self.run, format!("{samples} samples are more than a plan can hold"));
+        let cycle = self.number;
+        match draw::jobs(self.run, self.raft, cycle, &self.inputs) {
+            Ok(jobs) => {
+                command(self.run, Place::Plan { cycle }, Body::Plan(v1::Plan { cycle, jobs }))
+            }
+            Err(why) => fail(self.run, why),
         }
-        let mut jobs = Vec::new();
-        if self.number > 0 {
-            let draws = curriculum::draws(self.run, self.raft, self.number, prompt_count);
-            jobs = cut("t", v1::Purpose::Train, self.inputs.prompts, draws);
-        }
-        let count = self.raft.heldout_samples_per_prompt;
-        let draws = (0..heldout_count).map(|line| (line, count)).collect();
-        jobs.extend(cut("h", v1::Purpose::Heldout, self.inputs.heldout, draws));
-        let plan = v1::Plan { cycle: self.number, jobs };
-        command(self.run, Place::Plan { cycle: self.number }, Body::Plan(plan))
     }
 
     /// Orders for jobs that have none in this round, as far as the window allows; else for
@@ -284,10 +272,8 @@ impl Turn<'_> {
     }
 
     fn order(&self, id: &JobId, job: &Job, purpose: v1::Purpose, policy: &Policy) -> Command {
-        let prompts = match purpose {
-            v1::Purpose::Heldout => self.inputs.heldout,
-            v1::Purpose::Train | v1::Purpose::Unspecified => self.inputs.prompts,
-        };
+        let suite = job.suite.as_str();
+        let prompts = self.inputs.prompts_of(purpose, suite);
         let request = |draw: &v1::plan::Draw| {
             let prompt = prompts.get(draw.prompt as usize)?;
             Some(v1::generate_order::Request {
@@ -306,11 +292,13 @@ impl Turn<'_> {
             purpose: purpose.into(),
             base: Some(policy.base.clone()),
             adapter: policy.adapter.clone(),
-            sampling: schedule::sampling(self.raft, cycle, purpose),
-            seed: schedule::generate_seed(self.run.spec.seed, cycle, purpose),
+            sampling: schedule::sampling(self.raft, cycle, purpose, suite),
+            seed: schedule::generate_seed(self.run.spec.seed, cycle, purpose, suite),
             requests: job.draws.iter().filter_map(request).collect(),
             round: self.run.round,
             accept_unverified_policy: self.raft.accept_unverified_policy,
+            suite: suite.to_owned(),
+            logprobs: schedule::logprobs(self.raft, purpose),
         };
         let place = Place::GenerateOrder { pool: pool(self.run), cycle, job: id.clone(), attempt };
         command(self.run, place, Body::GenerateOrder(order))

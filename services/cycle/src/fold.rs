@@ -132,6 +132,7 @@ impl Run {
             let id = JobId::new(planned.job.as_str()).map_err(|error| error.to_string())?;
             let job = Job {
                 purpose: planned.purpose(),
+                suite: planned.suite.clone(),
                 draws: planned.draws.clone(),
                 ordered: Ordered::default(),
                 requests: Vec::new(),
@@ -406,6 +407,10 @@ fn why_void(job: &Job, policy: Option<&Policy>, samples: &v1::Samples) -> Option
     let Some(policy) = policy else { return Some("no policy to sample from".into()) };
     if samples.base != policy.base.manifest || samples.adapter != policy.adapter_manifest() {
         return Some("made by another policy".into());
+    }
+    // It would be judged by another verifier than its own.
+    if samples.suite != job.suite {
+        return Some("its suite is not its job's".into());
     }
     // Counted first: an order may ask for more than can be written down.
     let count: u64 = job.requests.iter().map(|r| u64::from(r.count)).sum();

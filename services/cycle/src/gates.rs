@@ -32,7 +32,9 @@ pub(crate) fn judge(run: &Run, number: u32, cycle: &Cycle, done: &v1::CycleDone)
     if let (Some(gates), Some(best), true) = (gates, &best_before, measured) {
         let perplexities = gates.perplexity.iter();
         findings.extend(perplexities.filter_map(|gate| perplexity(run, number, best.cycle, gate)));
-        findings.extend(gates.pass_rate.as_ref().and_then(|gate| pass_rate(done, best, gate)));
+        let before = run.cycles.get(&best.cycle).and_then(|cycle| cycle.done.as_ref());
+        let rates = gates.pass_rate.iter().chain(&gates.pass_rates);
+        findings.extend(rates.filter_map(|gate| pass_rate(done, before?, gate)));
     }
     let spoiled = findings.iter().any(|finding| finding.then() >= Then::RollBack);
     let here = Best::of(run, number, cycle, done.heldout.as_ref());
@@ -44,6 +46,8 @@ pub(crate) fn judge(run: &Run, number: u32, cycle: &Cycle, done: &v1::CycleDone)
     // That is about what drew the samples, not about what was made of them.
     let diverse = gates.and_then(|gates| gates.diversity.as_ref());
     findings.extend(diverse.and_then(|gate| diversity(cycle, gate)));
+    let uncertain = gates.and_then(|gates| gates.entropy.as_ref());
+    findings.extend(uncertain.and_then(|gate| entropy(cycle, gate)));
     findings.extend(gates.and_then(|gates| patience(run, number, best, gates.patience)));
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.then));
     let then = findings.first().map_or(Then::Unspecified, Finding::then);
@@ -106,16 +110,36 @@ fn perplexity(run: &Run, number: u32, best: u32, gate: &Gate) -> Option<Finding>
     (value > limit).then(|| finding(&name, value, best, limit, gate.then()))
 }
 
-fn pass_rate(done: &v1::CycleDone, best: &Best, gate: &Gate) -> Option<Finding> {
-    let (value, best) = (done.heldout.as_ref()?.mean, best.pass_rate?);
+fn pass_rate(done: &v1::CycleDone, best: &v1::CycleDone, gate: &Gate) -> Option<Finding> {
+    let (value, best) = (rate_of(done, &gate.suite)?, rate_of(best, &gate.suite)?);
     let limit = best - gate.margin;
-    (value < limit).then(|| finding("pass rate", value, best, limit, gate.then()))
+    let name = match gate.suite.as_str() {
+        "" => "pass rate".to_owned(),
+        suite => format!("pass rate of {suite}"),
+    };
+    (value < limit).then(|| finding(&name, value, best, limit, gate.then()))
+}
+
+/// Of a prompt suite, or of the run's own held-out prompts.
+fn rate_of(done: &v1::CycleDone, suite: &str) -> Option<f64> {
+    let rate = match suite {
+        "" => done.heldout.as_ref(),
+        name => done.suites.iter().find(|found| found.suite == name)?.rate.as_ref(),
+    };
+    rate.map(|rate| rate.mean)
 }
 
 fn diversity(cycle: &Cycle, gate: &Gate) -> Option<Finding> {
-    let value = cycle.selected.as_ref()?.diversity;
+    below("diversity", cycle.selected.as_ref()?.diversity, gate)
+}
+
+fn entropy(cycle: &Cycle, gate: &Gate) -> Option<Finding> {
+    below("entropy", cycle.selected.as_ref()?.entropy?, gate)
+}
+
+fn below(name: &str, value: f64, gate: &Gate) -> Option<Finding> {
     let limit = gate.margin;
-    (value < limit).then(|| finding("diversity", value, limit, limit, gate.then()))
+    (value < limit).then(|| finding(name, value, limit, limit, gate.then()))
 }
 
 fn patience(run: &Run, number: u32, best: u32, patience: u32) -> Option<Finding> {

@@ -11,6 +11,7 @@ mod audit;
 mod curriculum;
 mod decide;
 mod desk;
+mod draw;
 mod ending;
 mod fleet;
 mod fold;

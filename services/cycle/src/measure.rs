@@ -27,8 +27,8 @@ fn figures(run: &Run, number: u32, cycle: &Cycle) -> v1::CycleDone {
             .map(|samples| samples.count)
             .sum(),
         kept: cycle.selected.as_ref().map_or(0, |selected| selected.kept),
-        heldout: rate(cycle, v1::Purpose::Heldout),
-        train: rate(cycle, v1::Purpose::Train),
+        heldout: rate(&judged(cycle, v1::Purpose::Heldout, "")),
+        train: rate(&judged(cycle, v1::Purpose::Train, "")),
         generate_s: times.generate,
         verify_s: times.verify,
         train_s: times.train,
@@ -39,7 +39,10 @@ fn figures(run: &Run, number: u32, cycle: &Cycle) -> v1::CycleDone {
             .saturating_add(cycle.set_aside(v1::Purpose::Heldout)),
         joules,
         metered,
-        pass_at: pass_at(run, cycle),
+        pass_at: run.raft().map_or_else(Vec::new, |raft| {
+            pass_at(&raft.pass_at, &judged(cycle, v1::Purpose::Heldout, ""))
+        }),
+        suites: suites(run, cycle),
         ..Default::default()
     }
 }
@@ -93,10 +96,23 @@ fn samples_by_agent(cycle: &Cycle) -> BTreeMap<String, u32> {
     counts
 }
 
-/// The mean over prompts of each prompt's share of passes. Samples whose verifier
-/// failed, and void ones, count neither way. `None` when there are no such jobs.
-fn rate(cycle: &Cycle, purpose: v1::Purpose) -> Option<v1::cycle_done::Rate> {
-    let judged = judged(cycle, purpose);
+/// What each prompt suite came to, where there was a checkpoint to measure.
+fn suites(run: &Run, cycle: &Cycle) -> Vec<v1::cycle_done::SuiteRate> {
+    let measured = cycle.final_checkpoint().is_some();
+    let suites = run.raft().filter(|_| measured).map_or(&[][..], |raft| &raft.prompt_suites);
+    let of = |suite: &v1::PromptSuite| {
+        let judged = judged(cycle, v1::Purpose::Heldout, &suite.name);
+        let pass_at = pass_at(&suite.pass_at, &judged);
+        v1::cycle_done::SuiteRate { suite: suite.name.clone(), rate: rate(&judged), pass_at }
+    };
+    suites.iter().map(of).collect()
+}
+
+/// How many samples of a prompt passed, and how many were judged.
+type Tally = (u32, u32);
+
+/// The mean over prompts of each prompt's share of passes. `None` where none was judged.
+fn rate(judged: &[Tally]) -> Option<v1::cycle_done::Rate> {
     let count = u32::try_from(judged.len()).unwrap_or(u32::MAX);
     if count == 0 {
         return None;
@@ -113,10 +129,11 @@ fn rate(cycle: &Cycle, purpose: v1::Purpose) -> Option<v1::cycle_done::Rate> {
     })
 }
 
-/// How many samples of each prompt passed, and how many were judged.
-fn judged(cycle: &Cycle, purpose: v1::Purpose) -> Vec<(u32, u32)> {
-    let mut prompts: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
-    for (_, job) in cycle.jobs_for(purpose) {
+/// The prompts of a set of which any sample was judged. Samples whose verifier failed, and void
+/// ones, count neither way.
+fn judged(cycle: &Cycle, purpose: v1::Purpose, suite: &str) -> Vec<Tally> {
+    let mut prompts: BTreeMap<&str, Tally> = BTreeMap::new();
+    for (_, job) in cycle.jobs_of(purpose, suite) {
         if job.samples.as_ref().is_none_or(|samples| samples.void.is_some()) {
             continue;
         }
@@ -132,10 +149,8 @@ fn judged(cycle: &Cycle, purpose: v1::Purpose) -> Vec<(u32, u32)> {
     prompts.into_values().filter(|(_, judged)| *judged > 0).collect()
 }
 
-/// The spec's pass@k of held-out prompts, for each k that some prompt has samples for.
-fn pass_at(run: &Run, cycle: &Cycle) -> Vec<v1::cycle_done::PassAt> {
-    let wanted = run.raft().map_or(&[][..], |raft| &raft.pass_at);
-    let judged = judged(cycle, v1::Purpose::Heldout);
+/// The pass@k of some prompts, for each k that one of them has samples for.
+fn pass_at(wanted: &[u32], judged: &[Tally]) -> Vec<v1::cycle_done::PassAt> {
     let of = |k: u32| {
         let prompts: Vec<f64> = judged
             .iter()

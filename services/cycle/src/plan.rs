@@ -56,11 +56,19 @@ pub(crate) struct Wanted {
     pub count: u32,
 }
 
-/// Cuts the samples of each prompt into jobs named `<prefix><n>`. A prompt's samples
-/// stay together where they fit, so that its prefill is shared.
+/// What the jobs of a set of prompts have in common.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kind<'a> {
+    /// They are named `<prefix><n>`.
+    pub prefix: &'a str,
+    pub purpose: v1::Purpose,
+    pub suite: &'a str,
+}
+
+/// Cuts the samples of each prompt into jobs. A prompt's samples stay together where they fit, so
+/// that its prefill is shared.
 pub(crate) fn cut(
-    prefix: &str,
-    purpose: v1::Purpose,
+    kind: Kind<'_>,
     prompts: &[Wanted],
     max_new_tokens: u32,
     fleet: &Fleet,
@@ -87,18 +95,18 @@ pub(crate) fn cut(
                 left -= u64::from(take);
             }
             if first < count || open.room() == 0 {
-                jobs.push(open.close(prefix, purpose, jobs.len()));
+                jobs.push(open.close(kind, jobs.len()));
                 open = next(left);
             }
         }
     }
     if !open.is_empty() {
-        jobs.push(open.close(prefix, purpose, jobs.len()));
+        jobs.push(open.close(kind, jobs.len()));
     }
     jobs
 }
 
-/// The fewest jobs so many samples of one purpose can be cut into.
+/// The fewest jobs so many samples of one set of prompts can be cut into.
 pub(crate) fn jobs_at_least(samples: u64, max_new_tokens: u32, sizing: &Sizing) -> u64 {
     let sample_bytes = SAMPLE_BYTES + TOKEN_BYTES * u64::from(max_new_tokens);
     samples.div_ceil((sizing.bytes_max / sample_bytes).max(1))
@@ -144,11 +152,13 @@ impl Open {
         self.bytes += bytes;
     }
 
-    fn close(self, prefix: &str, purpose: v1::Purpose, number: usize) -> v1::plan::Job {
+    fn close(self, kind: Kind<'_>, number: usize) -> v1::plan::Job {
+        let Kind { prefix, purpose, suite } = kind;
         v1::plan::Job {
             job: format!("{prefix}{number:05}"),
             purpose: purpose.into(),
             draws: self.draws,
+            suite: suite.to_owned(),
         }
     }
 }

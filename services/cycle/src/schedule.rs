@@ -18,9 +18,15 @@ pub(crate) fn training(raft: &v1::spec::Raft, cycle: u32) -> Option<v1::Training
     Some(training)
 }
 
-/// How a cycle samples. Held-out samples are drawn alike in every cycle, so that cycles compare.
-pub fn sampling(raft: &v1::spec::Raft, cycle: u32, purpose: v1::Purpose) -> Option<v1::Sampling> {
-    let mut sampling = raft.sampling?;
+/// How a cycle samples a set of prompts. Held-out samples are drawn alike in every cycle, so that
+/// cycles compare.
+pub fn sampling(
+    raft: &v1::spec::Raft,
+    cycle: u32,
+    purpose: v1::Purpose,
+    suite: &str,
+) -> Option<v1::Sampling> {
+    let mut sampling = raft.prompt_set(purpose, suite)?.sampling?;
     let temperatures = raft.schedules.as_ref().map_or(&[][..], |all| &all.temperature);
     if purpose != v1::Purpose::Heldout {
         sampling.temperature = at(temperatures, cycle).unwrap_or(sampling.temperature);
@@ -28,14 +34,21 @@ pub fn sampling(raft: &v1::spec::Raft, cycle: u32, purpose: v1::Purpose) -> Opti
     Some(sampling)
 }
 
+/// Whether an order's samples are to tell their logprob though it costs time: those that are
+/// trained on, where the spec asks for their entropy.
+pub(crate) fn logprobs(raft: &v1::spec::Raft, purpose: v1::Purpose) -> bool {
+    raft.entropy && purpose != v1::Purpose::Heldout
+}
+
 /// Rewards differ by more than one in so many.
 const GRID: f64 = 1e9;
 
 /// What the seeds of a cycle's samples are derived from. Held-out ones are drawn alike in every
-/// cycle, so that cycles compare.
-pub fn generate_seed(seed: u64, cycle: u32, purpose: v1::Purpose) -> u64 {
+/// cycle, so that cycles compare; prompts of two suites may have the same id.
+pub fn generate_seed(seed: u64, cycle: u32, purpose: v1::Purpose, suite: &str) -> u64 {
     match purpose {
-        v1::Purpose::Heldout => derive(seed, &["generate", "heldout"]),
+        v1::Purpose::Heldout if suite.is_empty() => derive(seed, &["generate", "heldout"]),
+        v1::Purpose::Heldout => derive(seed, &["generate", "heldout", suite]),
         v1::Purpose::Train | v1::Purpose::Unspecified => {
             derive(seed, &["generate", &cycle.to_string()])
         }

@@ -67,6 +67,7 @@ pub(crate) fn select(run: &Run, raft: &v1::spec::Raft, number: u32, cycle: &Cycl
     let rules = rules_of(run, raft, number);
     let found = candidates::of(cycle, tie_seed(run.spec.seed, number));
     let tallies = Tallies::of(&found.candidates, rules.min_reward);
+    let (entropy, entropy_samples) = entropy(&found.candidates);
     let outcome = found.under(&rules);
     let digest = Digest::of(&outcome.dataset).to_string();
     let fact = v1::Selected {
@@ -80,6 +81,8 @@ pub(crate) fn select(run: &Run, raft: &v1::spec::Raft, number: u32, cycle: &Cycl
         judged: tallies.judged,
         passed: tallies.passed,
         diversity: tallies.diversity,
+        entropy,
+        entropy_samples,
     };
     Selection { fact, dataset: outcome.dataset }
 }
@@ -144,6 +147,19 @@ pub(crate) fn replay(run: &Run, raft: &v1::spec::Raft, number: u32) -> Vec<v1::B
 /// At most so many replayed examples a new one.
 pub(crate) fn replay_share(raft: &v1::spec::Raft) -> f64 {
     raft.selection.and_then(|rules| rules.replay).map_or(0.0, |replay| replay.share)
+}
+
+/// What the model found unlikely in its own samples: the mean of -ln p over their tokens, and how
+/// many samples tell.
+fn entropy(candidates: &[Candidate<'_>]) -> (Option<f64>, u32) {
+    let told = candidates.iter().filter_map(|one| Some((one.logprob?, one.tokens)));
+    let (nats, tokens, samples) = told.fold((0.0, 0_u64, 0), |sums, (logprob, tokens)| {
+        let (nats, all, samples) = sums;
+        (nats - logprob, all + u64::from(tokens), samples + 1)
+    });
+    #[expect(clippy::cast_precision_loss, reason = "far fewer tokens than 2^52")]
+    let mean = (tokens > 0).then(|| nats / tokens as f64);
+    (mean, samples)
 }
 
 /// What is known of each prompt after a cycle.

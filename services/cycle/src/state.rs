@@ -69,6 +69,8 @@ pub struct Times {
 #[derive(Debug, Clone)]
 pub struct Job {
     pub purpose: v1::Purpose,
+    /// Of held-out samples: whose prompts they are of. Empty: the run's own.
+    pub suite: String,
     /// What its samples must be: a prompt's line, first index, count.
     pub draws: Vec<v1::plan::Draw>,
     pub ordered: Ordered,
@@ -294,6 +296,15 @@ impl Cycle {
     /// Jobs of one purpose, in plan order.
     pub fn jobs_for(&self, purpose: v1::Purpose) -> impl Iterator<Item = (&JobId, &Job)> {
         self.jobs.iter().filter(move |(_, job)| job.purpose == purpose)
+    }
+
+    /// Jobs of one set of prompts, in plan order.
+    pub(crate) fn jobs_of(
+        &self,
+        purpose: v1::Purpose,
+        suite: &str,
+    ) -> impl Iterator<Item = (&JobId, &Job)> {
+        self.jobs_for(purpose).filter(move |(_, job)| job.suite == suite)
     }
 
     pub fn has_all_samples(&self, purpose: v1::Purpose) -> bool {

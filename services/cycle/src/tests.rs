@@ -2,6 +2,7 @@
 
 mod course;
 mod log;
+mod suites;
 mod tampered;
 mod trouble;
 

@@ -30,6 +30,9 @@ pub struct Yield {
     pub failures: Vec<(String, u32)>,
     /// And of their own errors.
     pub errors: Vec<(String, u32)>,
+    /// Distinct completions a judged sample, and nats a token where samples tell it.
+    pub diversity: f64,
+    pub entropy: Option<f64>,
     /// What would have more kept, the most promising first.
     pub advice: Vec<String>,
 }
@@ -51,6 +54,8 @@ pub fn yields(before: &Run, selected: &v1::Selected) -> Option<Yield> {
         kept: selected.kept,
         min_reward: selected.min_reward,
         dropped: selected.dropped.clone(),
+        diversity: selected.diversity,
+        entropy: selected.entropy,
         ..Yield::default()
     };
     for (judged, passed) in selected.judged.iter().zip(&selected.passed) {
@@ -87,7 +92,26 @@ pub fn yields(before: &Run, selected: &v1::Selected) -> Option<Yield> {
     found.failures = most(failures);
     found.errors = most(errors);
     found.advice = advise(&found, raft);
+    let first = before.cycles.values().find_map(|cycle| cycle.selected.as_ref());
+    found.advice.extend(first.and_then(|first| collapse(first, selected)));
     Some(found)
+}
+
+/// Whether a policy says ever more surely ever the same, since the first cycle.
+fn collapse(first: &v1::Selected, now: &v1::Selected) -> Option<String> {
+    let (before, after) = (first.entropy?, now.entropy?);
+    let collapsed = after < 0.5 * before && now.diversity < first.diversity;
+    let percent = |share: f64| share * 100.0;
+    collapsed.then(|| {
+        format!(
+            "samples grow alike: entropy is {after:.3} nats a token, in cycle {} it was \
+             {before:.3}; {:.0} % of a prompt's samples are distinct, then {:.0} %: raise \
+             sampling.temperature, or train from_base or with a lower learning_rate",
+            first.cycle,
+            percent(now.diversity),
+            percent(first.diversity)
+        )
+    })
 }
 
 /// The first line of a detail without its numbers, which differ from sample to sample.
@@ -167,6 +191,23 @@ fn advise(found: &Yield, raft: &v1::spec::Raft) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_policy_collapses_when_it_is_surer_of_fewer_samples() {
+        let cycle = |cycle, entropy, diversity| v1::Selected {
+            cycle,
+            entropy,
+            diversity,
+            ..v1::Selected::default()
+        };
+        let first = cycle(1, Some(1.0), 0.9);
+        let said = collapse(&first, &cycle(4, Some(0.2), 0.5)).unwrap();
+        assert!(said.contains("0.200 nats a token, in cycle 1 it was 1.000; 50 %"), "{said}");
+        assert_eq!(collapse(&first, &cycle(4, Some(0.2), 0.9)), None, "sure, but of many");
+        assert_eq!(collapse(&first, &cycle(4, Some(0.9), 0.5)), None);
+        assert_eq!(collapse(&first, &cycle(4, None, 0.5)), None, "nobody knows");
+        assert_eq!(collapse(&first, &first), None);
+    }
 
     #[test]
     fn sayings_differ_in_words_not_in_numbers() {

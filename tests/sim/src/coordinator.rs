@@ -38,6 +38,7 @@ pub(crate) struct Coordinator {
     clock: (u64, u64),
     leads: bool,
     prompts: [Vec<Prompt>; 2],
+    suites: BTreeMap<String, Vec<Prompt>>,
 }
 
 struct Asked {
@@ -68,6 +69,7 @@ impl Coordinator {
             clock: (0, 0),
             leads: true,
             prompts: [task::prompts("p"), task::prompts("h")],
+            suites: task::suites(),
         }
     }
 
@@ -106,6 +108,7 @@ impl Coordinator {
         let inputs = Inputs {
             prompts: &self.prompts[0],
             heldout: &self.prompts[1],
+            suites: &self.suites,
             fleet: &fleet,
             sizing: &task::sizing(),
             waiting: &Waiting { unheld_ms: 2 * LEASE_MS + 10_000, ..Waiting::default() },

@@ -1,6 +1,8 @@
 //! What is asked of the fleet, and what its models and verifiers answer: the same,
 //! whoever is asked, as with real ones on one class of machine.
 
+use std::collections::BTreeMap;
+
 use wire::{Body, Digest, Fact, Place, Prompt, Subject, derive, v1};
 
 pub(crate) const PROMPTS: u32 = 12;
@@ -8,6 +10,7 @@ const HELDOUT: u32 = 4;
 const SAMPLES: u32 = 4;
 const CYCLES: u32 = 2;
 pub(crate) const SUITE: &str = "text";
+const SUITES: [&str; 2] = ["sums", "code"];
 
 /// Steps of a training, and how often it publishes.
 pub(crate) const STEPS: u32 = 4;
@@ -23,7 +26,8 @@ fn blob(content: &[u8]) -> Option<v1::Blob> {
 }
 
 /// Each seed's run is of another kind: stale samples or fresh ones, from the base or on, all
-/// prompts or the harder half with a budget, with a gate or without.
+/// prompts or the harder half with a budget, with a gate or without, with prompt suites or without,
+/// with samples that tell how likely they were, of which few may be too sure.
 pub(crate) fn spec(run: &str, seed: u64) -> v1::Spec {
     let kind = |bit: u32| derive(seed, &["kind"]) >> bit & 1 == 1;
     let curriculum = v1::Curriculum {
@@ -31,7 +35,16 @@ pub(crate) fn spec(run: &str, seed: u64) -> v1::Spec {
         budget: Some(v1::curriculum::Budget { min: 1, max: 3 * SAMPLES }),
     };
     let gate = v1::gates::Gate { then: v1::gates::Then::RollBack.into(), ..Default::default() };
-    let gates = v1::Gates { pass_rate: Some(gate), patience: 2, ..Default::default() };
+    let of_suite = v1::gates::Gate { suite: SUITES[0].into(), ..gate };
+    let sure =
+        v1::gates::Gate { margin: 0.9, then: v1::gates::Then::Stop.into(), ..Default::default() };
+    let gates = v1::Gates {
+        pass_rate: Some(gate),
+        patience: 2,
+        pass_rates: if kind(4) { vec![of_suite] } else { Vec::new() },
+        entropy: kind(5).then_some(sure),
+        ..Default::default()
+    };
     v1::Spec {
         run: run.into(),
         seed,
@@ -58,10 +71,30 @@ pub(crate) fn spec(run: &str, seed: u64) -> v1::Spec {
             prompts_per_cycle: if kind(2) { PROMPTS / 2 } else { 0 },
             curriculum: kind(2).then_some(curriculum),
             gates: kind(3).then_some(gates),
+            prompt_suites: if kind(4) { SUITES.map(prompt_suite).into() } else { Vec::new() },
+            entropy: kind(5),
             ..Default::default()
         })),
         ..Default::default()
     }
+}
+
+/// Of the same ids as the run's own held-out prompts.
+fn prompt_suite(name: &str) -> v1::PromptSuite {
+    v1::PromptSuite {
+        name: name.into(),
+        prompts: blob(name.as_bytes()),
+        count: HELDOUT,
+        samples_per_prompt: 2,
+        sampling: Some(v1::Sampling { max_new_tokens: 8, ..Default::default() }),
+        pass_at: vec![1, 2],
+        ..Default::default()
+    }
+}
+
+/// The prompts of all suites.
+pub(crate) fn suites() -> BTreeMap<String, Vec<Prompt>> {
+    SUITES.map(|name| (name.to_owned(), prompts("h"))).into()
 }
 
 /// Small jobs, so that there are several.
@@ -98,6 +131,7 @@ pub(crate) fn samples(order: &v1::GenerateOrder, agent: &str, wall_s: f64, lies:
                 text: format!("{}", drawn % 1000),
                 tokens: 3,
                 finish: v1::samples::Finish::Stop.into(),
+                logprob: order.logprobs.then(|| -3.0 * f64::from(policy_sureness(&policy)) / 10.0),
             });
         }
     }
@@ -112,8 +146,14 @@ pub(crate) fn samples(order: &v1::GenerateOrder, agent: &str, wall_s: f64, lies:
         adapter,
         samples,
         wall_s,
+        suite: order.suite.clone(),
         ..Default::default()
     })
+}
+
+/// Nats that a policy's tokens cost it, in tenths: from 8 to 15.
+fn policy_sureness(policy: &str) -> u8 {
+    8 + u8::try_from(derive(0, &["sure", policy]) % 8).unwrap_or_default()
 }
 
 /// The same samples, as another policy would have made them.
@@ -127,7 +167,9 @@ pub(crate) fn made_otherwise(body: Body) -> Body {
 
 pub(crate) fn verdicts(samples: &v1::Samples, sequence: u64, agent: &str) -> Body {
     let judge = |sample: &v1::samples::Sample| {
-        let pass = sample.text.parse::<u64>().is_ok_and(|number| number % 3 == 0);
+        // Each suite's verifier passes others.
+        let rest = samples.suite.len() as u64 % 3;
+        let pass = sample.text.parse::<u64>().is_ok_and(|number| number % 3 == rest);
         let outcome = if pass { v1::verdicts::Outcome::Pass } else { v1::verdicts::Outcome::Fail };
         v1::verdicts::Verdict {
             prompt_id: sample.prompt_id.clone(),
@@ -144,6 +186,7 @@ pub(crate) fn verdicts(samples: &v1::Samples, sequence: u64, agent: &str) -> Bod
         purpose: samples.purpose,
         agent: agent.into(),
         samples_sequence: sequence,
+        suite: samples.suite.clone(),
         verdicts: samples.samples.iter().map(judge).collect(),
         ..Default::default()
     })

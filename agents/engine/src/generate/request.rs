@@ -36,7 +36,7 @@ pub enum Finish {
 }
 
 /// `tokens` includes the end-of-sequence token that stopped it; `text` does not.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Completion<Tag> {
     pub tag: Tag,
     /// Which of the request's seeds.
@@ -46,6 +46,16 @@ pub struct Completion<Tag> {
     pub tokens: Vec<u32>,
     pub text: String,
     pub finish: Finish,
+    /// Sum over `tokens` of ln p, in nats: p as the model gives it, at temperature 1 and among the
+    /// whole vocabulary, however the token was drawn.
+    pub logprob: f64,
+}
+
+impl<Tag> Completion<Tag> {
+    pub(super) fn with_tag<Other>(self, tag: Other) -> Completion<Other> {
+        let Self { tag: _, index, seed, prompt_tokens, tokens, text, finish, logprob } = self;
+        Completion { tag, index, seed, prompt_tokens, tokens, text, finish, logprob }
+    }
 }
 
 /// Why one request cannot be served; the generator goes on with the others.

@@ -22,8 +22,9 @@ pub(crate) fn negative_log_likelihoods(logits: &Tensor, targets: &[u32]) -> Resu
     Ok(out)
 }
 
+/// In nats, of one row of logits; the sum of exponentials is f64.
 #[inline(always)]
-fn row_nll(row: &[f32], target: usize) -> f64 {
+pub(crate) fn row_nll(row: &[f32], target: usize) -> f64 {
     let most = math::max(row);
     let mut total = 0f64;
     for part in row.chunks(256) {

@@ -83,6 +83,7 @@ impl Batch {
             Finish::Length => v1::samples::Finish::Length,
         };
         let (nth, tokens) = (count(done.index), count(done.tokens.len()));
-        self.calls.take(done.tag, Drawn { nth, text: done.text, tokens, finish });
+        let logprob = Some(done.logprob);
+        self.calls.take(done.tag, Drawn { nth, text: done.text, tokens, finish, logprob });
     }
 }

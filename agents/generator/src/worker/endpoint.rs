@@ -232,7 +232,9 @@ fn read(answer: &[u8], task: &Task) -> anyhow::Result<Drawn> {
     if tokens > limit {
         bail!("the endpoint answers {tokens} tokens where at most {limit} were asked for");
     }
-    Ok(Drawn { nth: task.nth, text: choice.text.clone(), tokens, finish })
+    // Its own settings decide what its probabilities are of, and nobody can see them from here.
+    let logprob = None;
+    Ok(Drawn { nth: task.nth, text: choice.text.clone(), tokens, finish, logprob })
 }
 
 #[cfg(test)]
@@ -247,7 +249,7 @@ mod tests {
     fn task(top_k: u32) -> Task {
         let sampling = Sampling { temperature: 0.7, top_k, top_p: 0.9, max_new_tokens: 8 };
         let prompt = Prompt::Text("1+1=".into());
-        let of = Rc::new(Prepared { prompt, sampling, positions: 0 });
+        let of = Rc::new(Prepared { prompt, sampling, positions: 0, logprobs: false });
         Task { tag: Tag { call: 1, request: 0 }, nth: 3, seed: u64::MAX, of }
     }
 

@@ -86,7 +86,12 @@ impl Source {
         })
     }
 
-    pub(super) fn prepare(&self, text: &str, sampling: &Sampling) -> Result<Prepared, String> {
+    pub(super) fn prepare(
+        &self,
+        text: &str,
+        sampling: &Sampling,
+        logprobs: bool,
+    ) -> Result<Prepared, String> {
         let prompt = self.tokenizer.encode(text).map_err(|error| error.to_string())?;
         let (tokens, positions) = (prompt.len(), self.positions);
         if tokens == 0 {
@@ -108,6 +113,7 @@ impl Source {
             prompt: Prompt::Tokens(prompt),
             sampling: Sampling { max_new_tokens, ..*sampling },
             positions: tokens + max_new_tokens as usize,
+            logprobs,
         })
     }
 
@@ -174,7 +180,8 @@ impl Source {
             let Prompt::Tokens(prompt) = &task.of.prompt else {
                 return Err(not_drawn("the prompt has no tokens"));
             };
-            let request = completion::request(prompt, &task.of.sampling, task.seed);
+            let request =
+                completion::request(prompt, &task.of.sampling, task.seed, task.of.logprobs);
             let (limit, bytes_max) = task.limits();
             let answer = http.post("/completion", &request, limit, bytes_max).await;
             let answer = answer.map_err(|error| {
@@ -221,14 +228,14 @@ fn read(
     ends: &[u32],
 ) -> Result<Drawn, NotDrawn> {
     use v1::samples::Finish;
-    let Completion { mut tokens, text, count, stop } = completion;
+    let Completion { mut tokens, text, count, stop, logprobs } = completion;
     let mut finish = match stop {
         Stop::End => Finish::Stop,
         Stop::Limit => Finish::Length,
     };
     let nth = task.nth;
     if tokens.is_empty() {
-        return Ok(Drawn { nth, text, tokens: count, finish });
+        return Ok(Drawn { nth, text, tokens: count, finish, logprob: None });
     }
     // A character that was not whole at the limit may have brought a token more.
     tokens.truncate(task.of.sampling.max_new_tokens as usize);
@@ -242,7 +249,9 @@ fn read(
         _ => &tokens[..],
     };
     let text = tokenizer.decode(spoken).map_err(|error| not_drawn(&error))?;
-    Ok(Drawn { nth, text, tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX), finish })
+    let logprob = logprobs.get(..tokens.len()).map(|each| each.iter().sum());
+    let tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+    Ok(Drawn { nth, text, tokens, finish, logprob })
 }
 
 /// What a worker before us left behind.

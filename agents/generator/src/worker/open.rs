@@ -21,13 +21,15 @@ pub(super) struct Tag {
 }
 
 /// A sample as it was drawn.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Drawn {
     /// Which of its request's samples.
     pub nth: u32,
     pub text: String,
     pub tokens: u32,
     pub finish: v1::samples::Finish,
+    /// As in a samples fact.
+    pub logprob: Option<f64>,
 }
 
 pub(super) struct OpenCalls {
@@ -100,6 +102,7 @@ impl OpenCalls {
             text: drawn.text,
             tokens: drawn.tokens,
             finish: drawn.finish.into(),
+            logprob: drawn.logprob,
         });
         self.settle(tag.call);
     }

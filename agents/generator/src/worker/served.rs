@@ -43,6 +43,9 @@ const SAMPLE_LIMIT_MIN: Duration = Duration::from_secs(120);
 const ANSWER_BYTES: usize = 256 * 1024;
 const ANSWER_BYTES_A_TOKEN: usize = 256;
 
+/// With its logprob and the likeliest token, each spelt out byte by byte.
+const ANSWER_BYTES_A_LOGPROB: usize = 4096;
+
 /// What draws.
 pub(super) enum Source {
     LlamaCpp(Box<llama_cpp::Source>),
@@ -62,6 +65,8 @@ pub(super) struct Prepared {
     pub sampling: Sampling,
     /// Positions that its longest sample takes.
     pub positions: usize,
+    /// Its samples are to tell their logprob, though it costs time.
+    pub logprobs: bool,
 }
 
 /// One sample to be drawn.
@@ -79,7 +84,8 @@ impl Task {
         let new = self.of.sampling.max_new_tokens;
         let tokens = u32::try_from(self.of.positions).unwrap_or(u32::MAX).max(new);
         let time = TOKEN_LIMIT.saturating_mul(tokens).max(SAMPLE_LIMIT_MIN);
-        (time, ANSWER_BYTES + ANSWER_BYTES_A_TOKEN * new as usize)
+        let each = if self.of.logprobs { ANSWER_BYTES_A_LOGPROB } else { ANSWER_BYTES_A_TOKEN };
+        (time, ANSWER_BYTES + each * new as usize)
     }
 }
 
@@ -188,14 +194,15 @@ impl Table {
         };
         let mut tasks = Vec::new();
         for (index, wanted) in request.requests.into_iter().enumerate() {
-            let prepared =
-                match check(&sampling).and_then(|()| self.source.prepare(wanted.text, &sampling)) {
-                    Ok(prepared) => Rc::new(prepared),
-                    Err(why) => {
-                        let message = format!("prompt {:?}: {why}", wanted.prompt_id);
-                        return self.calls.refuse(call, &message);
-                    }
-                };
+            let prepared = match check(&sampling)
+                .and_then(|()| self.source.prepare(wanted.text, &sampling, request.logprobs))
+            {
+                Ok(prepared) => Rc::new(prepared),
+                Err(why) => {
+                    let message = format!("prompt {:?}: {why}", wanted.prompt_id);
+                    return self.calls.refuse(call, &message);
+                }
+            };
             tasks.extend((0..wanted.count).map(|nth| Task {
                 tag: Tag { call, request: index },
                 nth,
@@ -324,12 +331,17 @@ impl Source {
         }
     }
 
-    fn prepare(&self, text: String, sampling: &Sampling) -> Result<Prepared, String> {
+    fn prepare(
+        &self,
+        text: String,
+        sampling: &Sampling,
+        logprobs: bool,
+    ) -> Result<Prepared, String> {
         match self {
-            Self::LlamaCpp(llama) => llama.prepare(&text, sampling),
+            Self::LlamaCpp(llama) => llama.prepare(&text, sampling, logprobs),
             Self::Endpoint(_) => {
                 let prompt = Prompt::Text(text);
-                Ok(Prepared { prompt, sampling: *sampling, positions: 0 })
+                Ok(Prepared { prompt, sampling: *sampling, positions: 0, logprobs: false })
             }
         }
     }

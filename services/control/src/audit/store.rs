@@ -72,8 +72,7 @@ impl Held {
         }
         match &spec.kind {
             Some(v1::spec::Kind::Raft(raft)) => {
-                self.blob(record, raft.prompts.as_ref());
-                self.blob(record, raft.heldout.as_ref());
+                raft.prompt_sets().for_each(|set| self.blob(record, set.file));
             }
             Some(v1::spec::Kind::Sft(sft)) => {
                 self.datasets.extend(sft.dataset.as_ref().map(|blob| (0, blob.digest.clone())));

@@ -4,8 +4,8 @@ use serde::Deserialize;
 use wire::v1;
 
 use super::{
-    LoraSpec, SelectionSpec, TrainingSpec, VerifierSpec, curriculum::CurriculumSpec, curve::Curve,
-    gates::GatesSpec,
+    LoraSpec, Measured, SelectionSpec, TrainingSpec, VerifierSpec, curriculum::CurriculumSpec,
+    curve::Curve, gates::GatesSpec, suite,
 };
 use crate::check::{Checked, count, ensure, within};
 
@@ -48,6 +48,10 @@ pub struct RaftSpec {
     pub staleness: u32,
     /// The pass@k to report of held-out prompts. Default: 1, and all of a prompt's samples.
     pub pass_at: Option<Vec<u32>>,
+    /// Whether engines that tell how likely samples were only at a price tell it; a gate on entropy
+    /// asks for it as well.
+    #[serde(default)]
+    pub entropy: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -85,8 +89,7 @@ impl From<&SamplingSpec> for v1::Sampling {
 }
 
 impl RaftSpec {
-    /// `suites`: the names of the run's evals.
-    pub(crate) fn check(&self, suites: &[&str]) -> Checked {
+    pub(crate) fn check(&self, measured: &Measured<'_>) -> Checked {
         count("raft.cycles", self.cycles, 1, 10_000)?;
         count("raft.samples_per_prompt", self.samples_per_prompt, 1, 4096)?;
         count("raft.heldout_samples_per_prompt", self.heldout_samples_per_prompt, 1, 4096)?;
@@ -97,7 +100,7 @@ impl RaftSpec {
         self.selection.check("raft.selection", self.cycles)?;
         let (prompts, samples) = (self.prompts_per_cycle, self.samples_per_prompt);
         self.curriculum.check("raft.curriculum", self.cycles, prompts, samples)?;
-        self.gates.check("raft.gates", suites, self.heldout.is_some())?;
+        self.gates.check("raft.gates", measured)?;
         self.sampling.check(self.cycles)?;
         self.verifier.check("raft.verifier")?;
         self.training.check("raft.training", self.cycles)?;
@@ -111,11 +114,7 @@ impl RaftSpec {
     }
 
     pub(crate) fn pass_at(&self) -> Vec<u32> {
-        let default = || match self.heldout_samples_per_prompt {
-            1 => vec![1],
-            all => vec![1, all],
-        };
-        self.pass_at.clone().unwrap_or_else(default)
+        suite::pass_at(self.pass_at.as_ref(), self.heldout_samples_per_prompt)
     }
 
     /// What changes from cycle to cycle.

@@ -16,6 +16,8 @@ struct Line<'a> {
     cycle: u32,
     job: &'a str,
     purpose: &'static str,
+    /// Empty but for held-out samples of a prompt suite.
+    suite: &'a str,
     prompt_id: &'a str,
     prompt: &'a str,
     index: u32,
@@ -24,6 +26,8 @@ struct Line<'a> {
     outcome: &'static str,
     detail: &'a str,
     tokens: u32,
+    /// `null` where nobody told.
+    logprob: Option<f64>,
     finish: &'static str,
     kept: bool,
     base: &'a str,
@@ -91,6 +95,7 @@ fn lines(
             cycle: samples.cycle,
             job: &samples.job,
             purpose: if trains { "train" } else { "heldout" },
+            suite: &samples.suite,
             prompt_id: id,
             prompt: prompts.get(id).copied().unwrap_or_default(),
             index: sample.index,
@@ -99,6 +104,7 @@ fn lines(
             outcome: outcome(verdict.outcome()),
             detail: &verdict.detail,
             tokens: sample.tokens,
+            logprob: sample.logprob,
             finish: finish(sample.finish()),
             kept: trains && kept.contains(&(sample.prompt_id.clone(), sample.index)),
             base: &samples.base,
@@ -170,7 +176,8 @@ mod tests {
                 "flotilla.r1.samples.2.t00000",
                 r#"{"run":"r1","cycle":2,"job":"t00000","attempt":1,"purpose":"TRAIN","agent":"g1",
                     "base":"b3:b","samples":[
-                    {"promptId":"p1","index":0,"text":"2\n","tokens":2,"finish":"STOP"},
+                    {"promptId":"p1","index":0,"text":"2\n","tokens":2,"finish":"STOP",
+                     "logprob":-1.5},
                     {"promptId":"p1","index":1,"text":"é3","tokens":3,"finish":"LENGTH"}]}"#,
             ),
             record(
@@ -193,13 +200,14 @@ mod tests {
             text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(lines.len(), 2);
         let expected = serde_json::json!({
-            "run": "r1", "cycle": 2, "job": "t00000", "purpose": "train", "prompt_id": "p1",
-            "prompt": "1+1=", "index": 0, "completion": "2\n", "reward": 1.0, "outcome": "pass",
-            "detail": "", "tokens": 2, "finish": "stop", "kept": true, "base": "b3:b",
-            "adapter": "", "seed": sample_seed(9, "p1", 0).to_string(), "agent": "g1",
+            "run": "r1", "cycle": 2, "job": "t00000", "purpose": "train", "suite": "",
+            "prompt_id": "p1", "prompt": "1+1=", "index": 0, "completion": "2\n", "reward": 1.0, "outcome": "pass",
+            "detail": "", "tokens": 2, "logprob": -1.5, "finish": "stop", "kept": true,
+            "base": "b3:b", "adapter": "", "seed": sample_seed(9, "p1", 0).to_string(), "agent": "g1",
             "verifier": "exact",
         });
         assert_eq!(lines[0], expected);
+        assert!(lines[1]["logprob"].is_null(), "unknown, and not 0");
         assert_eq!((&lines[1]["outcome"], &lines[1]["kept"]), (&"fail".into(), &false.into()));
         assert!(joiner.orders.is_empty() && joiner.samples.is_empty(), "nothing is held");
     }

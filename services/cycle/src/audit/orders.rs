@@ -23,6 +23,9 @@ pub(super) fn generate(
     if order.purpose() != job.purpose {
         found.push("its purpose is not its job's".into());
     }
+    if order.suite != job.suite {
+        found.push("its suite is not its job's".into());
+    }
     match run.policy(number, job.purpose) {
         Some(Policy { base, adapter }) => {
             let same = order.base.as_ref() == Some(&base) && order.adapter == adapter;
@@ -30,13 +33,16 @@ pub(super) fn generate(
         }
         None => found.push("ordered before there was a policy to sample from".into()),
     }
-    if order.sampling != schedule::sampling(raft, number, job.purpose) {
+    if order.sampling != schedule::sampling(raft, number, job.purpose, &job.suite) {
         found.push("its sampling is not the spec's".into());
     }
     if order.accept_unverified_policy != raft.accept_unverified_policy {
         found.push("whether its policy must be verified is not as the spec says".into());
     }
-    if order.seed != schedule::generate_seed(run.spec.seed, number, job.purpose) {
+    if order.logprobs != schedule::logprobs(raft, job.purpose) {
+        found.push("whether its samples tell their logprob is not as the spec says".into());
+    }
+    if order.seed != schedule::generate_seed(run.spec.seed, number, job.purpose, &job.suite) {
         found.push("its seed does not follow from the run's".into());
     }
     found.extend(round(run, order.round));

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use wire::{JobId, v1};
+use wire::{JobId, PromptSet, v1};
 
 use crate::{curriculum, state::Run};
 
@@ -25,25 +25,29 @@ pub(super) fn plan(run: &Run, number: u32, plan: &v1::Plan) -> Vec<String> {
         found.push("planned before the cycle before it was done".into());
     }
     found.extend(jobs(plan));
+    let strange = |job: &&v1::plan::Job| raft.prompt_set(job.purpose(), &job.suite).is_none();
+    found.extend(plan.jobs.iter().find(strange).map(|job| {
+        format!("job {:?} draws from suite {:?}, which the spec does not have", job.job, job.suite)
+    }));
     let wanted = match (number, raft.prompts_per_cycle) {
         (0, _) => 0,
         (_, 0) => raft.prompt_count,
         (_, some) => some.min(raft.prompt_count),
     };
-    let train = (v1::Purpose::Train, wanted, raft.samples_per_prompt);
-    let heldout = (v1::Purpose::Heldout, raft.heldout_count, raft.heldout_samples_per_prompt);
     // The spec is not believed: what it says is written out only where the plan is as long.
     let sane = raft.prompt_count <= PROMPTS_MAX;
     if !sane {
         found.push(format!("the spec counts {} prompts; no file has so many", raft.prompt_count));
     }
-    for (purpose, wanted, count) in [train, heldout] {
-        let drawn = lines(plan, purpose);
+    for set in raft.prompt_sets() {
+        let drawn = lines(plan, &set);
+        let heldout = set.purpose == v1::Purpose::Heldout;
+        let (wanted, count) = (if heldout { set.count } else { wanted }, set.samples_per_prompt);
         if drawn != wanted as usize && count > 0 {
-            let name = purpose.as_str_name().to_lowercase();
+            let name = name(&set);
             found.push(format!("draws from {drawn} {name} prompts, but there are {wanted}"));
         }
-        let draws = match purpose {
+        let draws = match set.purpose {
             _ if !sane || drawn < wanted as usize => continue,
             v1::Purpose::Heldout => (0..wanted).map(|line| (line, count)).collect(),
             v1::Purpose::Train | v1::Purpose::Unspecified if number == 0 => Vec::new(),
@@ -51,15 +55,26 @@ pub(super) fn plan(run: &Run, number: u32, plan: &v1::Plan) -> Vec<String> {
                 curriculum::draws(run, raft, number, raft.prompt_count)
             }
         };
-        found.extend(coverage(plan, purpose, &draws));
+        found.extend(coverage(plan, &set, &draws));
     }
     found
 }
 
+/// What a plan draws of a set of prompts.
+fn draws<'a>(plan: &'a v1::Plan, set: &PromptSet<'_>) -> impl Iterator<Item = &'a v1::plan::Draw> {
+    let (purpose, suite) = (set.purpose, set.suite);
+    let jobs = plan.jobs.iter().filter(move |job| job.purpose() == purpose && job.suite == suite);
+    jobs.flat_map(|job| &job.draws)
+}
+
 /// How many different prompts a plan draws from.
-fn lines(plan: &v1::Plan, purpose: v1::Purpose) -> usize {
-    let jobs = plan.jobs.iter().filter(|job| job.purpose() == purpose);
-    jobs.flat_map(|job| &job.draws).map(|draw| draw.prompt).collect::<BTreeSet<u32>>().len()
+fn lines(plan: &v1::Plan, set: &PromptSet<'_>) -> usize {
+    draws(plan, set).map(|draw| draw.prompt).collect::<BTreeSet<u32>>().len()
+}
+
+fn name(set: &PromptSet<'_>) -> String {
+    let purpose = set.purpose.as_str_name().to_lowercase();
+    if set.suite.is_empty() { purpose } else { format!("{purpose} ({})", set.suite) }
 }
 
 fn jobs(plan: &v1::Plan) -> Vec<String> {
@@ -81,10 +96,10 @@ fn jobs(plan: &v1::Plan) -> Vec<String> {
 
 /// One sentence for each way in which the draws are not those `wanted` (lines, and how many samples
 /// of each), with how often and the first case.
-fn coverage(plan: &v1::Plan, purpose: v1::Purpose, wanted: &[(u32, u32)]) -> Vec<String> {
+fn coverage(plan: &v1::Plan, set: &PromptSet<'_>, wanted: &[(u32, u32)]) -> Vec<String> {
     // Samples of a line as ranges: a plan may draw more than could be listed one by one.
     let mut drawn: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
-    for draw in plan.jobs.iter().filter(|job| job.purpose() == purpose).flat_map(|job| &job.draws) {
+    for draw in draws(plan, set) {
         let first = u64::from(draw.first);
         drawn.entry(draw.prompt).or_default().push((first, first + u64::from(draw.count)));
     }
@@ -106,7 +121,7 @@ fn coverage(plan: &v1::Plan, purpose: v1::Purpose, wanted: &[(u32, u32)]) -> Vec
     for (line, ranges) in drawn {
         ranges.into_iter().for_each(|(first, end)| extra.add(line, first, end));
     }
-    let name = purpose.as_str_name().to_lowercase();
+    let name = name(set);
     [twice, missing, extra].into_iter().filter_map(|complaint| complaint.say(&name)).collect()
 }
 

@@ -27,8 +27,8 @@ pub(super) fn samples(
     if samples.purpose() != job.purpose {
         found.push("its purpose is not its job's".into());
     }
-    let limit =
-        run.raft().and_then(|raft| raft.sampling).map_or(0, |sampling| sampling.max_new_tokens);
+    let set = run.raft().and_then(|raft| raft.prompt_set(job.purpose, &job.suite));
+    let limit = set.and_then(|set| set.sampling).map_or(0, |sampling| sampling.max_new_tokens);
     if let Some(sample) = samples.samples.iter().find(|sample| limit > 0 && sample.tokens > limit) {
         let v1::samples::Sample { prompt_id, index, tokens, .. } = sample;
         found.push(format!(
@@ -44,7 +44,11 @@ pub(super) fn verdicts(run: &Run, cycle: u32, id: &JobId, verdicts: &v1::Verdict
     if verdicts.purpose() != job.purpose {
         found.push("its purpose is not its job's".into());
     }
-    let verifier = run.raft().and_then(|raft| raft.verifier.as_ref());
+    if verdicts.suite != job.suite {
+        found.push("its suite is not its job's".into());
+    }
+    let set = run.raft().and_then(|raft| raft.prompt_set(job.purpose, &job.suite));
+    let verifier = set.and_then(|set| set.verifier);
     let graded = verifier.and_then(|verifier| verifier.how.as_ref()).is_some_and(grades);
     let wrong = verdicts.verdicts.iter().find(|verdict| !sound(verdict, graded));
     if let Some(v1::verdicts::Verdict { prompt_id, index, reward, .. }) = wrong {
@@ -195,6 +199,7 @@ fn same_counts(a: &v1::CycleDone, b: &v1::CycleDone) -> bool {
     let judged = |done: &v1::CycleDone| (done.findings.clone(), done.best, done.then);
     counts(a) == counts(b)
         && (&a.heldout, &a.train, &a.pass_at) == (&b.heldout, &b.train, &b.pass_at)
+        && a.suites == b.suites
         && a.samples_by_agent == b.samples_by_agent
         && judged(a) == judged(b)
 }

@@ -8,8 +8,10 @@ fn fleet(rates: &[f64]) -> Fleet {
 fn cut_up(prompts: usize, count: u32, fleet: &Fleet, sizing: &Sizing) -> Vec<v1::plan::Job> {
     let wanted = |line| Wanted { line, bytes: 10, count };
     let prompts: Vec<Wanted> = (0..u32::try_from(prompts).unwrap()).map(wanted).collect();
-    cut("t", v1::Purpose::Train, &prompts, 36, fleet, sizing)
+    cut(KIND, &prompts, 36, fleet, sizing)
 }
+
+const KIND: Kind<'_> = Kind { prefix: "t", purpose: v1::Purpose::Train, suite: "" };
 
 fn size(job: &v1::plan::Job) -> u32 {
     job.draws.iter().map(|draw| draw.count).sum()
@@ -62,7 +64,7 @@ fn prompts_may_want_different_numbers_of_samples() {
         .zip(0..)
         .map(|(count, line)| Wanted { line, bytes: 10, count })
         .collect();
-    let jobs = cut("t", v1::Purpose::Train, &wanted, 36, &fleet(&[1.0]), &Sizing::default());
+    let jobs = cut(KIND, &wanted, 36, &fleet(&[1.0]), &Sizing::default());
     let mut drawn = std::collections::BTreeMap::<u32, u32>::new();
     for draw in jobs.iter().flat_map(|job| &job.draws) {
         assert_eq!(draw.first, drawn.get(&draw.prompt).copied().unwrap_or(0), "in order");

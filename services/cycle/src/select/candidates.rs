@@ -76,6 +76,7 @@ impl<'a> Found<'a> {
                 index: sample.index,
                 completion: &sample.text,
                 tokens: sample.tokens,
+                logprob: sample.logprob.filter(|sum| sum.is_finite() && *sum <= 0.0),
                 finished: sample.finish() == Finish::Stop,
                 reward: verdict.reward,
                 tie: derive(seed, &[&sample.prompt_id, &sample.index.to_string()]),

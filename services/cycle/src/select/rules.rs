@@ -19,6 +19,8 @@ pub(super) struct Candidate<'a> {
     pub index: u32,
     pub completion: &'a str,
     pub tokens: u32,
+    /// In nats, never above 0; where it is known.
+    pub logprob: Option<f64>,
     /// Ended by itself, before `max_new_tokens`.
     pub finished: bool,
     pub reward: f64,

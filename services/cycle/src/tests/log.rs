@@ -18,6 +18,10 @@ pub(super) struct Log {
     pub(super) perplexities: BTreeMap<u32, f64>,
     /// Cycles of whose held-out samples none passes.
     pub(super) forgetful: BTreeSet<u32>,
+    /// Cycles and prompt suites of which no sample passes.
+    pub(super) forgotten: BTreeSet<(u32, String)>,
+    /// Of the cycles whose samples tell their logprob, in nats a token.
+    pub(super) surprise: BTreeMap<u32, f64>,
     /// What the agents say they hold, and how late it is.
     pub(super) fleet: Fleet,
     pub(super) now_ms: u64,
@@ -78,6 +82,12 @@ pub(super) fn prompts(prefix: &str, count: usize) -> Vec<Prompt> {
     Prompt::parse_all(lines.join("\n").as_bytes()).unwrap()
 }
 
+/// Of the same ids as the run's own held-out prompts.
+pub(super) fn suites(run: &Run) -> BTreeMap<String, Vec<Prompt>> {
+    let suites = run.raft().map_or(&[][..], |raft| &raft.prompt_suites);
+    suites.iter().map(|suite| (suite.name.clone(), prompts("h", suite.count as usize))).collect()
+}
+
 impl Log {
     pub(super) fn new(spec: v1::Spec) -> Self {
         let id = RunId::new("r1").unwrap();
@@ -89,6 +99,8 @@ impl Log {
             barren: BTreeSet::new(),
             perplexities: BTreeMap::new(),
             forgetful: BTreeSet::new(),
+            forgotten: BTreeSet::new(),
+            surprise: BTreeMap::new(),
             fleet: Fleet::default(),
             now_ms: 0,
         };
@@ -126,11 +138,13 @@ impl Log {
     /// One coordinator, deciding until it has nothing to say.
     pub(super) fn coordinate(&mut self) {
         let (train, heldout) = (prompts("p", 20), prompts("h", 10));
+        let suites = suites(&self.run());
         loop {
             let sizing = Sizing::default();
             let inputs = Inputs {
                 prompts: &train,
                 heldout: &heldout,
+                suites: &suites,
                 fleet: &self.fleet,
                 sizing: &sizing,
                 waiting: &WAITING,
@@ -179,6 +193,7 @@ impl Log {
                 text: format!("answer {}", index % 3),
                 tokens: 2,
                 finish: v1::samples::Finish::Stop.into(),
+                logprob: self.surprise.get(&order.cycle).map(|nats| -2.0 * nats),
             })
         });
         let body = v1::Samples {
@@ -192,6 +207,7 @@ impl Log {
             agent: "g1".into(),
             wall_s: 10.0,
             caveat: caveat.into(),
+            suite: order.suite.clone(),
             samples: samples.collect(),
             ..Default::default()
         };
@@ -224,7 +240,8 @@ impl Log {
             let Body::Samples(samples) = &record.fact.body else { continue };
             let heldout = samples.purpose() == v1::Purpose::Heldout;
             let barren = self.barren.contains(&samples.cycle)
-                || (heldout && self.forgetful.contains(&samples.cycle));
+                || (heldout && self.forgetful.contains(&samples.cycle))
+                || self.forgotten.contains(&(samples.cycle, samples.suite.clone()));
             let judge = |sample: &v1::samples::Sample| {
                 let pass = sample.index % 3 == 1 && !barren;
                 let outcome =
@@ -243,6 +260,7 @@ impl Log {
                 job: samples.job.clone(),
                 purpose: samples.purpose,
                 samples_sequence: record.sequence,
+                suite: samples.suite.clone(),
                 verdicts: samples.samples.iter().map(judge).collect(),
                 ..Default::default()
             };

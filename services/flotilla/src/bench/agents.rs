@@ -47,6 +47,7 @@ pub(super) fn samples(order: &v1::GenerateOrder) -> v1::Samples {
                 text: format!("7+5=12 4+8+{}=1{index} #1{index}2", index % 2),
                 tokens: 24,
                 finish: v1::samples::Finish::Stop.into(),
+                logprob: None,
             });
         }
     }
@@ -90,6 +91,7 @@ fn verdicts(samples_sequence: u64, samples: &v1::Samples) -> v1::Verdicts {
         samples_sequence,
         verdicts: samples.samples.iter().map(judge).collect(),
         wall_s: 0.1,
+        ..Default::default()
     }
 }
 

@@ -1,6 +1,6 @@
 //! A log in memory and its coordinator: the core decides, what it decides is folded at once.
 
-use std::fmt::Write;
+use std::{collections::BTreeMap, fmt::Write};
 
 use anyhow::Context;
 use cycle::{Fleet, Inputs, Run, Sizing, Waiting, decide};
@@ -77,6 +77,7 @@ impl Log {
             let inputs = Inputs {
                 prompts: &self.prompts,
                 heldout: &self.heldout,
+                suites: &BTreeMap::new(),
                 fleet: &self.fleet,
                 sizing: &Sizing::default(),
                 waiting: &Waiting::default(),

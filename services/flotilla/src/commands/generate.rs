@@ -67,6 +67,7 @@ fn by_candle(args: &GenerateArgs) -> anyhow::Result<Made> {
             Finish::Stop => v1::samples::Finish::Stop.into(),
             Finish::Length => v1::samples::Finish::Length.into(),
         },
+        logprob: Some(done.logprob),
     });
     let engine = model.engine();
     Ok(Made { samples: samples.collect(), engine, caveat: String::new() })
@@ -165,6 +166,7 @@ fn sample(sample: &v1::samples::Sample) -> serde_json::Value {
         "index": sample.index,
         "text": sample.text,
         "tokens": sample.tokens,
+        "logprob": sample.logprob,
         "finish": finish,
     })
 }

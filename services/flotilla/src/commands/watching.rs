@@ -159,7 +159,11 @@ fn spec(args: &WatchArgs) -> anyhow::Result<(WatchSpec, PathBuf)> {
     };
     let evals: Vec<SuiteSpec> = args.eval.iter().map(suite).collect();
     for SuiteSpec { name, n_ctx, .. } in &evals {
-        tracing::info!(suite = name, n_ctx, "checkpoints will be measured");
+        tracing::info!(
+            suite = name,
+            n_ctx = n_ctx.unwrap_or_default(),
+            "checkpoints will be measured"
+        );
     }
     let spec = WatchSpec { name: args.watch_name.clone(), base, evals, until: args.watch_until };
     spec.check().context("--watch")?;

@@ -1,6 +1,6 @@
 //! A whole log: folded, decided on after each fact, audited.
 
-use std::sync::OnceLock;
+use std::{collections::BTreeMap, sync::OnceLock};
 
 use cycle::{Fleet, Inputs, Member, Run, Sizing, Waiting, audit, decide};
 use wire::{Fact, Prompt, Record};
@@ -49,9 +49,13 @@ fn next(run: &Run) {
     let others = generators[..1].to_vec();
     let fleet =
         Fleet { generators, verifiers: others.clone(), trainers: others, ..Fleet::default() };
+    let raft = run.raft();
+    let names = raft.iter().flat_map(|raft| &raft.prompt_suites).map(|suite| suite.name.clone());
+    let suites: BTreeMap<_, _> = names.map(|name| (name, prompts[..2].to_vec())).collect();
     let inputs = Inputs {
         prompts,
         heldout: &prompts[..4],
+        suites: &suites,
         fleet: &fleet,
         sizing: &Sizing::default(),
         waiting: &Waiting::default(),

@@ -8,6 +8,7 @@ fn candidate(line: u32, index: u32, completion: &str, reward: f64) -> Candidate<
         index,
         completion,
         tokens: 4,
+        logprob: None,
         finished: true,
         reward,
         tie: wire::derive(1, &[&line.to_string(), &index.to_string()]),

@@ -1,0 +1,264 @@
+//! The `evals` of a spec: texts whose perplexity is measured, and prompts whose samples are judged.
+
+use serde::Deserialize;
+use wire::v1;
+
+use super::{VerifierSpec, raft::SamplingSpec};
+use crate::{
+    FieldError,
+    check::{Checked, count, ensure, within},
+};
+
+/// What is measured of checkpoints, by a text or by prompts: what belongs to the other is left
+/// away.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SuiteSpec {
+    pub name: String,
+    /// A text file, or `.jsonl` with {"prompt", "completion"} lines of which completions are scored.
+    pub text: Option<String>,
+    pub n_ctx: Option<u32>,
+    pub stride: Option<u32>,
+    pub chunks: Option<u32>,
+    /// A `.jsonl` file of prompts that are never trained on.
+    pub prompts: Option<String>,
+    pub verifier: Option<VerifierSpec>,
+    pub samples_per_prompt: Option<u32>,
+    /// The pass@k to report. Default: 1, and all of a prompt's samples.
+    pub pass_at: Option<Vec<u32>>,
+    /// What is not set here is the run's.
+    pub sampling: Option<SuiteSamplingSpec>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SuiteSamplingSpec {
+    temperature: Option<f64>,
+    top_k: Option<u32>,
+    top_p: Option<f64>,
+    max_new_tokens: Option<u32>,
+}
+
+/// One of the two that a suite may be, with its defaults filled in.
+#[derive(Debug)]
+pub(crate) enum Measure<'a> {
+    Text(TextSuite<'a>),
+    Prompts(PromptSuite<'a>),
+}
+
+#[derive(Debug)]
+pub(crate) struct TextSuite<'a> {
+    pub name: &'a str,
+    pub text: &'a str,
+    pub n_ctx: u32,
+    pub stride: u32,
+    pub chunks: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct PromptSuite<'a> {
+    pub name: &'a str,
+    pub prompts: &'a str,
+    pub verifier: &'a VerifierSpec,
+    pub samples_per_prompt: u32,
+    pub pass_at: Vec<u32>,
+    sampling: SuiteSamplingSpec,
+}
+
+/// What a run measures, by the names its gates may use.
+#[derive(Debug, Default)]
+pub(crate) struct Measured<'a> {
+    pub texts: Vec<&'a str>,
+    pub prompt_suites: Vec<&'a str>,
+    /// Whether there is `raft.heldout`.
+    pub heldout: bool,
+}
+
+fn context() -> u32 {
+    512
+}
+
+/// Fewer tokens before it say nothing of a token.
+const SHORTEST_CONTEXT: u32 = 16;
+
+/// The pass@k of prompts of which so many samples are drawn.
+pub(super) fn pass_at(given: Option<&Vec<u32>>, samples: u32) -> Vec<u32> {
+    let default = || match samples {
+        1 => vec![1],
+        all => vec![1, all],
+    };
+    given.cloned().unwrap_or_else(default)
+}
+
+impl SuiteSpec {
+    /// A suite of a file of so many bytes, named after it. Two contexts must fit into a text: the
+    /// context of a short one is as large as that allows where a token has eight bytes.
+    pub fn of_file(text: &str, bytes: u64) -> Self {
+        const BYTES_A_TOKEN: u64 = 8;
+        let file = std::path::Path::new(text);
+        let stem = file.file_stem().unwrap_or_default();
+        let name = wire::slug(&stem.to_string_lossy()).unwrap_or_else(|| "text".into());
+        let most = u32::try_from(bytes / BYTES_A_TOKEN / 2).unwrap_or(u32::MAX);
+        let lines = file.extension().is_some_and(|extension| extension == "jsonl");
+        let n_ctx = if lines { context() } else { context().min(most.max(1)) };
+        // The next lower power of two.
+        let n_ctx = (1 << n_ctx.ilog2()).max(SHORTEST_CONTEXT);
+        Self { name, text: Some(text.to_owned()), n_ctx: Some(n_ctx), ..Self::default() }
+    }
+
+    /// Which of the two it is. `field` is where it is written.
+    ///
+    /// # Errors
+    /// When it is neither or both, or has what belongs to the other.
+    pub(crate) fn measure(&self, field: &str) -> Result<Measure<'_>, FieldError> {
+        let at = |name: &str| format!("{field}.{name}");
+        let of_texts = [
+            ("n_ctx", self.n_ctx.is_some()),
+            ("stride", self.stride.is_some()),
+            ("chunks", self.chunks.is_some()),
+        ];
+        let of_prompts = [
+            ("verifier", self.verifier.is_some()),
+            ("samples_per_prompt", self.samples_per_prompt.is_some()),
+            ("pass_at", self.pass_at.is_some()),
+            ("sampling", self.sampling.is_some()),
+        ];
+        let alone = |others: &[(&str, bool)], of: &str| {
+            let stray = others.iter().find(|(_, set)| *set);
+            stray.map_or(Ok(()), |(name, _)| {
+                ensure(false, &at(name), format!("is for suites of {of}; leave it away"))
+            })
+        };
+        match (&self.text, &self.prompts) {
+            (Some(text), None) => {
+                alone(&of_prompts, "prompts")?;
+                Ok(Measure::Text(TextSuite {
+                    name: &self.name,
+                    text,
+                    n_ctx: self.n_ctx.unwrap_or_else(context),
+                    stride: self.stride.unwrap_or_default(),
+                    chunks: self.chunks.unwrap_or_default(),
+                }))
+            }
+            (None, Some(prompts)) => {
+                alone(&of_texts, "texts")?;
+                let missing = || FieldError {
+                    field: at("verifier"),
+                    remedy: "say what judges the samples of these prompts".into(),
+                };
+                let samples_per_prompt = self.samples_per_prompt.unwrap_or(1);
+                Ok(Measure::Prompts(PromptSuite {
+                    name: &self.name,
+                    prompts,
+                    verifier: self.verifier.as_ref().ok_or_else(missing)?,
+                    samples_per_prompt,
+                    pass_at: pass_at(self.pass_at.as_ref(), samples_per_prompt),
+                    sampling: self.sampling.unwrap_or_default(),
+                }))
+            }
+            _ => Err(FieldError {
+                field: field.to_owned(),
+                remedy:
+                    "write exactly one of text (its perplexity is measured) and prompts (their \
+                         samples are judged)"
+                        .into(),
+            }),
+        }
+    }
+}
+
+impl TextSuite<'_> {
+    pub(crate) fn check(&self, field: &str) -> Checked {
+        count(&format!("{field}.n_ctx"), self.n_ctx, 8, 1_048_576)?;
+        count(&format!("{field}.stride"), self.stride, 0, self.n_ctx)
+    }
+}
+
+impl PromptSuite<'_> {
+    /// How it is sampled in a run that samples so.
+    pub(crate) fn sampling(&self, run: &SamplingSpec) -> v1::Sampling {
+        let v1::Sampling { temperature, top_k, top_p, max_new_tokens } = run.into();
+        let own = &self.sampling;
+        v1::Sampling {
+            temperature: own.temperature.unwrap_or(temperature),
+            top_k: own.top_k.unwrap_or(top_k),
+            top_p: own.top_p.unwrap_or(top_p),
+            max_new_tokens: own.max_new_tokens.unwrap_or(max_new_tokens),
+        }
+    }
+
+    pub(crate) fn check(&self, field: &str, run: &SamplingSpec) -> Checked {
+        let at = |name: &str| format!("{field}.{name}");
+        self.verifier.check(&at("verifier"))?;
+        count(&at("samples_per_prompt"), self.samples_per_prompt, 1, 4096)?;
+        for k in &self.pass_at {
+            count(&at("pass_at"), *k, 1, self.samples_per_prompt)?;
+        }
+        let v1::Sampling { temperature, top_p, max_new_tokens, .. } = self.sampling(run);
+        within(&at("sampling.temperature"), temperature, 0.0, 10.0)?;
+        within(&at("sampling.top_p"), top_p, 1e-6, 1.0)?;
+        count(&at("sampling.max_new_tokens"), max_new_tokens, 1, 32_768)?;
+        ensure(
+            temperature > 0.0 || self.samples_per_prompt == 1,
+            &at("samples_per_prompt"),
+            "must be 1 at temperature 0, where all samples of a prompt are the same",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn suite(yaml: &str) -> SuiteSpec {
+        serde_saphyr::from_str(yaml).unwrap()
+    }
+
+    fn refused(yaml: &str) -> String {
+        let suite = suite(yaml);
+        let checked = suite.measure("e").and_then(|measure| match measure {
+            Measure::Text(text) => text.check("e"),
+            Measure::Prompts(prompts) => prompts.check("e", &SamplingSpec::default()),
+        });
+        checked.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_prompt_suite_samples_as_the_run_does_but_for_what_it_says() {
+        let yaml = "{name: a, prompts: a.jsonl, verifier: {numeric: {}}, samples_per_prompt: 4, \
+                    sampling: {temperature: 0.2}}";
+        let suite = suite(yaml);
+        let Ok(Measure::Prompts(prompts)) = suite.measure("e") else { panic!("prompts") };
+        let run: SamplingSpec = serde_saphyr::from_str("{top_k: 7, max_new_tokens: 9}").unwrap();
+        assert_eq!(prompts.check("e", &run), Ok(()));
+        assert_eq!(prompts.pass_at, [1, 4]);
+        let sampling = prompts.sampling(&run);
+        assert_eq!((sampling.temperature, sampling.top_k, sampling.max_new_tokens), (0.2, 7, 9));
+    }
+
+    #[test]
+    fn a_suite_is_of_a_text_or_of_prompts() {
+        for (yaml, said) in [
+            ("{name: a}", "field e: write exactly one of text"),
+            ("{name: a, text: a.txt, prompts: a.jsonl}", "field e: write exactly one of text"),
+            ("{name: a, text: a.txt, pass_at: [1]}", "field e.pass_at: is for suites of prompts"),
+            ("{name: a, prompts: a.jsonl, n_ctx: 64}", "field e.n_ctx: is for suites of texts"),
+            ("{name: a, prompts: a.jsonl}", "field e.verifier: say what judges"),
+            ("{name: a, prompts: a.jsonl, verifier: {}}", "field e.verifier: write exactly one"),
+            (
+                "{name: a, prompts: a.jsonl, verifier: {exact: {}}, pass_at: [2]}",
+                "field e.pass_at: must be from 1 to 1, not 2",
+            ),
+            (
+                "{name: a, prompts: a.jsonl, verifier: {exact: {}}, samples_per_prompt: 2, \
+                 sampling: {temperature: 0}}",
+                "field e.samples_per_prompt: must be 1 at temperature 0",
+            ),
+            ("{name: a, text: a.txt, n_ctx: 4}", "field e.n_ctx: must be from 8"),
+        ] {
+            let found = refused(yaml);
+            assert!(found.starts_with(said), "{yaml}: {found}");
+        }
+        assert!(serde_saphyr::from_str::<SuiteSpec>("{name: a, promts: a}").is_err());
+    }
+}
