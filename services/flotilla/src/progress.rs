@@ -223,5 +223,7 @@ fn cycle_done(id: &RunId, done: &v1::CycleDone) -> String {
     let heldout = done.heldout.as_ref().map_or(String::new(), |rate| {
         format!(": held-out pass rate {:.1} % ± {:.1}", rate.mean * 100.0, rate.stderr * 100.0)
     });
-    format!("{id}: cycle {} done{heldout}", done.cycle)
+    let suites = done.suites.iter().filter_map(|suite| Some((&suite.suite, suite.rate?)));
+    let suites = suites.map(|(name, rate)| format!(", {name} {:.1} %", rate.mean * 100.0));
+    format!("{id}: cycle {} done{heldout}{}", done.cycle, suites.collect::<String>())
 }

@@ -1,12 +1,12 @@
 //! Runs and checkpoints, told to people.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use control::{CycleStory, Lineage, Link, Sampled, Story, Yield};
 use serde_json::{Map, Value};
 use wire::v1;
 
-use super::run::verdicts_of;
+use super::run::{rate, verdicts_of};
 use crate::output;
 
 /// Samples told without being asked for.
@@ -48,9 +48,8 @@ fn cycle_lines(cycle: &CycleStory) -> Vec<(&'static str, String)> {
         lines.push(("trained", told));
     }
     let mut measured: Vec<String> = Vec::new();
-    if let Some(rate) = cycle.done.as_ref().and_then(|done| done.heldout.as_ref()) {
-        let (mean, stderr) = (rate.mean * 100.0, rate.stderr * 100.0);
-        measured.push(format!("held-out pass rate {mean:.1} % ± {stderr:.1}"));
+    if let Some(heldout) = cycle.done.as_ref().and_then(|done| done.heldout.as_ref()) {
+        measured.push(format!("held-out pass rate {}", rate(Some(heldout))));
     }
     let suites = cycle.perplexities.iter();
     measured.extend(suites.map(|(suite, value)| format!("perplexity of {suite} {value:.4}")));
@@ -71,12 +70,13 @@ fn cycle_lines(cycle: &CycleStory) -> Vec<(&'static str, String)> {
 }
 
 fn kept(selected: &v1::Selected) -> String {
-    let v1::Selected { kept, considered, min_reward, diversity, .. } = selected;
+    let v1::Selected { kept, considered, min_reward, diversity, entropy, .. } = selected;
+    let entropy = entropy.map_or(String::new(), |nats| format!(", {nats:.3} nats a token"));
     let dropped: Vec<String> =
         selected.dropped.iter().map(|(why, count)| format!("{count} {why}")).collect();
     format!(
         "{kept} of {considered} that reached {min_reward}; {}; {:.0} % of a prompt's samples \
-         are distinct",
+         are distinct{entropy}",
         dropped.join(", "),
         diversity * 100.0
     )
@@ -206,6 +206,45 @@ fn compare(path: &str, a: &Value, b: &Value, found: &mut Vec<(String, String, St
         };
         found.push((path.to_owned(), told(a), told(b)));
     }
+}
+
+/// The figures of two runs' cycles side by side.
+pub(super) fn figures([a, b]: [&v1::Run; 2]) -> Vec<String> {
+    let both = || [a, b].into_iter().flat_map(|run| &run.cycles_done);
+    let of = |run: &v1::Run, cycle: u32, figure: &dyn Fn(&v1::CycleDone) -> String| {
+        let done = run.cycles_done.iter().find(|done| done.cycle == cycle);
+        done.map_or("-".into(), figure)
+    };
+    let heldout = |done: &v1::CycleDone| rate(done.heldout.as_ref());
+    let kept = |done: &v1::CycleDone| format!("{}/{}", done.kept, done.sampled);
+    let cycles: BTreeSet<u32> = both().map(|done| done.cycle).collect();
+    let rows = cycles.iter().map(|cycle| {
+        let [rates, kept] =
+            [&heldout as &dyn Fn(&_) -> _, &kept].map(|f| [of(a, *cycle, f), of(b, *cycle, f)]);
+        let ([rate_a, rate_b], [kept_a, kept_b]) = (rates, kept);
+        [cycle.to_string(), rate_a, rate_b, kept_a, kept_b]
+    });
+    let headings = [
+        ">cycle",
+        &format!(">held-out, {}", a.run),
+        &format!(">held-out, {}", b.run),
+        &format!(">kept, {}", a.run),
+        &format!(">kept, {}", b.run),
+    ];
+    let mut tables = vec![output::table(headings, rows)];
+    let suites = both().flat_map(|done| done.suites.iter().map(|suite| (&suite.suite, done.cycle)));
+    let suites: BTreeSet<(&String, u32)> = suites.collect();
+    if !suites.is_empty() {
+        let rows = suites.into_iter().map(|(name, cycle)| {
+            let suite = |done: &v1::CycleDone| {
+                rate(done.suites.iter().find(|s| s.suite == *name).and_then(|s| s.rate.as_ref()))
+            };
+            [name.clone(), cycle.to_string(), of(a, cycle, &suite), of(b, cycle, &suite)]
+        });
+        let headings = ["suite", ">cycle", &format!(">{}", a.run), &format!(">{}", b.run)];
+        tables.push(output::table(headings, rows));
+    }
+    tables
 }
 
 /// Two sections, one of which may be missing.

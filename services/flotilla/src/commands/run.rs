@@ -186,27 +186,7 @@ async fn diff(control: &Control, ids: [RunId; 2], json: bool) -> anyhow::Result<
         let rows = settings.into_iter().map(|(path, left, right)| [path, left, right]);
         output::print(&output::table(["setting", a.as_str(), b.as_str()], rows));
     }
-    let rate = |run: &v1::Run, cycle: u32| {
-        let done = run.cycles_done.iter().find(|done| done.cycle == cycle);
-        let rate = done.and_then(|done| done.heldout.as_ref());
-        rate.map_or("-".into(), |rate| {
-            format!("{:.1} % ± {:.1}", rate.mean * 100.0, rate.stderr * 100.0)
-        })
-    };
-    let kept = |run: &v1::Run, cycle: u32| {
-        let done = run.cycles_done.iter().find(|done| done.cycle == cycle);
-        done.map_or("-".into(), |done| format!("{}/{}", done.kept, done.sampled))
-    };
-    let cycles = views.iter().flat_map(|run| &run.cycles_done).map(|done| done.cycle);
-    let cycles: std::collections::BTreeSet<u32> = cycles.collect();
-    let rows = cycles.into_iter().map(|cycle| {
-        let [a, b] = &views;
-        [cycle.to_string(), rate(a, cycle), rate(b, cycle), kept(a, cycle), kept(b, cycle)]
-    });
-    let [rate_a, rate_b] = [a, b].map(|run| format!(">held-out, {run}"));
-    let [kept_a, kept_b] = [a, b].map(|run| format!(">kept, {run}"));
-    let headings = [">cycle", &rate_a, &rate_b, &kept_a, &kept_b];
-    output::print(&output::table(headings, rows));
+    explain::figures(views.each_ref()).iter().for_each(|table| output::print(table));
     Ok(())
 }
 
@@ -256,15 +236,14 @@ async fn show(control: &Control, id: &RunId, json: bool) -> anyhow::Result<()> {
 /// The figures of a cycle that have no column, and what its gates made of them.
 pub(crate) fn verdicts_of(done: &v1::CycleDone) -> Vec<String> {
     let cycle = done.cycle;
-    let percent = |share: f64| format!("{:.1}", share * 100.0);
-    let each = done.pass_at.iter().map(|at| {
-        let [mean, low, high] = [at.mean, at.low, at.high].map(percent);
-        format!("pass@{} {mean} % ({low} to {high})", at.k)
-    });
-    let each: Vec<String> = each.collect();
     let mut lines = Vec::new();
-    if !each.is_empty() {
-        lines.push(format!("cycle {cycle}: {}", each.join(", ")));
+    if !done.pass_at.is_empty() {
+        lines.push(format!("cycle {cycle}: {}", pass_at(&done.pass_at)));
+    }
+    for suite in &done.suites {
+        let at = if suite.pass_at.is_empty() { "" } else { ", " };
+        let (name, rate) = (&suite.suite, rate(suite.rate.as_ref()));
+        lines.push(format!("cycle {cycle}: {name} {rate}{at}{}", pass_at(&suite.pass_at)));
     }
     for finding in &done.findings {
         let v1::cycle_done::Finding { gate, value, limit, .. } = finding;
@@ -279,6 +258,22 @@ pub(crate) fn verdicts_of(done: &v1::CycleDone) -> Vec<String> {
         });
     }
     lines
+}
+
+fn pass_at(all: &[v1::cycle_done::PassAt]) -> String {
+    let percent = |share: f64| format!("{:.1}", share * 100.0);
+    let each = all.iter().map(|at| {
+        let [mean, low, high] = [at.mean, at.low, at.high].map(percent);
+        format!("pass@{} {mean} % ({low} to {high})", at.k)
+    });
+    each.collect::<Vec<String>>().join(", ")
+}
+
+/// A pass rate with its standard error.
+pub(crate) fn rate(rate: Option<&v1::cycle_done::Rate>) -> String {
+    rate.map_or("-".into(), |rate| {
+        format!("{:.1} % ± {:.1}", rate.mean * 100.0, rate.stderr * 100.0)
+    })
 }
 
 /// What a kept sample of a cycle took, where agents could measure it.
@@ -314,9 +309,7 @@ pub(crate) fn perplexities_table(run: &v1::Run) -> String {
 /// What each cycle came to; also the demo's last word.
 pub(crate) fn cycles_table(run: &v1::Run) -> String {
     let rows = run.cycles_done.iter().map(|done| {
-        let rate = done.heldout.as_ref().map_or("-".into(), |rate| {
-            format!("{:.1} % ± {:.1}", rate.mean * 100.0, rate.stderr * 100.0)
-        });
+        let rate = rate(done.heldout.as_ref());
         let last = run.evals.iter().filter(|eval| eval.cycle == done.cycle).max_by_key(|e| e.step);
         let perplexity =
             last.map_or("-".into(), |e| format!("{:.4} ± {:.4}", e.perplexity, e.stderr));
