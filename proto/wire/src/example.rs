@@ -2,6 +2,8 @@
 
 use serde::Deserialize;
 
+use crate::line::BadLine;
+
 /// A prompt and the text that should follow it. Other fields are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Example {
@@ -27,6 +29,12 @@ pub enum ExamplesError {
     Encoding(#[from] std::str::Utf8Error),
     #[error("no examples in it")]
     None,
+}
+
+impl From<BadLine> for ExamplesError {
+    fn from(BadLine { number: line, source }: BadLine) -> Self {
+        Self::Json { line, source }
+    }
 }
 
 impl Example {

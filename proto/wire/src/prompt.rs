@@ -2,26 +2,23 @@
 
 use std::collections::BTreeSet;
 
-use serde::Deserialize;
 use serde_json::{Map, Value};
+
+use crate::line::{BadLine, Line, lines};
 
 /// Longest prompt text: an order has to carry it within the bus's payload limit.
 pub const PROMPT_BYTES_MAX: usize = 256 * 1024;
 
 /// One prompt and what its verifier needs to know.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Prompt {
     /// Unique in its file; without one, the field "task_id" of HumanEval, MBPP and their like, or
     /// the line's number.
-    #[serde(default)]
     pub id: String,
     /// MBPP calls it "text".
-    #[serde(alias = "text")]
     pub prompt: String,
-    #[serde(default)]
     pub answer: Option<String>,
     /// Fields of no meaning to the fleet, for verifiers.
-    #[serde(flatten)]
     pub fields: Map<String, Value>,
 }
 
@@ -36,6 +33,10 @@ pub enum PromptsError {
         #[source]
         source: serde_json::Error,
     },
+    #[error("line {line}: there is no field \"prompt\" with the text a model is to go on with")]
+    NoPrompt { line: usize },
+    #[error("line {line}: field {field:?} must be {expected}")]
+    Field { line: usize, field: &'static str, expected: &'static str },
     #[error("line {line}: the prompt has {bytes} bytes, the limit is {PROMPT_BYTES_MAX}")]
     TooLong { line: usize, bytes: usize },
     #[error("line {line}: field \"prompt\" is empty")]
@@ -48,6 +49,12 @@ pub enum PromptsError {
     None,
 }
 
+impl From<BadLine> for PromptsError {
+    fn from(BadLine { number: line, source }: BadLine) -> Self {
+        Self::Json { line, source }
+    }
+}
+
 impl Prompt {
     /// Reads a prompts file. Blank lines are skipped but counted.
     ///
@@ -56,13 +63,12 @@ impl Prompt {
     pub fn parse_all(text: &[u8]) -> Result<Vec<Self>, PromptsError> {
         let mut prompts = Vec::new();
         let mut ids = BTreeSet::new();
-        for (index, text) in std::str::from_utf8(text)?.lines().enumerate() {
-            if text.trim().is_empty() {
-                continue;
-            }
-            let prompt = Self::parse(index + 1, text)?;
+        for line in lines(text)? {
+            let line = line?;
+            let number = line.number;
+            let prompt = Self::of_line(line)?;
             if !ids.insert(prompt.id.clone()) {
-                return Err(PromptsError::DuplicateId { line: index + 1, id: prompt.id });
+                return Err(PromptsError::DuplicateId { line: number, id: prompt.id });
             }
             prompts.push(prompt);
         }
@@ -72,22 +78,59 @@ impl Prompt {
         Ok(prompts)
     }
 
-    fn parse(line: usize, text: &str) -> Result<Self, PromptsError> {
-        let mut prompt: Self =
-            serde_json::from_str(text).map_err(|source| PromptsError::Json { line, source })?;
-        if prompt.id.is_empty() {
-            prompt.id = match prompt.fields.get("task_id") {
-                Some(Value::String(id)) if !id.is_empty() => id.clone(),
-                Some(Value::Number(id)) => id.to_string(),
-                _ => line.to_string(),
-            };
-        }
-        let bytes = prompt.prompt.len();
-        match bytes {
+    /// # Errors
+    /// The first field that cannot be used.
+    pub fn of_line(line: Line) -> Result<Self, PromptsError> {
+        let Line { number: line, mut fields } = line;
+        let wrong = |field, expected| PromptsError::Field { line, field, expected };
+        let given = fields.get("prompt").is_some_and(|value| !value.is_null());
+        let named = if given || !fields.contains_key("text") { "prompt" } else { "text" };
+        let prompt = match fields.remove(named) {
+            Some(Value::String(text)) => text,
+            Some(value) if !value.is_null() => return Err(wrong(named, "a text")),
+            _ => return Err(PromptsError::NoPrompt { line }),
+        };
+        let id = match fields.remove("id") {
+            None | Some(Value::Null) => None,
+            Some(id) => Some(scalar(&id).ok_or_else(|| wrong("id", "a text or a number"))?),
+        };
+        let answer = match fields.remove("answer") {
+            None | Some(Value::Null) => None,
+            Some(answer) => {
+                Some(scalar(&answer).ok_or_else(|| wrong("answer", "a text or a number"))?)
+            }
+        };
+        let known = |id: &String| !id.is_empty();
+        let id = id
+            .filter(known)
+            .or_else(|| fields.get("task_id").and_then(scalar).filter(known))
+            .unwrap_or_else(|| line.to_string());
+        match prompt.len() {
             0 => Err(PromptsError::Empty { line }),
-            PROMPT_BYTES_MAX.. => Err(PromptsError::TooLong { line, bytes }),
-            _ => Ok(prompt),
+            bytes @ PROMPT_BYTES_MAX.. => Err(PromptsError::TooLong { line, bytes }),
+            _ => Ok(Self { id, prompt, answer, fields }),
         }
+    }
+
+    /// The line that reads as this prompt, without its end.
+    pub fn to_line(&self) -> String {
+        let Self { id, prompt, answer, fields } = self;
+        let mut fields = fields.clone();
+        fields.insert("id".into(), id.as_str().into());
+        fields.insert("prompt".into(), prompt.as_str().into());
+        if let Some(answer) = answer {
+            fields.insert("answer".into(), answer.as_str().into());
+        }
+        Value::Object(fields).to_string()
+    }
+}
+
+/// A number is known by how it is written.
+fn scalar(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        _ => None,
     }
 }
 
@@ -114,10 +157,24 @@ mod tests {
     }
 
     #[test]
+    fn a_line_with_prompt_and_text_keeps_the_text_as_a_field() {
+        let text = b"{\"id\":7,\"prompt\":\"p\",\"text\":\"t\",\"answer\":1.5}";
+        let prompts = Prompt::parse_all(text).unwrap();
+        assert_eq!((&*prompts[0].id, &*prompts[0].prompt), ("7", "p"));
+        assert_eq!(
+            (&prompts[0].fields["text"], prompts[0].answer.as_deref()),
+            (&"t".into(), Some("1.5"))
+        );
+        assert_eq!(Prompt::parse_all(prompts[0].to_line().as_bytes()).unwrap(), prompts);
+    }
+
+    #[test]
     fn each_mistake_names_its_line() {
-        let cases: [(&[u8], &str); 5] = [
+        let cases: [(&[u8], &str); 7] = [
             (b"{\"prompt\":\"a\"}\n{", "line 2: expected an object"),
-            (b"{\"answer\":\"a\"}", "line 1: expected an object"),
+            (b"{\"answer\":\"a\"}", "line 1: there is no field \"prompt\""),
+            (b"{\"prompt\":[]}", "line 1: field \"prompt\" must be a text"),
+            (b"{\"prompt\":\"a\",\"id\":[]}", "line 1: field \"id\" must be"),
             (b"{\"prompt\":\"\"}", "line 1: field \"prompt\" is empty"),
             (
                 b"{\"id\":\"a\",\"prompt\":\"x\"}\n{\"id\":\"a\",\"prompt\":\"y\"}",
