@@ -2,6 +2,7 @@
 //! not compute. Reads transformers 4's fields (`rope_theta`, `rope_scaling`) and 5's
 //! (`rope_parameters`, `layer_types`).
 
+mod end;
 mod fields;
 
 use crate::Module;
@@ -67,7 +68,9 @@ pub struct Config {
     /// Biases on q, k, v and, but for Qwen2, o. Qwen2 has no choice.
     pub attention_bias: bool,
     pub tied_embeddings: bool,
-    /// Generation stops at any of these; `generation_config.json` may name others.
+    /// Generation stops at any of these; `generation_config.json` may name others. The first ends
+    /// what is trained on: the one that `tokenizer_config.json` calls `eos_token`, if it is among
+    /// them. Models that were taught to chat end their turns with it.
     pub eos_tokens: Vec<u32>,
     /// Standard deviation of a random start.
     pub initializer_range: f64,
@@ -101,6 +104,12 @@ impl Config {
                     config.eos_tokens.push(token);
                 }
             }
+        }
+        if let [_, _, ..] = config.eos_tokens.as_slice()
+            && let Some(end) = end::of_tokenizer(dir)
+            && let Some(at) = config.eos_tokens.iter().position(|token| *token == end)
+        {
+            config.eos_tokens[..=at].rotate_right(1);
         }
         Ok(config)
     }

@@ -123,3 +123,29 @@ fn what_is_wrong_or_not_computed_is_refused_by_name() {
         assert!(error.contains(expected), "{field}: {error}");
     }
 }
+
+#[test]
+fn what_the_tokenizer_calls_the_end_comes_first_if_generation_stops_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, value: &Value| {
+        std::fs::write(dir.path().join(name), value.to_string()).unwrap();
+    };
+    write("config.json", &with(json!({"eos_token_id": [1, 8, 9]})).unwrap().to_json());
+    let ends = || Config::load(dir.path()).unwrap().eos_tokens;
+    assert_eq!(ends(), [1, 8, 9]);
+    let added =
+        json!({"added_tokens": [{"id": 9, "content": "<|eot|>"}, {"id": 7, "content": "x"}]});
+    write("tokenizer.json", &added);
+    write("tokenizer_config.json", &json!({"eos_token": {"content": "<|eot|>"}}));
+    assert_eq!(ends(), [9, 1, 8]);
+    let decoder = json!({"8": {"content": "<|eom|>"}});
+    write(
+        "tokenizer_config.json",
+        &json!({"eos_token": "<|eom|>", "added_tokens_decoder": decoder}),
+    );
+    assert_eq!(ends(), [8, 1, 9]);
+    write("tokenizer_config.json", &json!({"eos_token": "x"}));
+    assert_eq!(ends(), [1, 8, 9], "generation does not stop at it");
+    write("tokenizer_config.json", &json!({"eos_token": null}));
+    assert_eq!(ends(), [1, 8, 9]);
+}

@@ -2,6 +2,7 @@
 the completion and one end token are scored, and what is too long is left out, never cut."""
 
 import json
+import os
 
 from .errors import Refused
 
@@ -93,6 +94,45 @@ def load_tokenizer(directory):
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def end_token(base):
+    """What ends a completion: of the end tokens of config.json and generation_config.json the one
+    that tokenizer_config.json calls eos_token, else the first."""
+    tokens = []
+    for name in ("config.json", "generation_config.json"):
+        named = _read(base, name).get("eos_token_id")
+        tokens += named if isinstance(named, list) else [named]
+    tokens = [token for token in tokens if isinstance(token, int)]
+    if not tokens:
+        raise Refused(
+            "the model's config.json names no eos_token_id to end a completion with; add it"
+        )
+    end = _tokenizer_end(base)
+    return end if end in tokens else tokens[0]
+
+
+def _tokenizer_end(base):
+    settings = _read(base, "tokenizer_config.json")
+    token = settings.get("eos_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(token, str):
+        return None
+    for number, added in (settings.get("added_tokens_decoder") or {}).items():
+        if added.get("content") == token:
+            return int(number)
+    for added in _read(base, "tokenizer.json").get("added_tokens") or []:
+        if added.get("content") == token:
+            return added.get("id")
+    return None
+
+
+def _read(base, name):
+    path = os.path.join(base, name)
+    if not os.path.exists(path):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
 
 
 class Parts:

@@ -1,8 +1,5 @@
 """The model that is trained: a base, a base with an adapter, or one from scratch."""
 
-import json
-import os
-
 import peft
 import torch
 import transformers
@@ -81,18 +78,3 @@ def _with_adapter(model, call, adapter):
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         what = f"load the adapter {adapter}" if adapter else "field lora"
         raise Refused(f"{what}: {error}") from error
-
-
-def end_token(base):
-    """What ends a completion: the first end token of config.json, else of generation_config.json."""
-    for name in ("config.json", "generation_config.json"):
-        path = os.path.join(base, name)
-        if not os.path.exists(path):
-            continue
-        with open(path, encoding="utf-8") as file:
-            tokens = json.load(file).get("eos_token_id")
-        if isinstance(tokens, list):
-            tokens = tokens[0] if tokens else None
-        if isinstance(tokens, int):
-            return tokens
-    raise Refused("the model's config.json names no eos_token_id to end a completion with; add it")

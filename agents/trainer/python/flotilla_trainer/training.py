@@ -101,7 +101,7 @@ class Training:
         return examples.Sequences(
             examples.read(call.dataset),
             examples.load_tokenizer(call.base),
-            models.end_token(call.base),
+            examples.end_token(call.base),
             config.vocab_size,
             call.training.max_tokens,
             config.max_position_embeddings,

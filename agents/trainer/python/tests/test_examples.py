@@ -1,5 +1,6 @@
 """Reading examples and cutting steps into passes."""
 
+import json
 import os
 import tempfile
 import unittest
@@ -17,6 +18,30 @@ class Bytes:
 
     def encode(self, text, add_special_tokens):
         return self.Encoding(list(text.encode()))
+
+
+class EndToken(unittest.TestCase):
+    def end(self, **files):
+        with tempfile.TemporaryDirectory() as directory:
+            for name, value in files.items():
+                with open(os.path.join(directory, f"{name}.json"), "w", encoding="utf-8") as file:
+                    json.dump(value, file)
+            return examples.end_token(directory)
+
+    def test_it_is_the_tokenizer_s_if_generation_stops_there_else_the_first(self):
+        config = {"eos_token_id": 1}
+        generation = {"eos_token_id": [8, 9]}
+        added = {"added_tokens": [{"id": 9, "content": "<|eot|>"}, {"id": 7, "content": "x"}]}
+        files = {"config": config, "generation_config": generation, "tokenizer": added}
+        self.assertEqual(self.end(**files), 1)
+        settings = {"eos_token": {"content": "<|eot|>"}}
+        self.assertEqual(self.end(**files, tokenizer_config=settings), 9)
+        decoder = {"8": {"content": "<|eom|>"}}
+        settings = {"eos_token": "<|eom|>", "added_tokens_decoder": decoder}
+        self.assertEqual(self.end(**files, tokenizer_config=settings), 8)
+        self.assertEqual(self.end(**files, tokenizer_config={"eos_token": "x"}), 1)
+        with self.assertRaisesRegex(Refused, "names no eos_token_id"):
+            self.end(config={})
 
 
 class Reading(unittest.TestCase):
