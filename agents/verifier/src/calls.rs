@@ -36,6 +36,11 @@ impl Item {
         }
     }
 
+    /// What the model was asked: where the prompt is a whole conversation, what the user said last.
+    pub(crate) fn asked(&self) -> &str {
+        self.text("plain_prompt").unwrap_or(&self.prompt)
+    }
+
     /// A field that is text and not empty.
     pub(crate) fn text(&self, name: &str) -> Option<&str> {
         self.fields.get(name).and_then(Value::as_str).filter(|text| !text.is_empty())

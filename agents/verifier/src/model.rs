@@ -132,7 +132,7 @@ async fn read(mut response: Response) -> Result<Option<Vec<u8>>, reqwest::Error>
 /// Each name is replaced once: a completion that holds `{answer}` is not told it.
 fn fill(template: &str, item: &Item) -> String {
     let values = [
-        ("{prompt}", item.prompt.as_str()),
+        ("{prompt}", item.asked()),
         ("{completion}", item.completion.as_str()),
         ("{answer}", item.answer.as_deref().unwrap_or_default()),
     ];

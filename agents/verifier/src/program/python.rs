@@ -130,7 +130,8 @@ fn sources(item: &Item, name: &str) -> Result<Vec<String>, String> {
 /// The program a completion stands for: a whole one, behind what its prompt says before the
 /// function, or one that goes on where the prompt ends.
 fn code(item: &Item, entry: &str) -> String {
-    let start = defines(&item.prompt, entry);
+    let prompt = item.asked();
+    let start = defines(prompt, entry);
     // A fence in what goes on with a function ends it.
     let goes_on = start.is_some() && is_indented(&item.completion);
     let blocks = if goes_on { Vec::new() } else { fences(&item.completion) };
@@ -144,10 +145,10 @@ fn code(item: &Item, entry: &str) -> String {
     // A prompt in words is no code.
     let Some(start) = start else { return code.to_owned() };
     if whole(code) {
-        return format!("{}\n{code}", &item.prompt[..start]);
+        return format!("{}\n{code}", &prompt[..start]);
     }
     let rest = if block.is_some() { code } else { continuation(code) };
-    format!("{}{rest}", item.prompt)
+    format!("{prompt}{rest}")
 }
 
 /// Where a function or class of that name is defined, at the outermost level.
@@ -205,6 +206,14 @@ mod tests {
         let fenced = "Sure:\n```python\ndef f(x):\n    return 2\n```\nUse it so:\n```\nf(1)\n```\n";
         assert_eq!(code_of(fenced), "import math\n\n\ndef f(x):\n    return 2\n");
         assert_eq!(code_of("```python\n    return 3\n```"), format!("{prompt}    return 3\n"));
+    }
+
+    #[test]
+    fn of_a_conversation_the_prompt_is_what_the_user_said() {
+        let fields = json!({"plain_prompt": "import math\n\ndef f(x):\n"});
+        let mut item = item("```python\ndef f(x):\n    return 2\n```", fields);
+        item.prompt = "<|im_start|>user\nimport math\n\ndef f(x):\n<|im_end|>".into();
+        assert_eq!(code(&item, "f"), "import math\n\n\ndef f(x):\n    return 2\n");
     }
 
     #[test]
