@@ -30,7 +30,7 @@ const TOKENIZER: &str = "tokenizer.json";
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Largest configuration, tokenizer or index that is read from a store to be examined.
-const SMALL_BYTES_MAX: u64 = 64 << 20;
+pub(crate) const SMALL_BYTES_MAX: u64 = 64 << 20;
 
 /// What of a base is under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,6 +141,11 @@ impl Control {
             }
         };
         Ok(v1::Base { tree: Some(tree), random_init: false })
+    }
+
+    /// The directory of a model on this machine.
+    pub(crate) fn snapshot_of(&self, path: &Path) -> Result<PathBuf, BaseError> {
+        Ok(snapshot(path, self.hub.cache())?.dir)
     }
 
     async fn publish(
@@ -351,7 +356,7 @@ fn gguf_in(dir: &Path) -> Option<PathBuf> {
 }
 
 /// Off the runtime's own threads.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(value) => value,
         Err(error) => std::panic::resume_unwind(error.into_panic()),

@@ -159,6 +159,27 @@ raft:
     }
 
     #[test]
+    fn prompts_are_held_out_by_file_share_or_count_and_chats_have_a_system_prompt() {
+        for tail in [
+            "heldout: h.jsonl",
+            "heldout: { share: 0.1 }",
+            "heldout: { count: 5 }",
+            "chat: true",
+            "chat: { system: Be kind. }",
+            "allow_overlap: true",
+        ] {
+            assert_eq!(parse(&format!("{RAFT}  {tail}\n")).check(), Ok(()), "{tail}");
+        }
+        for (tail, expected) in
+            [("heldout: { shar: 1 }", "{share: 0.1}"), ("chat: { sistem: a }", "{system: TEXT}")]
+        {
+            let error =
+                serde_saphyr::from_str::<RunSpec>(&format!("{RAFT}  {tail}\n")).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
+
+    #[test]
     fn a_key_nobody_knows_is_an_error_that_names_it() {
         let error =
             serde_saphyr::from_str::<RunSpec>(&RAFT.replace("prompts:", "promts:")).unwrap_err();
@@ -197,6 +218,8 @@ raft:
         let cases = [
             ("  verifier: { exact: {} }\n  cycles: 0", "raft.cycles"),
             ("  verifier: {}", "raft.verifier"),
+            ("  verifier: { exact: {} }\n  heldout: { share: 1 }", "raft.heldout.share"),
+            ("  verifier: { exact: {} }\n  heldout: { share: 0.1, count: 2 }", "raft.heldout"),
             ("  verifier: { exact: {}, numeric: {} }", "raft.verifier"),
             ("  verifier: { regex: { pattern: '(' } }", "raft.verifier.regex"),
             ("  verifier: { exact: {} }\n  sampling: { top_p: 2 }", "raft.sampling.top_p"),

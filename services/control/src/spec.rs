@@ -1,5 +1,6 @@
 //! The run spec as a user writes it: YAML, every key known, every default stated here.
 
+mod chat;
 mod curriculum;
 mod curve;
 mod gates;
@@ -12,8 +13,9 @@ mod verifier;
 use serde::Deserialize;
 
 pub(crate) use self::{
-    raft::RaftSpec,
-    suite::{Measure, Measured, TextSuite},
+    chat::ChatSpec,
+    raft::{HeldoutSpec, RaftSpec},
+    suite::{Measure, Measured, PromptSuite},
     training::{LoraSpec, TrainingSpec},
 };
 pub use self::{selection::SelectionSpec, suite::SuiteSpec, verifier::VerifierSpec};
@@ -86,6 +88,8 @@ pub enum UploadSpec {
 pub struct InitSpec {
     pub config: String,
     pub tokenizer: String,
+    /// With a chat template, if the model is to chat.
+    pub tokenizer_config: Option<String>,
 }
 
 /// Supervised fine-tuning.
@@ -93,10 +97,27 @@ pub struct InitSpec {
 #[serde(deny_unknown_fields)]
 pub struct SftSpec {
     pub data: String,
+    /// Prompts that are texts become what a user says, and their completions the answers.
+    #[serde(default)]
+    pub chat: ChatSpec,
     #[serde(default)]
     pub training: TrainingSpec,
     /// Absent: every weight is trained.
     pub lora: Option<LoraSpec>,
+}
+
+impl InitSpec {
+    /// The field, the file it names, and what that is called in a model's directory.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = (&'static str, &str, &'static str)> {
+        let settings = self.tokenizer_config.as_deref();
+        let settings =
+            settings.map(|file| ("base.init.tokenizer_config", file, "tokenizer_config.json"));
+        let needed = [
+            ("base.init.config", self.config.as_str(), "config.json"),
+            ("base.init.tokenizer", self.tokenizer.as_str(), "tokenizer.json"),
+        ];
+        needed.into_iter().chain(settings)
+    }
 }
 
 impl RunSpec {

@@ -9,21 +9,27 @@ use std::{
 use bus::{PublishError, Published, ReadError};
 use bytes::Bytes;
 use store::{About, PutError, TreePlace};
-use wire::{Body, Example, ExamplesError, Fact, Place, Prompt, PromptsError, RunId, Subject, v1};
+use wire::{Body, Fact, Place, RunId, Subject, v1};
 
 use crate::{
     Control, StoreError,
     base::{BaseError, Watch},
     check::FieldError,
     checkpoints::{self, CheckpointError},
+    data::{DataError, ModelError, Prepared, PreparedKind, PreparedSuite, Reader},
     files::{FileError, Files},
-    spec::{
-        BaseSpec, InitSpec, Measure, RaftSpec, RunSpec, SftSpec, SuiteSpec, TextSuite, UploadSpec,
-    },
+    spec::{BaseSpec, InitSpec, Measure, Measured, RaftSpec, RunSpec, SuiteSpec, UploadSpec},
 };
 
 /// Runs of one name.
 const NUMBER_MAX: u32 = 1_000_000;
+
+/// A run that was started, and what it was given.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Submitted {
+    pub run: RunId,
+    pub report: v1::DataReport,
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
@@ -37,24 +43,14 @@ pub enum SubmitError {
         #[source]
         source: FileError,
     },
-    #[error("field {field}: {file}")]
-    Prompts {
+    #[error("field {field}")]
+    Data {
         field: String,
-        file: String,
         #[source]
-        source: PromptsError,
+        source: Box<DataError>,
     },
-    #[error("field {field}: {file}")]
-    Examples {
-        field: String,
-        file: String,
-        #[source]
-        source: ExamplesError,
-    },
-    #[error("field {field}: {file} is not UTF-8 text")]
-    Encoding { field: String, file: String },
-    #[error("field {field}: {file} is empty")]
-    Empty { field: String, file: String },
+    #[error("field base")]
+    Model(#[from] ModelError),
     #[error("field base.checkpoint")]
     Checkpoint(#[from] CheckpointError),
     #[error(
@@ -79,10 +75,20 @@ pub enum SubmitError {
 }
 
 impl SubmitError {
+    pub(crate) fn data(field: &str, source: DataError) -> Self {
+        Self::Data { field: field.into(), source: Box::new(source) }
+    }
+
+    pub(crate) fn of_base(source: BaseError) -> Self {
+        Self::Base(Box::new(source))
+    }
+
     /// Whether the caller's spec or files are at fault, rather than the fleet.
     pub fn is_callers(&self) -> bool {
         match self {
             Self::Base(error) => error.is_callers(),
+            Self::Model(ModelError::Get(error)) => !error.may_pass(),
+            Self::Model(ModelError::Stage(_)) => false,
             Self::Stage(_) | Self::Store(_) | Self::Publish(_) | Self::Read(_) => false,
             _ => true,
         }
@@ -90,12 +96,12 @@ impl SubmitError {
 }
 
 impl Control {
-    /// Starts the run a YAML spec describes, and returns its id.
+    /// Starts the run a YAML spec describes.
     ///
     /// # Errors
     /// The first thing wrong with the spec or its files, or with the fleet. Nothing has
     /// started then.
-    pub async fn submit(&self, yaml: &str, files: &Files) -> Result<RunId, SubmitError> {
+    pub async fn submit(&self, yaml: &str, files: &Files) -> Result<Submitted, SubmitError> {
         self.submit_watched(yaml, files, &(Arc::new(|_| ()) as Watch)).await
     }
 
@@ -108,34 +114,30 @@ impl Control {
         yaml: &str,
         files: &Files,
         watch: &Watch,
-    ) -> Result<RunId, SubmitError> {
+    ) -> Result<Submitted, SubmitError> {
         let spec = RunSpec::parse(yaml)?;
-        let resolved = self.resolve(&spec, files, watch).await?;
-        self.write_spec(&spec.name, resolved).await
-    }
-
-    async fn resolve(
-        &self,
-        spec: &RunSpec,
-        files: &Files,
-        watch: &Watch,
-    ) -> Result<v1::Spec, SubmitError> {
-        let suites = self.suites(&spec.evals, files).await?;
-        let kind = match (&spec.sft, &spec.raft) {
-            (Some(sft), _) => v1::spec::Kind::Sft(self.sft(sft, files).await?),
-            (None, Some(raft)) => v1::spec::Kind::Raft(self.raft(raft, spec, files).await?),
-            (None, None) => unreachable!("checked: one of the two is there"),
-        };
-        Ok(v1::Spec {
+        let Prepared { suites, kind, report } = self.prepare(&spec, files).await?;
+        let resolved = v1::Spec {
             run: String::new(),
             name: spec.name.clone(),
             submitted_at: Some(now()),
             seed: spec.seed,
             base: Some(self.base(&spec.base, files, watch).await?),
             pool: spec.pool.clone(),
-            suites,
-            kind: Some(kind),
-        })
+            suites: self.store_suites(&spec.evals, &suites).await?,
+            kind: Some(self.store_kind(&spec, kind, &suites).await?),
+        };
+        Ok(Submitted { run: self.write_spec(&spec.name, resolved).await?, report })
+    }
+
+    /// What a run would be given, if it were submitted: its files are read and checked, and
+    /// nothing is stored or started. Of the base it reads what chats need, if there are any.
+    ///
+    /// # Errors
+    /// As `submit`.
+    pub async fn check(&self, yaml: &str, files: &Files) -> Result<v1::DataReport, SubmitError> {
+        let spec = RunSpec::parse(yaml)?;
+        Ok(self.prepare(&spec, files).await?.report)
     }
 
     pub(crate) async fn suites(
@@ -143,105 +145,52 @@ impl Control {
         evals: &[SuiteSpec],
         files: &Files,
     ) -> Result<Vec<v1::Suite>, SubmitError> {
+        let reader = Reader::new(self, None, files);
+        let suites = reader.suites(evals, None, &mut v1::DataReport::default()).await?;
+        self.store_suites(evals, &suites).await
+    }
+
+    async fn store_suites(
+        &self,
+        evals: &[SuiteSpec],
+        prepared: &[PreparedSuite],
+    ) -> Result<Vec<v1::Suite>, SubmitError> {
         let mut suites = Vec::new();
-        for (index, suite) in evals.iter().enumerate() {
-            if let Measure::Text(text) = suite.measure(&format!("evals[{index}]"))? {
-                suites.push(self.suite(index, &text, files).await?);
-            }
+        for (index, (suite, prepared)) in evals.iter().zip(prepared).enumerate() {
+            let measure = suite.measure(&format!("evals[{index}]"))?;
+            let (Measure::Text(suite), PreparedSuite::Text { bytes, format }) = (measure, prepared)
+            else {
+                continue;
+            };
+            suites.push(v1::Suite {
+                name: suite.name.to_owned(),
+                text: Some(self.store().await?.put_blob(bytes.clone()).await?),
+                format: (*format).into(),
+                n_ctx: suite.n_ctx,
+                stride: suite.stride,
+                chunks: suite.chunks,
+            });
         }
         Ok(suites)
     }
 
-    async fn suite(
-        &self,
-        index: usize,
-        suite: &TextSuite<'_>,
-        files: &Files,
-    ) -> Result<v1::Suite, SubmitError> {
-        let field = format!("evals[{index}].text");
-        let bytes = read(&field, suite.text, files).await?;
-        let lines = std::path::Path::new(suite.text).extension().is_some_and(|e| e == "jsonl");
-        let format = if lines {
-            examples(&field, suite.text, &bytes)?;
-            v1::suite::Format::Documents
-        } else {
-            text(&field, suite.text, &bytes)?;
-            v1::suite::Format::Text
-        };
-        Ok(v1::Suite {
-            name: suite.name.to_owned(),
-            text: Some(self.store().await?.put_blob(bytes).await?),
-            format: format.into(),
-            n_ctx: suite.n_ctx,
-            stride: suite.stride,
-            chunks: suite.chunks,
-        })
-    }
-
-    async fn sft(&self, sft: &SftSpec, files: &Files) -> Result<v1::spec::Sft, SubmitError> {
-        let bytes = read("sft.data", &sft.data, files).await?;
-        examples("sft.data", &sft.data, &bytes)?;
-        Ok(v1::spec::Sft {
-            dataset: Some(self.store().await?.put_blob(bytes).await?),
-            training: Some(sft.training.resolve(sft.lora.as_ref())),
-        })
-    }
-
-    async fn raft(
-        &self,
-        raft: &RaftSpec,
-        spec: &RunSpec,
-        files: &Files,
-    ) -> Result<v1::spec::Raft, SubmitError> {
-        let (prompts, prompt_count) = self.prompts("raft.prompts", &raft.prompts, files).await?;
-        let (heldout, heldout_count) = match &raft.heldout {
-            Some(file) => {
-                let (blob, count) = self.prompts("raft.heldout", file, files).await?;
-                (Some(blob), count)
-            }
-            None => (None, 0),
-        };
-        Ok(v1::spec::Raft {
-            prompts: Some(prompts),
-            prompt_count,
-            heldout,
-            heldout_count,
-            cycles: raft.cycles,
-            prompts_per_cycle: raft.prompts_per_cycle,
-            samples_per_prompt: raft.samples_per_prompt,
-            heldout_samples_per_prompt: raft.heldout_samples_per_prompt,
-            sampling: Some((&raft.sampling).into()),
-            verifier: raft.verifier.resolve(),
-            selection: Some(raft.selection.resolve()),
-            training: Some(raft.training.resolve(Some(&raft.lora))),
-            accept_unverified_policy: raft.accept_unverified_policy,
-            schedules: Some(raft.schedules()),
-            curriculum: Some(raft.curriculum.resolve(raft.cycles)),
-            gates: Some(raft.gates.resolve(&spec.measured())),
-            from_base: raft.from_base,
-            staleness: raft.staleness,
-            pass_at: raft.pass_at(),
-            prompt_suites: self.prompt_suites(raft, &spec.evals, files).await?,
-            entropy: raft.entropy || raft.gates.entropy.is_some(),
-        })
-    }
-
-    async fn prompt_suites(
+    async fn store_prompt_suites(
         &self,
         raft: &RaftSpec,
         evals: &[SuiteSpec],
-        files: &Files,
+        prepared: &[PreparedSuite],
     ) -> Result<Vec<v1::PromptSuite>, SubmitError> {
         let mut suites = Vec::new();
-        for (index, suite) in evals.iter().enumerate() {
-            let field = format!("evals[{index}]");
-            let Measure::Prompts(suite) = suite.measure(&field)? else { continue };
-            let (prompts, count) =
-                self.prompts(&format!("{field}.prompts"), suite.prompts, files).await?;
+        for (index, (suite, prepared)) in evals.iter().zip(prepared).enumerate() {
+            let measure = suite.measure(&format!("evals[{index}]"))?;
+            let (Measure::Prompts(suite), PreparedSuite::Prompts(prompts)) = (measure, prepared)
+            else {
+                continue;
+            };
             suites.push(v1::PromptSuite {
                 name: suite.name.to_owned(),
-                prompts: Some(prompts),
-                count,
+                prompts: Some(self.store().await?.put_blob(prompts.bytes()).await?),
+                count: prompts.count(),
                 verifier: suite.verifier.resolve(),
                 samples_per_prompt: suite.samples_per_prompt,
                 sampling: Some(suite.sampling(&raft.sampling)),
@@ -251,20 +200,32 @@ impl Control {
         Ok(suites)
     }
 
-    async fn prompts(
+    async fn store_kind(
         &self,
-        field: &str,
-        file: &str,
-        files: &Files,
-    ) -> Result<(v1::Blob, u32), SubmitError> {
-        let bytes = read(field, file, files).await?;
-        let prompts = Prompt::parse_all(&bytes).map_err(|source| SubmitError::Prompts {
-            field: field.into(),
-            file: file.into(),
-            source,
-        })?;
-        let count = u32::try_from(prompts.len()).unwrap_or(u32::MAX);
-        Ok((self.store().await?.put_blob(bytes).await?, count))
+        spec: &RunSpec,
+        kind: PreparedKind,
+        suites: &[PreparedSuite],
+    ) -> Result<v1::spec::Kind, SubmitError> {
+        let store = self.store().await?;
+        Ok(match (kind, &spec.sft, &spec.raft) {
+            (PreparedKind::Sft { dataset }, Some(sft), _) => v1::spec::Kind::Sft(v1::spec::Sft {
+                dataset: Some(store.put_blob(dataset).await?),
+                training: Some(sft.training.resolve(sft.lora.as_ref())),
+            }),
+            (PreparedKind::Raft { prompts, heldout }, _, Some(raft)) => {
+                let mut resolved = resolve(raft, &spec.measured());
+                resolved.prompt_suites =
+                    self.store_prompt_suites(raft, &spec.evals, suites).await?;
+                resolved.prompts = Some(store.put_blob(prompts.bytes()).await?);
+                resolved.prompt_count = prompts.count();
+                if let Some(heldout) = heldout {
+                    resolved.heldout = Some(store.put_blob(heldout.bytes()).await?);
+                    resolved.heldout_count = heldout.count();
+                }
+                v1::spec::Kind::Raft(resolved)
+            }
+            _ => unreachable!("prepared by the same section"),
+        })
     }
 
     pub(crate) async fn base(
@@ -292,11 +253,7 @@ impl Control {
 
     async fn init(&self, init: &InitSpec, files: &Files) -> Result<v1::Base, SubmitError> {
         let staged = tempfile::tempdir().map_err(SubmitError::Stage)?;
-        let parts = [
-            ("base.init.config", &init.config, "config.json"),
-            ("base.init.tokenizer", &init.tokenizer, "tokenizer.json"),
-        ];
-        for (field, file, name) in parts {
+        for (field, file, name) in init.parts() {
             let bytes = read(field, file, files).await?;
             text(field, file, &bytes)?;
             tokio::fs::write(staged.path().join(name), &bytes).await.map_err(SubmitError::Stage)?;
@@ -341,27 +298,45 @@ fn now() -> wire::Timestamp {
     wire::timestamp(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-fn file_error(field: &str, source: FileError) -> SubmitError {
-    SubmitError::File { field: field.into(), source }
+/// All but its files.
+fn resolve(raft: &RaftSpec, measured: &Measured<'_>) -> v1::spec::Raft {
+    v1::spec::Raft {
+        prompts: None,
+        prompt_count: 0,
+        heldout: None,
+        heldout_count: 0,
+        cycles: raft.cycles,
+        prompts_per_cycle: raft.prompts_per_cycle,
+        samples_per_prompt: raft.samples_per_prompt,
+        heldout_samples_per_prompt: raft.heldout_samples_per_prompt,
+        sampling: Some((&raft.sampling).into()),
+        verifier: raft.verifier.resolve(),
+        selection: Some(raft.selection.resolve()),
+        training: Some(raft.training.resolve(Some(&raft.lora))),
+        accept_unverified_policy: raft.accept_unverified_policy,
+        schedules: Some(raft.schedules()),
+        curriculum: Some(raft.curriculum.resolve(raft.cycles)),
+        gates: Some(raft.gates.resolve(measured)),
+        from_base: raft.from_base,
+        staleness: raft.staleness,
+        pass_at: raft.pass_at(),
+        prompt_suites: Vec::new(),
+        entropy: raft.entropy || raft.gates.entropy.is_some(),
+    }
 }
 
-async fn read(field: &str, file: &str, files: &Files) -> Result<Bytes, SubmitError> {
-    files.read(file).await.map_err(|source| file_error(field, source))
-}
-
-fn examples(field: &str, file: &str, bytes: &[u8]) -> Result<Vec<Example>, SubmitError> {
-    Example::parse_all(bytes).map_err(|source| SubmitError::Examples {
-        field: field.into(),
-        file: file.into(),
-        source,
-    })
+pub(crate) async fn read(field: &str, file: &str, files: &Files) -> Result<Bytes, SubmitError> {
+    let failed = |source| SubmitError::File { field: field.into(), source };
+    files.read(file).await.map_err(failed)
 }
 
 fn text(field: &str, file: &str, bytes: &[u8]) -> Result<(), SubmitError> {
-    let (field, file) = (field.to_owned(), file.to_owned());
+    let wrong = |error| Err(SubmitError::data(field, error));
     if bytes.is_empty() {
-        return Err(SubmitError::Empty { field, file });
+        return wrong(DataError::Empty { file: file.to_owned() });
     }
-    std::str::from_utf8(bytes).map_err(|_| SubmitError::Encoding { field, file })?;
-    Ok(())
+    match std::str::from_utf8(bytes) {
+        Ok(_) => Ok(()),
+        Err(_) => wrong(DataError::Encoding { file: file.to_owned() }),
+    }
 }

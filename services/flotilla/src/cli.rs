@@ -1,6 +1,7 @@
 //! The command line.
 
 mod care;
+mod data;
 mod select;
 mod verify;
 
@@ -14,6 +15,7 @@ use crate::fleet::FleetArgs;
 
 pub(crate) use {
     care::CareArgs,
+    data::{DataCommand, HeldArgs},
     select::SelectArgs,
     verify::{ToolArgs, VerifyArgs},
 };
@@ -64,6 +66,9 @@ pub(crate) enum Command {
     Generate(GenerateArgs),
     /// Judge completions in a file, without a fleet.
     Verify(VerifyArgs),
+    /// Files of prompts and examples, without a fleet.
+    #[command(subcommand)]
+    Data(DataCommand),
     /// What is wrong with this box, and what to do about it.
     Doctor(DoctorArgs),
     /// Models and adapters from one format to another.
@@ -344,6 +349,20 @@ pub(crate) enum RunCommand {
         /// Stay and show how it goes.
         #[arg(long)]
         watch: bool,
+    },
+    /// Write a run spec from a configuration of halo-forge 1, and tell what became of each key.
+    Import {
+        config: PathBuf,
+        /// The prompts, in place of those the configuration names.
+        #[arg(long, value_name = "FILE")]
+        prompts: Option<String>,
+        /// Default: stdout.
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// Read the files a spec names and tell of them; nothing is stored or started.
+    Check {
+        spec: PathBuf,
     },
     List,
     Show {

@@ -6,6 +6,7 @@ mod audit;
 mod checkpoint;
 mod convert;
 mod coordinator;
+mod data;
 mod doctor;
 mod down;
 mod eval;
@@ -50,6 +51,7 @@ pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Select(args) => select::select(&fleet, &args, json).await,
         Command::Convert(command) => convert::convert(command, json).await,
         Command::Generate(args) => generate::generate(&args, json).await,
+        Command::Data(command) => data::data(command, json),
         Command::Verify(args) => {
             tokio::task::spawn_blocking(move || verify::verify(&args, json)).await?
         }

@@ -1,7 +1,7 @@
 //! `flotilla.v1.Runs`.
 
 use bytes::Bytes;
-use control::{AuditReport, Depth, Files, Finding, RunError, timestamp};
+use control::{AuditReport, Depth, Files, Finding, RunError, Submitted, timestamp};
 use futures::StreamExt;
 use tonic::{Request, Response, Status};
 use wire::{Place, Record, RunId, Subject, v1};
@@ -19,13 +19,18 @@ type Answer<T> = Result<Response<T>, Status>;
 #[tonic::async_trait]
 impl runs_server::Runs for Runs {
     async fn submit(&self, request: Request<v1::SubmitRequest>) -> Answer<v1::SubmitResponse> {
-        let v1::SubmitRequest { spec_yaml, files } = request.into_inner();
+        let v1::SubmitRequest { spec_yaml, files, check_only } = request.into_inner();
         let submit = async {
             let yaml = arguments::spec_yaml(&spec_yaml)?;
             let files = files.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes)));
-            let run = self.0.control.submit(yaml, &Files::Attached(files.collect())).await?;
+            let files = Files::Attached(files.collect());
+            if check_only {
+                let data = self.0.control.check(yaml, &files).await?;
+                return Ok(v1::SubmitResponse { run: String::new(), data: Some(data) });
+            }
+            let Submitted { run, report } = self.0.control.submit(yaml, &files).await?;
             tracing::info!(%run, "submitted");
-            Ok(v1::SubmitResponse { run: run.to_string() })
+            Ok(v1::SubmitResponse { run: run.to_string(), data: Some(report) })
         };
         self.0.unary(span("Runs.Submit", ""), submit).await
     }

@@ -4,17 +4,26 @@ use serde::Deserialize;
 use wire::v1;
 
 use super::{
-    LoraSpec, Measured, SelectionSpec, TrainingSpec, VerifierSpec, curriculum::CurriculumSpec,
-    curve::Curve, gates::GatesSpec, suite,
+    ChatSpec, LoraSpec, Measured, SelectionSpec, TrainingSpec, VerifierSpec,
+    curriculum::CurriculumSpec, curve::Curve, gates::GatesSpec, suite,
 };
-use crate::check::{Checked, count, ensure, within};
+use crate::{
+    check::{Checked, count, ensure, within},
+    data::Held,
+};
 
 /// Reward-ranked fine-tuning.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RaftSpec {
     pub prompts: String,
-    pub heldout: Option<String>,
+    pub heldout: Option<HeldoutSpec>,
+    /// Whether held-out prompts may be trained on, too.
+    #[serde(default)]
+    pub allow_overlap: bool,
+    /// Prompts that are texts become what a user says.
+    #[serde(default)]
+    pub chat: ChatSpec,
     #[serde(default = "three")]
     pub cycles: u32,
     /// 0: all of them in every cycle.
@@ -52,6 +61,41 @@ pub struct RaftSpec {
     /// asks for it as well.
     #[serde(default)]
     pub entropy: bool,
+}
+
+/// Prompts that are measured and never trained on.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(untagged, expecting = "expected a file, {share: 0.1} or {count: 50} of the prompts")]
+pub enum HeldoutSpec {
+    File(String),
+    Split(SplitSpec),
+}
+
+/// Exactly one field is set.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SplitSpec {
+    share: Option<f64>,
+    count: Option<u32>,
+}
+
+impl SplitSpec {
+    /// `None` unless exactly one is set.
+    pub(crate) fn held(self) -> Option<Held> {
+        match (self.share, self.count) {
+            (Some(share), None) => Some(Held::Share(share)),
+            (None, Some(count)) => Some(Held::Count(count)),
+            _ => None,
+        }
+    }
+
+    fn check(self, field: &str) -> Checked {
+        match self.held() {
+            Some(Held::Share(share)) => within(&format!("{field}.share"), share, 1e-6, 0.999),
+            Some(Held::Count(held)) => count(&format!("{field}.count"), held, 1, u32::MAX),
+            None => ensure(false, field, "write share or count, and not both"),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -96,6 +140,9 @@ impl RaftSpec {
         count("raft.staleness", self.staleness, 0, 1)?;
         for k in self.pass_at() {
             count("raft.pass_at", k, 1, self.heldout_samples_per_prompt)?;
+        }
+        if let Some(HeldoutSpec::Split(split)) = &self.heldout {
+            split.check("raft.heldout")?;
         }
         self.selection.check("raft.selection", self.cycles)?;
         let (prompts, samples) = (self.prompts_per_cycle, self.samples_per_prompt);

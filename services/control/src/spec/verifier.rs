@@ -112,6 +112,27 @@ impl VerifierSpec {
         }
     }
 
+    /// Of each list one field has to be in a prompt, for it to be judged at all.
+    pub(crate) fn reads(&self) -> Vec<&'static [&'static str]> {
+        let answer: &[&str] = &["answer"];
+        let tests: &[&str] = &["test", "tests", "test_list"];
+        let cases: &[&str] = &["cases", "test_cases", "input_output"];
+        let names_answer = |spec: &&RegexSpec| spec.pattern.contains("{answer}");
+        let own = |spec: &&JsonSchemaSpec| spec.schema.is_none();
+        let stages = self.chain.iter().flat_map(|chain| &chain.stages);
+        let each = [
+            self.exact.as_ref().map(|_| answer),
+            self.numeric.as_ref().map(|_| answer),
+            self.regex.as_ref().filter(names_answer).map(|_| answer),
+            self.json_schema.as_ref().filter(own).map(|_| &["schema"] as &[&str]),
+            self.tool_call.as_ref().map(|_| &["tool_calls", "answer"] as &[&str]),
+            self.python.as_ref().map(|_| tests),
+            self.pytest.as_ref().map(|_| &tests[..2]),
+            self.stdio.as_ref().map(|_| cases),
+        ];
+        each.into_iter().flatten().chain(stages.flat_map(|stage| stage.verifier.reads())).collect()
+    }
+
     pub(super) fn check(&self, field: &str) -> Checked {
         let [others @ .., last] = Self::NAMES;
         let remedy = format!("write exactly one of {} and {last}", others.join(", "));

@@ -89,7 +89,7 @@ pub(super) async fn measure(rig: &Rig) -> anyhow::Result<[Figure; 3]> {
 async fn submit(rig: &Rig) -> anyhow::Result<RunId> {
     let files = rig.path().join("spec");
     write_files(&files).context("write a small model")?;
-    Ok(rig.control().submit(SPEC, &Files::Local(files)).await?)
+    Ok(rig.control().submit(SPEC, &Files::Local(files)).await?.run)
 }
 
 fn write_files(directory: &Path) -> anyhow::Result<()> {

@@ -3,7 +3,7 @@
 use std::{path::Path, process::ExitCode, sync::Arc};
 
 use anyhow::{Context, bail};
-use control::{Control, Files, Watch, view};
+use control::{Control, Files, Submitted, Watch, view};
 use cycle::Run;
 use futures::StreamExt;
 use serde_json::json;
@@ -16,25 +16,41 @@ use crate::{
     output, progress,
 };
 
-use super::{FINDINGS, explain, reproduce};
+use super::{FINDINGS, data, explain, reproduce};
 
 pub(crate) async fn run(
     fleet: &FleetArgs,
     command: RunCommand,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
+    if let RunCommand::Import { config, prompts, out } = &command {
+        data::import(config, prompts.as_deref(), out.as_deref(), json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let control = fleet.control().await?;
     match command {
+        RunCommand::Import { .. } => {}
         RunCommand::Submit { spec, watch } => {
-            let run = submit(&control, &spec).await?;
+            let Submitted { run, report } = submit_told(&control, &spec).await?;
             if json {
-                output::print_json(&json!({ "run": run }))?;
+                output::print_json(&json!({ "run": run, "data": report }))?;
             } else {
+                data::told(&report).iter().for_each(|line| output::say(line));
                 output::print(run.as_str());
             }
             name_absent(&control, &run).await?;
             if watch {
                 return follow(&control, &run, 0).await;
+            }
+        }
+        RunCommand::Check { spec } => {
+            let (yaml, files) = read(&spec).await?;
+            let checked = control.check(&yaml, &files).await;
+            let report = checked.with_context(|| format!("check {}", spec.display()))?;
+            if json {
+                output::print_json(&report)?;
+            } else {
+                data::told(&report).iter().for_each(|line| output::print(line));
             }
         }
         RunCommand::List => list(&control, json).await?,
@@ -67,17 +83,25 @@ pub(crate) async fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Files the spec names are looked up beside it.
 pub(crate) async fn submit(control: &Control, spec: &Path) -> anyhow::Result<RunId> {
+    Ok(submit_told(control, spec).await?.run)
+}
+
+/// A spec, and where the files it names are looked up: beside it.
+async fn read(spec: &Path) -> anyhow::Result<(String, Files)> {
     let yaml = tokio::fs::read_to_string(spec).await;
     let yaml = yaml.with_context(|| format!("read {}", spec.display()))?;
-    let directory = spec.parent().unwrap_or(Path::new("")).to_owned();
+    Ok((yaml, Files::Local(spec.parent().unwrap_or(Path::new("")).to_owned())))
+}
+
+async fn submit_told(control: &Control, spec: &Path) -> anyhow::Result<Submitted> {
+    let (yaml, files) = read(spec).await?;
     let meter = Arc::new(Meter::new());
     let shown = meter.clone();
     let watch: Watch = Arc::new(move |transfer| {
         shown.show(transfer.doing, "bytes", transfer.bytes, transfer.total);
     });
-    let submitted = control.submit_watched(&yaml, &Files::Local(directory), &watch).await;
+    let submitted = control.submit_watched(&yaml, &files, &watch).await;
     meter.end();
     submitted.with_context(|| format!("submit {}", spec.display()))
 }

@@ -40,6 +40,18 @@ async fn what_is_wrong_with_a_submission_is_said_by_name() {
 }
 
 #[tokio::test]
+async fn what_is_only_checked_is_told_of_and_not_started() {
+    let rig = Rig::start().await;
+    let request = v1::SubmitRequest { check_only: true, ..submission(SPEC) };
+    let answer = rig.runs().submit(request).await.unwrap().into_inner();
+    assert_eq!(answer.run, "");
+    let file = &answer.data.unwrap().files[0];
+    assert_eq!((file.field.as_str(), file.lines), ("sft.data", 1));
+    let runs = rig.runs().list(v1::ListRunsRequest {}).await.unwrap().into_inner().runs;
+    assert!(runs.is_empty(), "{runs:?}");
+}
+
+#[tokio::test]
 async fn a_submitted_run_is_listed_and_readable_even_with_large_files() {
     let rig = Rig::start().await;
     let mut request = submission(SPEC);

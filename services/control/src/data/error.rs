@@ -1,0 +1,64 @@
+//! Why a file of a spec cannot be used.
+
+use store::GetError;
+
+use super::{
+    chat::{ChatError, TemplateError},
+    examples::ExampleError,
+    prompts::LinesError,
+    split::SplitError,
+};
+
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    #[error("{file}")]
+    Prompts {
+        file: String,
+        #[source]
+        source: LinesError,
+    },
+    #[error("{file}")]
+    Examples {
+        file: String,
+        #[source]
+        source: ExampleError,
+    },
+    #[error("{file} is not UTF-8 text")]
+    Encoding { file: String },
+    #[error("{file} is empty")]
+    Empty { file: String },
+    #[error("{file} has conversations in it")]
+    Template {
+        file: String,
+        #[source]
+        source: TemplateError,
+    },
+    #[error("{file} has conversations in it")]
+    Chat {
+        file: String,
+        #[source]
+        source: ChatError,
+    },
+    #[error("{file}")]
+    Split {
+        file: String,
+        #[source]
+        source: SplitError,
+    },
+    #[error(
+        "{file}: {count} prompts are also trained on, so their pass rate would say nothing of \
+         others: {lines}; take them out of one of the files, or write raft.allow_overlap: true"
+    )]
+    Overlap { file: String, count: usize, lines: String },
+}
+
+/// Why the base's small files cannot be looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    #[error("the base's files are not in the store; name the model itself in base.model")]
+    Elsewhere,
+    #[error("read the base in the store")]
+    Get(#[from] GetError),
+    #[error("stage the base's small files")]
+    Stage(#[source] std::io::Error),
+}

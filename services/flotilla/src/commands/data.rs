@@ -1,0 +1,198 @@
+//! `flotilla data …`, and what is told of a run's files before it starts.
+
+use std::{path::Path, process::ExitCode};
+
+use anyhow::{Context, ensure};
+use bytes::Bytes;
+use control::{Held, Imported, Note};
+use serde_json::json;
+use wire::v1::{DataFile, DataReport, data_file::Lengths};
+
+use crate::{
+    cli::{DataCommand, HeldArgs},
+    output,
+};
+
+pub(crate) fn data(command: DataCommand, json: bool) -> anyhow::Result<ExitCode> {
+    match command {
+        DataCommand::Stats { files } => {
+            ensure!(!files.is_empty(), "name at least one file");
+            let mut report = DataReport::default();
+            for path in files {
+                let (file, warnings) =
+                    control::file_report(&path.display().to_string(), &read(&path)?)?;
+                report.files.push(file);
+                report.warnings.extend(warnings);
+            }
+            if json {
+                output::print_json(&report)?;
+            } else {
+                told(&report).iter().for_each(|line| output::print(line));
+            }
+        }
+        DataCommand::Split { file, held, seed, out_train, out_heldout } => {
+            let bytes = read(&file)?;
+            let held = wanted(&held)?;
+            let sides = control::split_file(&file.display().to_string(), &bytes, held, seed)?;
+            let [(train, trained), (heldout, held_out)] = sides;
+            write(&out_train, &train)?;
+            write(&out_heldout, &heldout)?;
+            if json {
+                output::print_json(&json!({"train": trained, "heldout": held_out}))?;
+            } else {
+                output::print(&format!("{trained} prompts to train on, {held_out} held out"));
+            }
+        }
+        DataCommand::Dedup { file, out } => {
+            let (bytes, removed) = control::dedup(&file.display().to_string(), &read(&file)?)?;
+            write(&out, &bytes)?;
+            if json {
+                output::print_json(&json!({"removed": removed}))?;
+            } else {
+                output::print(&format!("{removed} prompts left out"));
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Of a run's name.
+const NAME_CHARS_MAX: usize = 48;
+
+/// `flotilla run import`: the spec is data, what became of each key is for people.
+pub(super) fn import(
+    config: &Path,
+    prompts: Option<&str>,
+    out: Option<&Path>,
+    json: bool,
+) -> anyhow::Result<()> {
+    let what = || format!("import {}", config.display());
+    let yaml = std::fs::read_to_string(config).with_context(what)?;
+    let stem = config.file_stem().unwrap_or_default().to_string_lossy();
+    let name = wire::slug(&stem).unwrap_or_else(|| "run".into());
+    let name: String = name.chars().take(NAME_CHARS_MAX).collect();
+    let Imported { spec, notes } = control::import(&yaml, &name, prompts).with_context(what)?;
+    if let Some(path) = out {
+        write(path, spec.as_bytes())?;
+    }
+    if json {
+        let notes = notes
+            .iter()
+            .map(|note| json!({"key": note.key, "fate": note.fate.as_str(), "said": note.said}));
+        let notes: Vec<_> = notes.collect();
+        return output::print_json(&json!({"spec": spec, "notes": notes}));
+    }
+    for Note { key, fate, said } in &notes {
+        output::say(&format!("{} {key}: {said}", fate.as_str()));
+    }
+    if out.is_none() {
+        output::print(spec.trim_end());
+    }
+    Ok(())
+}
+
+fn wanted(held: &HeldArgs) -> anyhow::Result<Held> {
+    match (held.share, held.count) {
+        (Some(share), _) => {
+            ensure!((0.0..=1.0).contains(&share), "--share must be from 0 to 1, not {share}");
+            Ok(Held::Share(share))
+        }
+        (None, Some(count)) => Ok(Held::Count(count)),
+        (None, None) => anyhow::bail!("name --share or --count"),
+    }
+}
+
+/// Largest file that is looked at.
+const FILE_BYTES_MAX: u64 = 1 << 30;
+
+fn read(path: &Path) -> anyhow::Result<Bytes> {
+    let what = || format!("read {}", path.display());
+    let bytes = std::fs::metadata(path).with_context(what)?.len();
+    ensure!(
+        bytes <= FILE_BYTES_MAX,
+        "{} has {bytes} bytes, the limit is {FILE_BYTES_MAX}",
+        path.display()
+    );
+    Ok(std::fs::read(path).with_context(what)?.into())
+}
+
+fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    std::fs::write(path, bytes).with_context(|| format!("write {}", path.display()))
+}
+
+/// One line a file and a warning, for people.
+pub(crate) fn told(report: &DataReport) -> Vec<String> {
+    let mut lines: Vec<String> = report.files.iter().flat_map(of_file).collect();
+    if report.samples_per_cycle > 0 {
+        let heldout = match report.heldout_samples_per_cycle {
+            0 => String::new(),
+            held => format!(", and {held} of held-out prompts"),
+        };
+        lines.push(format!("{} samples a cycle{heldout}", report.samples_per_cycle));
+    }
+    lines.extend(report.warnings.iter().map(|warning| format!("warning: {warning}")));
+    lines
+}
+
+fn of_file(file: &DataFile) -> [String; 2] {
+    let field = if file.field.is_empty() { "" } else { &format!("{}: ", file.field) };
+    let what = if file.completion_bytes.is_some() { "examples" } else { "prompts" };
+    let mut head = format!("{field}{}: {} {what}", file.file, file.lines);
+    for (count, said) in
+        [(file.rendered, "written by the chat template"), (file.duplicates, "duplicates")]
+    {
+        if count > 0 {
+            head.push_str(&format!(", {count} {said}"));
+        }
+    }
+    let lengths = [
+        ("prompts of", "bytes", file.prompt_bytes.as_ref()),
+        ("completions of", "bytes", file.completion_bytes.as_ref()),
+        ("prompts of", "tokens", file.prompt_tokens.as_ref()),
+    ];
+    let lengths = lengths.into_iter().filter_map(|(of, unit, lengths)| {
+        let Lengths { min, median, p95, max } = lengths?;
+        Some(format!("{of} {min} to {max} {unit} (median {median}, 95 % up to {p95})"))
+    });
+    let mut fields: Vec<(&String, &u64)> = file.fields.iter().collect();
+    fields.sort_unstable();
+    let fields = fields.into_iter().map(|(name, count)| match *count {
+        all if all == file.lines => name.clone(),
+        some => format!("{name} ({some})"),
+    });
+    let fields = format!("fields {}", fields.collect::<Vec<_>>().join(", "));
+    [head, format!("  {}", lengths.chain([fields]).collect::<Vec<_>>().join("; "))]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_told_of_in_two_lines_and_each_warning_in_one() {
+        let file = DataFile {
+            field: "raft.prompts".into(),
+            file: "p.jsonl".into(),
+            lines: 12,
+            duplicates: 2,
+            fields: [("prompt".to_owned(), 12), ("answer".to_owned(), 11)].into(),
+            prompt_bytes: Some(Lengths { min: 3, median: 5, p95: 8, max: 9 }),
+            ..DataFile::default()
+        };
+        let report = DataReport {
+            files: vec![file],
+            samples_per_cycle: 96,
+            heldout_samples_per_cycle: 4,
+            warnings: vec!["w".into()],
+        };
+        assert_eq!(
+            told(&report),
+            [
+                "raft.prompts: p.jsonl: 12 prompts, 2 duplicates",
+                "  prompts of 3 to 9 bytes (median 5, 95 % up to 8); fields answer (11), prompt",
+                "96 samples a cycle, and 4 of held-out prompts",
+                "warning: w",
+            ]
+        );
+    }
+}

@@ -1,0 +1,187 @@
+//! Runs on conversations: written by the model's own template, learned, answered and judged.
+
+use std::{path::Path, time::Duration};
+
+use e2e::{Files, Fleet};
+use serde_json::{Value, json};
+
+const LIMIT: Duration = Duration::from_secs(240);
+
+const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' \
+                        + message['content'] + '<|im_end|>\\n' }}{% endfor %}\
+                        {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+fn read(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).expect("a file")).expect("JSON")
+}
+
+/// A byte-level model that ends its turns with another token than its texts.
+fn taught_to_chat(files: &Files) {
+    let write = |name: &str, value: &Value| {
+        std::fs::write(files.path(name), value.to_string()).expect("a file");
+    };
+    let mut config = read(&files.path("config.json"));
+    config["eos_token_id"] = json!([256, 258]);
+    write("config.json", &config);
+    let mut tokenizer = read(&files.path("tokenizer.json"));
+    let tokens = tokenizer["added_tokens"].as_array_mut().expect("tokens");
+    for (id, text) in [(257, "<|im_start|>"), (258, "<|im_end|>")] {
+        let mut token = tokens[0].clone();
+        token["id"] = json!(id);
+        token["content"] = json!(text);
+        tokens.push(token);
+    }
+    write("tokenizer.json", &tokenizer);
+    write("tokenizer_config.json", &json!({"eos_token": "<|im_end|>", "chat_template": TEMPLATE}));
+}
+
+fn write_lines(path: &Path, lines: impl Iterator<Item = Value>) {
+    std::fs::write(path, lines.map(|line| format!("{line}\n")).collect::<String>())
+        .expect("a file");
+}
+
+fn question(n: u32) -> Value {
+    json!({"role": "user", "content": format!("Is it {n}?")})
+}
+
+const SFT: &str = "
+name: chat
+base: { init: { config: config.json, tokenizer: tokenizer.json, tokenizer_config: tokenizer_config.json } }
+evals: [{ name: answers, text: answers.jsonl }]
+sft:
+  data: chats.jsonl
+  training: { max_steps: 120, batch_size: 8, learning_rate: 0.005, max_tokens: 128 }
+";
+
+const RAFT: &str = "
+name: raft
+base: { checkpoint: BASE }
+raft:
+  prompts: questions.jsonl
+  heldout: { share: 0.3 }
+  cycles: 1
+  samples_per_prompt: 2
+  sampling: { temperature: 0.7, max_new_tokens: 12 }
+  verifier: { exact: {} }
+  training: { epochs: 1, batch_size: 8, learning_rate: 0.0005, max_tokens: 128 }
+  lora: { r: 4, alpha: 8 }
+";
+
+#[test]
+fn a_model_learns_to_chat_and_answers_what_its_template_asks() {
+    let fleet = Fleet::up("trainer,generator,verifier,evaluator");
+    let files = Files::create(fleet.path());
+    taught_to_chat(&files);
+    let chat = |n: u32| json!({"messages": [question(n), {"role": "assistant", "content": "yes"}]});
+    write_lines(&files.path("chats.jsonl"), (0..64).map(chat));
+    write_lines(&files.path("answers.jsonl"), (64..72).map(chat));
+    std::fs::write(files.path("chat.yaml"), SFT).expect("a spec");
+    let base = fleet.submit(&files.path("chat.yaml"));
+    fleet.finish(&base, LIMIT);
+
+    let ask = |n: u32| json!({"messages": [question(n)], "answer": "yes", "level": n});
+    write_lines(&files.path("questions.jsonl"), (100..120).map(ask));
+    let spec = files.path("raft.yaml");
+    std::fs::write(&spec, RAFT.replace("BASE", &base)).expect("a spec");
+    let spec_path = spec.display().to_string();
+    let checked = fleet.json(&["run", "check", &spec_path]).expect("it can be checked");
+    let lines: Vec<_> = checked["files"]
+        .as_array()
+        .expect("files")
+        .iter()
+        .map(|file| {
+            let count = |name: &str| file[name].as_str().and_then(|n| n.parse::<u64>().ok());
+            (file["field"].as_str().expect("a field").to_owned(), count("lines").unwrap_or(0))
+        })
+        .collect();
+    let [(prompts, trained), (heldout, held)] = &lines[..] else { panic!("{checked:#}") };
+    assert_eq!((prompts.as_str(), heldout.as_str()), ("raft.prompts", "raft.heldout"));
+    assert!(*held > 0 && trained + held == 20, "{checked:#}");
+
+    let run = fleet.submit(&spec);
+    let ended = fleet.finish(&run, LIMIT);
+    let cycle = &ended["cyclesDone"][1];
+    assert_eq!(cycle["sampled"].as_u64(), Some(2 * trained), "{cycle:#}");
+    let mean = cycle["train"]["mean"].as_f64().unwrap_or(0.0);
+    assert!(mean > 0.5, "most answers are \"yes\" and end there: {cycle:#}");
+    let facts = fleet.facts(&run);
+    let of = |kind: &str| -> String {
+        let kind = format!(".{kind}.");
+        let facts = facts.iter().filter(|fact| fact["subject"].to_string().contains(&kind));
+        facts.map(Value::to_string).collect()
+    };
+    let asked =
+        json!("<|im_start|>user\nIs it 100?<|im_end|>\n<|im_start|>assistant\n").to_string();
+    assert!(of("generate").contains(asked.trim_matches('"')), "{}", of("generate"));
+    assert!(!of("samples").contains("im_end"), "what ends a turn is none of its text");
+    fleet.audit_clean(&run);
+}
+
+#[test]
+fn what_cannot_be_rendered_or_is_held_out_twice_is_refused_with_its_line() {
+    let fleet = Fleet::up("trainer,evaluator");
+    let files = Files::create(fleet.path());
+    let base = fleet.submit(&files.sft(1, 0));
+    fleet.finish(&base, LIMIT);
+    let spec = files.path("raft.yaml");
+    let submit = |raft: &str| {
+        std::fs::write(&spec, raft.replace("BASE", &base)).expect("a spec");
+        let output = fleet.run(&["run", "submit", &spec.display().to_string()]);
+        assert_ne!(output.code, 0, "{}", output.stdout);
+        output.stderr
+    };
+    write_lines(&files.path("questions.jsonl"), (0..9).map(|n| json!({"messages": [question(n)]})));
+    let said = submit(RAFT);
+    for words in ["raft.prompts", "questions.jsonl", "the base has no chat template"] {
+        assert!(said.contains(words), "no {words:?} in {said}");
+    }
+    let plain = |n: u32| json!({"prompt": format!("{n}?"), "answer": "a"});
+    write_lines(&files.path("questions.jsonl"), (0..9).map(plain));
+    write_lines(&files.path("held.jsonl"), [json!({"prompt": "x"}), plain(4)].into_iter());
+    let overlapping = RAFT.replace("{ share: 0.3 }", "held.jsonl");
+    let said = submit(&overlapping);
+    for words in ["raft.heldout", "line 2 asks what line 5 of questions.jsonl", "allow_overlap"] {
+        assert!(said.contains(words), "no {words:?} in {said}");
+    }
+    let allowed = overlapping.replace("cycles: 1", "allow_overlap: true\n  cycles: 1");
+    std::fs::write(&spec, allowed.replace("BASE", &base)).expect("a spec");
+    let checked = fleet.json(&["run", "check", &spec.display().to_string()]).expect("it passes");
+    let warnings = checked["warnings"].to_string();
+    for words in ["1 prompts are also trained on", "held.jsonl: 1 of 2 prompts have no"] {
+        assert!(warnings.contains(words), "no {words:?} in {warnings}");
+    }
+}
+
+#[test]
+fn files_are_split_and_halo_forge_s_configurations_read_without_a_fleet() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let client = e2e::Client::new([], directory.path());
+    let plain = |n: u32| json!({"prompt": format!("{n}?"), "tests": "assert True"});
+    write_lines(&directory.path().join("all.jsonl"), (0..100).chain(0..10).map(plain));
+    let (all, train, heldout) = (path("all.jsonl"), path("train.jsonl"), path("heldout.jsonl"));
+    let stats = client.json(&["data", "stats", &all]).expect("statistics");
+    assert_eq!(
+        (&stats["files"][0]["lines"], &stats["files"][0]["duplicates"]),
+        (&json!("110"), &json!("10"))
+    );
+    let split = ["data", "split", &all, "--share", "0.2", "--seed", "3"];
+    let split = [&split[..], &["--out-train", &train, "--out-heldout", &heldout]].concat();
+    let sides = client.json(&split).expect("two sides");
+    let count = |side: &str| sides[side].as_u64().unwrap_or(0);
+    assert!(count("heldout") > 5 && count("train") + count("heldout") == 110, "{sides}");
+    let once = path("once.jsonl");
+    let removed = client.json(&["data", "dedup", &all, "--out", &once]).expect("some are left out");
+    assert_eq!(removed["removed"], 10);
+
+    let config =
+        "prompts: all.jsonl\nnum_cycles: 2\nverifier: { type: mbpp }\nlogging: { level: x }\n";
+    std::fs::write(path("old.yaml"), config).expect("a file");
+    let import = ["run", "import", &path("old.yaml"), "--out", &path("new.yaml")];
+    let notes = client.json(&import).expect("it is imported")["notes"].to_string();
+    for words in ["raft.cycles: 2", "logging.level", "ignored"] {
+        assert!(notes.contains(words), "no {words:?} in {notes}");
+    }
+    let spec = std::fs::read_to_string(path("new.yaml")).expect("a spec");
+    assert!(spec.starts_with("name: old\n") && spec.contains("python: {}"), "{spec}");
+}
