@@ -256,6 +256,9 @@ impl Check {
         if status == Some(v1::done::Status::Succeeded) {
             Self::all_accounted_for(run)?;
         }
+        if self.comparable() {
+            self.suites_recounted()?;
+        }
         Ok(results(run))
     }
 
@@ -268,6 +271,36 @@ impl Check {
                 let judged = job.samples.is_some() && job.verdicts.is_some();
                 if expected && judged == job.set_aside.is_some() {
                     return Err(format!("job {id} of cycle {number} is not accounted for once"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Check {
+    /// What each cycle says of its prompt suites, from the verdicts that name them.
+    fn suites_recounted(&self) -> Result<(), String> {
+        for record in &self.records {
+            let Body::CycleDone(done) = &record.fact.body else { continue };
+            for told in &done.suites {
+                let of_suite = self.records.iter().filter_map(|record| match &record.fact.body {
+                    Body::Verdicts(verdicts) => Some(verdicts),
+                    _ => None,
+                });
+                let of_suite = of_suite
+                    .filter(|found| found.cycle == done.cycle && found.suite == told.suite)
+                    .filter(|found| found.purpose() == v1::Purpose::Heldout);
+                let passed = |v: &v1::verdicts::Verdict| v.outcome() == v1::verdicts::Outcome::Pass;
+                let each: Vec<bool> =
+                    of_suite.flat_map(|v| v.verdicts.iter().map(passed)).collect();
+                // Each prompt has as many samples as any other.
+                let count = |n: usize| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
+                let share =
+                    count(each.iter().filter(|passed| **passed).count()) / count(each.len());
+                let rate = told.rate.unwrap_or_default();
+                if each.len() != rate.samples as usize || (rate.mean - share).abs() > 1e-9 {
+                    return Err(format!("{share} of {} passed, but: {told:?}", each.len()));
                 }
             }
         }

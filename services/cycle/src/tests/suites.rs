@@ -101,6 +101,24 @@ fn a_suite_that_gets_worse_turns_the_run_though_the_others_hold() {
 }
 
 #[test]
+fn a_suite_that_nobody_can_sample_has_no_rate_and_ends_no_run() {
+    let mut log = log(1, |_| {});
+    log.coordinate();
+    log.generate_all_but(&["s02-00000"]);
+    log.fail("generate", "0-s02-00000", "too long for every box");
+    log.run_to_the_end();
+    assert_eq!(findings(&log, log.records()), Vec::<String>::new());
+    let run = log.run();
+    assert_eq!(run.done.as_ref().unwrap().status(), v1::done::Status::Succeeded);
+    let rates = |cycle: u32| -> Vec<bool> {
+        let done = run.cycles[&cycle].done.as_ref().unwrap();
+        done.suites.iter().map(|suite| suite.rate.is_some()).collect()
+    };
+    assert_eq!([rates(0), rates(1)], [[true, false], [true, true]]);
+    assert_eq!(run.cycles[&0].done.as_ref().unwrap().set_aside, 3);
+}
+
+#[test]
 fn what_is_said_to_be_of_another_suite_counts_for_none() {
     let mut log = log(1, |_| {});
     log.run_to_the_end();
