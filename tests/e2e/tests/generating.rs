@@ -271,7 +271,10 @@ fn two_engines_share_a_run_and_a_server_that_is_killed_costs_nothing() {
     assert!(engines[0].as_str().unwrap().starts_with("generator: llama.cpp "), "{engines}");
 
     let sampling = Sampling { prompts: 128, per_prompt: 8, max_new_tokens: 96, cycles: 2 };
-    let run = fleet.submit(&files.raft(&base, sampling));
+    let spec = files.raft(&base, sampling);
+    let text = std::fs::read_to_string(&spec).unwrap();
+    std::fs::write(&spec, format!("{text}  entropy: true\n")).unwrap();
+    let run = fleet.submit(&spec);
     let mut killed = 0;
     let ended = until("the run ends", LIMIT, || {
         if killed < 2
@@ -287,8 +290,23 @@ fn two_engines_share_a_run_and_a_server_that_is_killed_costs_nothing() {
     assert!(killed > 0, "no server was there to be killed");
     let audit = fleet.audit_clean(&run);
     assert_eq!(audit["caveats"], serde_json::json!([]));
-    let engines: std::collections::BTreeSet<String> = fleet
-        .facts(&run)
+    let facts = fleet.facts(&run);
+    let tells = |engine: &str, purpose: &str| -> Vec<bool> {
+        let of = |fact: &&Value| {
+            let fact = &fact["fact"];
+            fact["purpose"] == purpose
+                && fact["engine"].as_str().is_some_and(|name| name.starts_with(engine))
+        };
+        let all = facts.iter().filter(of).filter_map(|fact| fact["fact"]["samples"].as_array());
+        all.flatten().map(|sample| sample["logprob"].is_number()).collect()
+    };
+    let candle = tells("candle", "TRAIN");
+    assert!(candle.iter().all(|told| *told), "candle tells each");
+    let (asked, unasked) = (tells("llama.cpp", "TRAIN"), tells("llama.cpp", "HELDOUT"));
+    let told = asked.iter().filter(|told| **told).count();
+    assert!(told > 0, "llama.cpp tells where it is asked, but not of {} samples", asked.len());
+    assert!(!unasked.contains(&true), "it takes time that nobody asked it to take");
+    let engines: std::collections::BTreeSet<String> = facts
         .iter()
         .filter(|fact| fact["subject"].as_str().unwrap().contains(".samples."))
         .map(|fact| {
