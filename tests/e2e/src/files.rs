@@ -118,7 +118,7 @@ sft:
         }
         self.write("prompts.jsonl", &lines);
         let heldout: String =
-            (0..8).map(|n| format!("{}\n", json!({ "prompt": format!("{n}9+2=") }))).collect();
+            (0..8).map(|n| format!("{}\n", json!({ "prompt": format!("{n}009+1=") }))).collect();
         self.write("heldout.jsonl", &heldout);
         let spec = format!(
             "\
