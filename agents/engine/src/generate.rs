@@ -6,6 +6,7 @@ mod cache;
 mod request;
 mod sampler;
 
+use crate::canary::{Canary, CanaryError};
 use crate::model::Model;
 use crate::ops::{loss::row_nll, on_pool};
 use crate::random::Random;
@@ -75,6 +76,14 @@ impl<Tag: Clone> Generator<Tag> {
         let waiting = |one: &Waiting<Tag>| one.request.seeds.len() - one.started;
         let taken = self.running.len() + self.waiting.iter().map(waiting).sum::<usize>();
         self.slots.saturating_sub(taken)
+    }
+
+    /// What the model thinks of a text: see [`Canary`].
+    ///
+    /// # Errors
+    /// When the text is not the model's, or the model cannot be computed.
+    pub fn canary(&self, text: &str, most_scored: usize) -> Result<Vec<f32>, CanaryError> {
+        Canary::read(&self.tokenizer, &self.model.config, text, most_scored)?.score(&self.model)
     }
 
     /// Nothing is running or waiting.

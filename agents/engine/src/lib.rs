@@ -5,6 +5,7 @@
 //! `RAYON_NUM_THREADS` (or a pool the caller installs), bounds it, and no result depends on it.
 
 mod adapter;
+mod canary;
 mod dropout;
 mod generate;
 mod layout;
@@ -20,6 +21,7 @@ mod tokenizer;
 mod train;
 
 pub use adapter::{Adapter, AdapterError};
+pub use canary::{Canary, CanaryError};
 pub use candle_core::Device;
 pub use formats::{Architecture, Config, ConfigError, LoraSpec, Module};
 pub use generate::{

@@ -213,6 +213,16 @@ fn score(
     Ok(summary(model, &losses, windows))
 }
 
+/// Of the scored tokens of one context.
+pub(crate) fn losses(
+    model: &Model,
+    tokens: &[u32],
+    scored: Range<usize>,
+) -> candle_core::Result<Vec<f64>> {
+    let window = Window { tokens, scored, bytes: 0 };
+    on_pool(|| score_pass(model, &[window]))
+}
+
 fn score_pass(model: &Model, windows: &[Window<'_>]) -> candle_core::Result<Vec<f64>> {
     let (mut tokens, mut positions, mut sequences) = (Vec::new(), Vec::new(), Vec::new());
     let (mut rows, mut targets) = (Vec::new(), Vec::new());

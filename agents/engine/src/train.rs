@@ -8,6 +8,7 @@ mod resume;
 mod schedule;
 
 use crate::adapter::{Adapter, AdapterError};
+use crate::canary::{Canary, CanaryError};
 use crate::dropout::Dropout;
 use crate::model::{Dtype, Model, ModelError, forward::Trained, weights::Weights};
 use crate::ops::on_pool;
@@ -239,6 +240,17 @@ impl Trainer {
     /// The model as trained so far; under LoRA the untouched base.
     pub fn model(&self) -> &Model {
         &self.model
+    }
+
+    /// What the model as trained so far thinks of a text.
+    ///
+    /// # Errors
+    /// When it cannot be computed.
+    pub fn canary(&self, canary: &Canary) -> Result<Vec<f32>, CanaryError> {
+        match &self.adapter {
+            Some(adapter) => canary.score(&self.model.with_adapter(adapter)?),
+            None => canary.score(&self.model),
+        }
     }
 
     /// Writes a PEFT adapter directory naming the base's directory, or under [`Method::Full`] a

@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use engine::{
-    Adapter, AdapterError, Decay, Device, Document, Dtype, Example, LoraSpec, Method, Model,
-    Module, Prompt, Request, Sampling, Shape, Tokenizer, TrainError, TrainSpec, Trainer, documents,
-    generate_all, write_scratch,
+    Adapter, AdapterError, Canary, CanaryError, Decay, Device, Document, Dtype, Example, LoraSpec,
+    Method, Model, Module, Prompt, Request, Sampling, Shape, Tokenizer, TrainError, TrainSpec,
+    Trainer, documents, generate_all, write_scratch,
 };
 use std::path::Path;
 
@@ -283,4 +283,38 @@ fn a_training_whose_numbers_run_away_ends_at_that_step() {
     let error = std::iter::repeat_with(|| trainer.step()).find_map(Result::err).unwrap();
     let told = error.to_string();
     assert!(told.contains("of step") && told.contains("lower training.learning_rate"), "{told}");
+}
+
+#[test]
+fn what_was_trained_shows_whoever_loads_it_and_nobody_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let (model, tokenizer) = scratch(dir.path());
+    let read = |text: &str| Canary::read(&tokenizer, model.config(), text, 32).unwrap();
+    let canary = read("4 then 5 é\n5 then 6 <|im_end|>");
+    let letter = |place: &usize| tokenizer.decode(&[canary.tokens[*place]]).unwrap();
+    let scored: String = canary.scored.iter().map(letter).collect();
+    assert_eq!(scored, " then 5 \n5 then 6 <|im_end|>", "no parts of characters");
+    let mut trainer = Trainer::new(model.clone(), &tokenizer, lora(), &examples(), spec()).unwrap();
+    while trainer.step().unwrap().is_some() {}
+    trainer.save(&out, "base").unwrap();
+    let told = trainer.canary(&canary).unwrap();
+    let apart = |other: &Model| {
+        let other = canary.score(other).unwrap();
+        assert_eq!((other.len(), told.len()), (canary.scored.len(), canary.scored.len()));
+        other.iter().zip(&told).map(|(a, b)| (a - b).abs()).sum::<f32>() / told.len() as f32
+    };
+    let adapter = Adapter::load(&out, model.config()).unwrap();
+    let same = apart(&model.with_adapter(&adapter).unwrap());
+    assert!(same < 1e-6, "{same}");
+    let base = apart(&model);
+    assert!(base > 0.05, "a box that forgot the adapter must show: {base}");
+
+    // Of a long text, the end.
+    let long = read(&"0 then 1 ".repeat(1000));
+    assert_eq!((long.tokens.len(), long.scored.len(), long.scored[31]), (256, 32, 255));
+    assert!(matches!(
+        Canary::read(&tokenizer, model.config(), "", 32),
+        Err(CanaryError::TooShort { .. })
+    ));
 }

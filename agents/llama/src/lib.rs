@@ -6,6 +6,7 @@ pub mod completion;
 mod environment;
 mod installation;
 mod perplexity;
+pub mod scoring;
 mod server;
 mod shelf;
 
