@@ -12,6 +12,9 @@ pub(crate) struct Generate {
     /// Samples tell their logprob, also where telling costs time.
     #[serde(default)]
     pub logprobs: bool,
+    /// The text whose log-probabilities are to be told; empty when nobody asks.
+    #[serde(default)]
+    pub canary: String,
 }
 
 /// A job of a plan has far fewer.
@@ -56,6 +59,12 @@ pub(crate) struct Generated {
     /// Why nobody can say that it was the policy asked for; empty when it was.
     #[serde(default)]
     pub caveat: String,
+    /// Digest of its tokenizer.json; empty where there is none.
+    #[serde(default)]
+    pub tokenizer: String,
+    /// Of the canary's tokens; empty when nobody asked, or the engine does not tell.
+    #[serde(default)]
+    pub canary: Vec<f32>,
 }
 
 /// Reads a value as each message in turn, for tests with hostile input.

@@ -52,7 +52,7 @@ pub async fn generate_once(
     let policy = Policy { key: &key, base: Some(once.base), adapter: once.adapter };
     let worker = Worker::start(&role::command(launch, backend, &policy, once.slots)?)?;
     let Once { sampling, seed, requests, .. } = once;
-    let request = Generate { sampling, seed, requests, logprobs: true };
+    let request = Generate { sampling, seed, requests, logprobs: true, canary: String::new() };
     let mut patience = launch.patience(SILENCE, SILENCE_MIN);
     let answer = worker.call(&request, &mut patience, |said| {
         if let Ok(Done { samples }) = serde_json::from_value(said) {

@@ -101,6 +101,7 @@ impl GeneratorRole {
             seed: order.seed,
             requests: order.requests.clone(),
             logprobs: order.logprobs,
+            canary: order.canary.clone(),
         };
         let generated: Result<Answer, _> = warm
             .worker
@@ -224,7 +225,7 @@ fn loaded(warm: RwLockReadGuard<'_, Option<Warm>>) -> Result<RwLockReadGuard<'_,
 fn report(
     job: &Job,
     order: &v1::GenerateOrder,
-    Generated { samples, engine, caveat }: Generated,
+    Generated { samples, engine, caveat, tokenizer, canary }: Generated,
     wall: Duration,
 ) -> v1::Samples {
     let manifest =
@@ -244,6 +245,8 @@ fn report(
         caveat,
         joules: job.joules().unwrap_or(0.0),
         suite: order.suite.clone(),
+        tokenizer,
+        canary,
     }
 }
 

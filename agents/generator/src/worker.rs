@@ -1,5 +1,6 @@
 //! The worker's side: one policy, samples of all calls at hand drawn together.
 
+mod canary;
 mod candle;
 mod endpoint;
 mod http;

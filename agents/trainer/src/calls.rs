@@ -27,6 +27,9 @@ pub(crate) struct Train {
     pub seed: u64,
     pub out: PathBuf,
     pub resume: Option<Resume>,
+    /// The text whose log-probabilities the last step tells; empty when nobody asks.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub canary: String,
     #[serde(default)]
     pub policy: Policy,
 }
@@ -107,6 +110,9 @@ pub(crate) struct Step {
     pub wall_s: f64,
     /// The directory of what was saved of this step, if anything was.
     pub saved: Option<PathBuf>,
+    /// Of the last step, if they were asked for.
+    #[serde(default)]
+    pub canary: Vec<f32>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]

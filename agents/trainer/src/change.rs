@@ -209,6 +209,7 @@ mod tests {
                 seed: 1,
                 out: PathBuf::new(),
                 resume: None,
+                canary: String::new(),
                 policy: crate::calls::Policy::default(),
             })
         };

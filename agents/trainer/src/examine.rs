@@ -119,6 +119,7 @@ mod tests {
             packing: 1.0,
             wall_s: 1.0,
             saved: None,
+            canary: Vec::new(),
         }
     }
 

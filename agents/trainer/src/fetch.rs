@@ -58,6 +58,7 @@ impl Files<'_> {
             dataset: replayed.unwrap_or_else(|| dataset.path().to_owned()),
             training: order.training.clone().unwrap_or_default(),
             seed: order.seed,
+            canary: order.canary.clone(),
             out,
             policy,
             resume: point.as_ref().map(|point| Resume {

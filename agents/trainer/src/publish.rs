@@ -113,6 +113,7 @@ fn fact(
         grad_norm_max: step.grad_norm_max,
         trained_tokens: step.trained_tokens,
         packing: step.packing,
+        canary: step.canary.clone(),
         ..Default::default()
     }
 }

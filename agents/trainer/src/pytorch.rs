@@ -10,9 +10,10 @@ use std::{
 use runtime::{Command, Launch};
 
 /// The program, as it lies in `python/`.
-const FILES: [(&str, &str); 14] = [
+const FILES: [(&str, &str); 15] = [
     ("train.py", include_str!("../python/train.py")),
     ("flotilla_trainer/__init__.py", include_str!("../python/flotilla_trainer/__init__.py")),
+    ("flotilla_trainer/canary.py", include_str!("../python/flotilla_trainer/canary.py")),
     ("flotilla_trainer/call.py", include_str!("../python/flotilla_trainer/call.py")),
     ("flotilla_trainer/errors.py", include_str!("../python/flotilla_trainer/errors.py")),
     ("flotilla_trainer/examples.py", include_str!("../python/flotilla_trainer/examples.py")),

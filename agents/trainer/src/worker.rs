@@ -8,8 +8,8 @@ use std::{
 
 use anyhow::{Context, bail};
 use engine::{
-    Adapter, Decay, Device, Dtype, Example, LoraSpec, Method, Model, Module, Tokenizer, TrainSpec,
-    Trainer,
+    Adapter, Canary, Decay, Device, Dtype, Example, LoraSpec, Method, Model, Module, Tokenizer,
+    TrainSpec, Trainer,
 };
 use runtime::{Inbox, Responder};
 use wire::v1;
@@ -89,6 +89,7 @@ fn train(call: &Train, device: &str, dtype: Dtype, respond: &Responder) -> anyho
             packing: 1.0,
             wall_s: spent + began.elapsed().as_secs_f64(),
             saved,
+            canary: if step == steps { canary(&trainer, call)? } else { Vec::new() },
         }));
         if due {
             cadence.saved(began.elapsed().as_secs_f64());
@@ -154,6 +155,17 @@ fn save(trainer: &Trainer, call: &Train, directory: &Path, is_last: bool) -> any
         trainer.save_state(&directory.join(STATE))?;
     }
     Ok(())
+}
+
+/// What shows whoever generates with these weights.
+fn canary(trainer: &Trainer, call: &Train) -> anyhow::Result<Vec<f32>> {
+    if call.canary.is_empty() {
+        return Ok(Vec::new());
+    }
+    let tokenizer = Tokenizer::load(&call.base).context("load the tokenizer")?;
+    let config = trainer.model().config();
+    let canary = Canary::read(&tokenizer, config, &call.canary, wire::CANARY_TOKENS)?;
+    trainer.canary(&canary).context("score the order's canary")
 }
 
 /// The agent removes what it has published; the disk must not fill with what it has not.

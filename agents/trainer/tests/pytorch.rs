@@ -227,6 +227,35 @@ async fn the_loss_of_an_adapter_follows_the_embedded_engine_s_within_one_percent
 }
 
 #[tokio::test]
+async fn what_was_trained_shows_the_same_to_whoever_loads_it() {
+    let Some(python) = python() else { return };
+    let bench = Bench::new(&python);
+    for packing in [true, false] {
+        let mut call = bench.call(if packing { "packed" } else { "padded" });
+        let text = "3 plus one is 4 indeed\n4 plus one is 5 <|im_end|>";
+        call["canary"] = json!(text);
+        call["training"]["packing"] = json!(packing);
+        let steps = bench.train(&call).await;
+        let told: Vec<f32> = serde_json::from_value(steps[5]["canary"].clone()).unwrap();
+        assert!(steps[4]["canary"].is_null(), "of the last step alone");
+        let checkpoint = Path::new(call["out"].as_str().unwrap()).join("6/checkpoint");
+        let worth = |adapter: Option<&Path>| {
+            let loaded = engine::load(&bench.base, adapter, "cpu", engine::Dtype::F32);
+            let (model, tokenizer) = loaded.unwrap();
+            let canary = engine::Canary::read(&tokenizer, model.config(), text, 32).unwrap();
+            canary.score(&model).unwrap()
+        };
+        let apart = |a: &[f32], b: &[f32]| {
+            assert_eq!(a.len(), b.len());
+            a.iter().zip(b).map(|(a, b)| (a - b).abs()).sum::<f32>() / a.len() as f32
+        };
+        let (same, base) = (apart(&told, &worth(Some(&checkpoint))), apart(&told, &worth(None)));
+        println!("packing {packing}: {same:.6} from the same weights, {base:.6} from the base");
+        assert!(same < 0.001 && base > 10.0 * same, "{same} {base}");
+    }
+}
+
+#[tokio::test]
 async fn packed_or_padded_it_is_the_same_training() {
     let Some(python) = python() else { return };
     let bench = Bench::new(&python);

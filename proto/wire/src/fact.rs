@@ -27,6 +27,7 @@ pub enum Body {
     Plan(v1::Plan),
     GenerateOrder(v1::GenerateOrder),
     Samples(v1::Samples),
+    Quarantine(v1::Quarantine),
     Verdicts(v1::Verdicts),
     Selected(v1::Selected),
     TrainOrder(v1::TrainOrder),
@@ -97,6 +98,7 @@ impl Body {
                 Self::GenerateOrder(json(subject, "GenerateOrder", payload)?)
             }
             Place::Samples { .. } => Self::Samples(json(subject, "Samples", payload)?),
+            Place::Quarantine { .. } => Self::Quarantine(json(subject, "Quarantine", payload)?),
             Place::Verdicts { .. } => Self::Verdicts(json(subject, "Verdicts", payload)?),
             Place::Selection { .. } => Self::Selected(json(subject, "Selected", payload)?),
             Place::TrainOrder { .. } => Self::TrainOrder(json(subject, "TrainOrder", payload)?),
@@ -116,6 +118,7 @@ impl Body {
             Self::Plan(message) => bytes(message),
             Self::GenerateOrder(message) => bytes(message),
             Self::Samples(message) => bytes(message),
+            Self::Quarantine(message) => bytes(message),
             Self::Verdicts(message) => bytes(message),
             Self::Selected(message) => bytes(message),
             Self::TrainOrder(message) => bytes(message),
@@ -136,6 +139,7 @@ impl Body {
             Self::Plan(_) => "Plan",
             Self::GenerateOrder(_) => "GenerateOrder",
             Self::Samples(_) => "Samples",
+            Self::Quarantine(_) => "Quarantine",
             Self::Verdicts(_) => "Verdicts",
             Self::Selected(_) => "Selected",
             Self::TrainOrder(_) => "TrainOrder",

@@ -19,6 +19,9 @@ pub mod v1 {
     include!(concat!(env!("OUT_DIR"), "/flotilla.v1.serde.rs"));
 }
 
+/// Tokens of a canary whose log-probabilities are told, at most.
+pub const CANARY_TOKENS: usize = 32;
+
 /// The compiled `.proto` files, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flotilla.bin"));
 

@@ -2,10 +2,10 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::{JobId, Pool, RunId, SuiteName};
+use crate::{AgentId, JobId, Pool, RunId, SuiteName};
 
 /// What the stream captures. Everything else under `flotilla.` is not a fact.
-pub const STREAM_SUBJECTS: [&str; 11] = [
+pub const STREAM_SUBJECTS: [&str; 12] = [
     "flotilla.*.spec",
     "flotilla.*.control.*",
     "flotilla.*.cycle.*.*",
@@ -16,6 +16,7 @@ pub const STREAM_SUBJECTS: [&str; 11] = [
     "flotilla.*.checkpoint.*.*",
     "flotilla.*.eval.*.*.*",
     "flotilla.*.failure.*.*.*",
+    "flotilla.*.quarantine.*.*",
     "flotilla.*.done",
 ];
 
@@ -34,6 +35,7 @@ pub enum Place {
     Plan { cycle: u32 },
     GenerateOrder { pool: Pool, cycle: u32, job: JobId, attempt: u32 },
     Samples { cycle: u32, job: JobId },
+    Quarantine { agent: AgentId, number: u32 },
     Verdicts { cycle: u32, job: JobId },
     Selection { cycle: u32 },
     TrainOrder { pool: Pool, cycle: u32, attempt: u32 },
@@ -59,7 +61,11 @@ impl Place {
             | Self::Eval { cycle, .. }
             | Self::CycleDone { cycle }
             | Self::Archived { cycle } => Some(*cycle),
-            Self::Spec | Self::Control { .. } | Self::Failure { .. } | Self::Done => None,
+            Self::Spec
+            | Self::Control { .. }
+            | Self::Quarantine { .. }
+            | Self::Failure { .. }
+            | Self::Done => None,
         }
     }
 
@@ -144,6 +150,7 @@ impl fmt::Display for Subject {
                 write!(f, "order.generate.{pool}.{cycle}.{job}.{attempt}")
             }
             Place::Samples { cycle, job } => write!(f, "samples.{cycle}.{job}"),
+            Place::Quarantine { agent, number } => write!(f, "quarantine.{agent}.{number}"),
             Place::Verdicts { cycle, job } => write!(f, "verdicts.{cycle}.{job}"),
             Place::Selection { cycle } => write!(f, "selection.{cycle}"),
             Place::TrainOrder { pool, cycle, attempt } => {
@@ -193,6 +200,9 @@ fn parse(text: &str) -> Option<Subject> {
         ["samples", cycle, job] => {
             Place::Samples { cycle: cycle.parse().ok()?, job: job.parse().ok()? }
         }
+        ["quarantine", agent, number] => {
+            Place::Quarantine { agent: agent.parse().ok()?, number: number.parse().ok()? }
+        }
         ["verdicts", cycle, job] => {
             Place::Verdicts { cycle: cycle.parse().ok()?, job: job.parse().ok()? }
         }
@@ -231,6 +241,7 @@ mod tests {
             "flotilla.r1.order.generate.default.1.j3.1",
             "flotilla.r1.order.train.default.1.2",
             "flotilla.r1.samples.1.j3",
+            "flotilla.r1.quarantine.box-3.1",
             "flotilla.r1.verdicts.1.j3",
             "flotilla.r1.selection.1",
             "flotilla.r1.checkpoint.1.24",

@@ -4,6 +4,7 @@ mod chat;
 mod curriculum;
 mod curve;
 mod gates;
+mod proof;
 mod raft;
 mod selection;
 mod suite;

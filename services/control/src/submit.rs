@@ -8,7 +8,7 @@ use std::{
 
 use bus::{PublishError, Published, ReadError};
 use bytes::Bytes;
-use store::{About, PutError, TreePlace};
+use store::{About, GetError, PutError, TreePlace};
 use wire::{Body, Fact, Place, RunId, Subject, v1};
 
 use crate::{
@@ -62,6 +62,8 @@ pub enum SubmitError {
     Base(#[source] Box<BaseError>),
     #[error("stage the model's files")]
     Stage(#[source] std::io::Error),
+    #[error("read the base's manifest")]
+    Manifest(#[from] GetError),
     #[error("store what the spec names")]
     Store(#[from] PutError),
     #[error(transparent)]
@@ -89,7 +91,11 @@ impl SubmitError {
             Self::Base(error) => error.is_callers(),
             Self::Model(ModelError::Get(error)) => !error.may_pass(),
             Self::Model(ModelError::Stage(_)) => false,
-            Self::Stage(_) | Self::Store(_) | Self::Publish(_) | Self::Read(_) => false,
+            Self::Stage(_)
+            | Self::Manifest(_)
+            | Self::Store(_)
+            | Self::Publish(_)
+            | Self::Read(_) => false,
             _ => true,
         }
     }
@@ -117,15 +123,22 @@ impl Control {
     ) -> Result<Submitted, SubmitError> {
         let spec = RunSpec::parse(yaml)?;
         let Prepared { suites, kind, report } = self.prepare(&spec, files).await?;
+        let texts = self.store_suites(&spec.evals, &suites).await?;
+        let mut kind = self.store_kind(&spec, kind, &suites).await?;
+        // Last, as it may take long.
+        let base = self.base(&spec.base, files, watch).await?;
+        if let v1::spec::Kind::Raft(v1::spec::Raft { proof: Some(proof), .. }) = &mut kind {
+            proof.tokenizer = self.tokenizer(&base).await?;
+        }
         let resolved = v1::Spec {
             run: String::new(),
             name: spec.name.clone(),
             submitted_at: Some(now()),
             seed: spec.seed,
-            base: Some(self.base(&spec.base, files, watch).await?),
+            base: Some(base),
             pool: spec.pool.clone(),
-            suites: self.store_suites(&spec.evals, &suites).await?,
-            kind: Some(self.store_kind(&spec, kind, &suites).await?),
+            suites: texts,
+            kind: Some(kind),
         };
         Ok(Submitted { run: self.write_spec(&spec.name, resolved).await?, report })
     }
@@ -198,6 +211,14 @@ impl Control {
             });
         }
         Ok(suites)
+    }
+
+    /// Digest of a base's tokenizer, as its manifest has it; empty where it has none.
+    async fn tokenizer(&self, base: &v1::Base) -> Result<String, SubmitError> {
+        let Some(tree) = &base.tree else { return Ok(String::new()) };
+        let manifest = self.store().await?.manifest(tree).await?;
+        let file = manifest.file("tokenizer.json");
+        Ok(file.map_or(String::new(), |file| file.digest.to_string()))
     }
 
     async fn store_kind(
@@ -322,6 +343,7 @@ fn resolve(raft: &RaftSpec, measured: &Measured<'_>) -> v1::spec::Raft {
         pass_at: raft.pass_at(),
         prompt_suites: Vec::new(),
         entropy: raft.entropy || raft.gates.entropy.is_some(),
+        proof: Some(raft.proof.resolve()),
     }
 }
 

@@ -13,7 +13,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 use wire::{Body, Fact, JobId, Place, Prompt, Record, Subject, v1};
 
-use crate::state::{Anomaly, Cycle, Run};
+use crate::{
+    proof,
+    state::{Anomaly, Cycle, Run},
+};
 
 /// What an audit found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +62,8 @@ pub struct Auditor {
     findings: Vec<Finding>,
     /// Samples by agent and by why their policy could not be verified.
     unverified: BTreeMap<(String, String), u64>,
+    /// Cycles whose boxes differ in what they show, and nobody knows who is right.
+    disputed: Vec<String>,
     /// Of cycles that were archived: the run holds their parts no longer.
     settled: Tally,
     unfinished: Vec<String>,
@@ -101,6 +106,9 @@ impl Auditor {
         let archived = |number| run.cycles.get(&number).is_some_and(|c| c.archived.is_some());
         if place.is_bulky() && place.cycle().is_some_and(archived) {
             return;
+        }
+        if let Place::Selection { cycle } = place {
+            self.disputed.extend(proof::dispute(run, *cycle));
         }
         for what in self.look(run, &record.fact) {
             self.find(record, what);
@@ -160,7 +168,11 @@ impl Auditor {
             (Place::Plan { cycle }, Body::Plan(plan)) => plans::plan(run, *cycle, plan),
             (Place::GenerateOrder { cycle, job, .. }, Body::GenerateOrder(order)) => {
                 let prompts = self.prompts.get(&(order.purpose(), order.suite.clone()));
-                orders::generate(run, *cycle, job, order, prompts.map(Vec::as_slice))
+                let trained = self.prompts.get(&(v1::Purpose::Train, String::new()));
+                let mut found =
+                    orders::generate(run, *cycle, job, order, prompts.map(Vec::as_slice));
+                found.extend(orders::canary(run, *cycle, order, trained.map(Vec::as_slice)));
+                found
             }
             (Place::TrainOrder { cycle, .. }, Body::TrainOrder(order)) => {
                 orders::train(run, *cycle, order)
@@ -169,6 +181,9 @@ impl Auditor {
                 let attempts = self.ordered.get(&(*cycle, job.clone()));
                 let ordered = attempts.is_some_and(|all| all.contains(&samples.attempt));
                 results::samples(run, *cycle, job, samples, ordered)
+            }
+            (Place::Quarantine { .. }, Body::Quarantine(quarantine)) => {
+                proof::unfounded(run, quarantine).into_iter().collect()
             }
             (Place::Verdicts { cycle, job }, Body::Verdicts(verdicts)) => {
                 results::verdicts(run, *cycle, job, verdicts)
@@ -193,8 +208,8 @@ impl Auditor {
 
     /// The verdict on all that was taken. `None` when there was no spec.
     pub fn finish(self) -> Option<Audit> {
-        let Self { run, facts, mut findings, unverified, settled, mut unfinished, unread, .. } =
-            self;
+        let Self { run, facts, mut findings, unverified, disputed, settled, .. } = self;
+        let (mut unfinished, unread) = (self.unfinished, self.unread);
         let run = run?;
         findings.retain(|finding| {
             let subject: Option<Subject> = finding.subject.as_ref().and_then(|s| s.parse().ok());
@@ -218,7 +233,7 @@ impl Auditor {
         let caveat = |((agent, why), count): ((String, String), u64)| {
             format!("{count} samples by {agent} count, as the spec accepts, though {why}")
         };
-        let caveats = unverified.into_iter().map(caveat).collect();
+        let caveats = unverified.into_iter().map(caveat).chain(disputed).collect();
         Some(Audit { tally: tally(&run, facts, settled), findings, caveats })
     }
 }

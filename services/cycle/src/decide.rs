@@ -12,7 +12,7 @@ use crate::{
     fleet::Held,
     measure,
     plan::Sizing,
-    schedule, select,
+    proof, schedule, select,
     state::{Cycle, Job, Policy, Run},
 };
 
@@ -63,6 +63,10 @@ pub fn decide(run: &Run, inputs: Inputs<'_>) -> Vec<Command> {
     }
     if run.paused {
         return Vec::new();
+    }
+    if let Some(quarantine) = proof::conviction(run) {
+        // What is selected and measured depends on it.
+        return vec![quarantine];
     }
     let number = run.current_cycle();
     let untouched = Cycle::default();
@@ -299,6 +303,7 @@ impl Turn<'_> {
             accept_unverified_policy: self.raft.accept_unverified_policy,
             suite: suite.to_owned(),
             logprobs: schedule::logprobs(self.raft, purpose),
+            canary: proof::text(self.run, cycle, purpose, self.inputs.prompts),
         };
         let place = Place::GenerateOrder { pool: pool(self.run), cycle, job: id.clone(), attempt };
         command(self.run, place, Body::GenerateOrder(order))
@@ -328,6 +333,7 @@ impl Turn<'_> {
             training: schedule::training(self.raft, self.number),
             replay: select::replay(self.run, self.raft, self.number),
             replay_share: select::replay_share(self.raft),
+            canary: self.cycle.canary.clone(),
             ..train_order(self.run, self.number)
         };
         order_training(self.run, self.cycle, order, self.inputs)

@@ -3,13 +3,15 @@
 //! A fact that contradicts earlier ones is noted as an anomaly and otherwise ignored:
 //! folding never fails, whatever somebody wrote to the log.
 
+mod quarantine;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{Body, Fact, JobId, Place, Record, Subject, SuiteName, WorkKind, v1};
 
 use crate::{
-    select,
-    state::{Anomaly, Cycle, Job, Ordered, Policy, Run, Samples},
+    proof, select,
+    state::{Anomaly, Cycle, Job, Policy, Run, Samples},
 };
 
 impl Run {
@@ -49,6 +51,10 @@ impl Run {
             (Place::Control { number }, Body::Control(control)) => self.control(*number, control),
             (Place::Plan { cycle }, Body::Plan(plan)) => self.plan(*cycle, plan, at),
             (Place::GenerateOrder { cycle, job, attempt, .. }, Body::GenerateOrder(order)) => {
+                if self.cycle(*cycle)?.redrawn.contains(job) {
+                    // A coordinator that had not heard of it wrote it.
+                    return Ok(());
+                }
                 let job = self.job(*cycle, job)?;
                 job.ordered.note(*attempt, order.round, at);
                 if job.needs_samples() && job.requests.is_empty() {
@@ -59,6 +65,9 @@ impl Run {
             (Place::Samples { cycle, job }, Body::Samples(samples)) => {
                 self.samples(*cycle, job, samples, record)
             }
+            (Place::Quarantine { number, .. }, Body::Quarantine(quarantine)) => {
+                self.quarantine(*number, quarantine, record.sequence)
+            }
             (Place::Verdicts { cycle, job }, Body::Verdicts(verdicts)) => {
                 self.verdicts(*cycle, job, verdicts, at)
             }
@@ -68,6 +77,7 @@ impl Run {
             (Place::TrainOrder { cycle, attempt, .. }, Body::TrainOrder(order)) => {
                 let cycle = self.cycles.entry(*cycle).or_default();
                 cycle.train_ordered.note(*attempt, order.round, at);
+                cycle.canary.clone_from(&order.canary);
                 cycle.times.train_ordered.get_or_insert(at);
                 Ok(())
             }
@@ -82,6 +92,7 @@ impl Run {
                 Ok(())
             }
             (Place::CycleDone { cycle }, Body::CycleDone(done)) => {
+                self.proofs.forget_before(*cycle);
                 let cycle = self.cycle(*cycle)?;
                 cycle.done = Some(done.clone());
                 // An audit still counts them, but nobody reads why any more.
@@ -130,17 +141,8 @@ impl Run {
         cycle.times.planned = Some(at);
         for planned in &plan.jobs {
             let id = JobId::new(planned.job.as_str()).map_err(|error| error.to_string())?;
-            let job = Job {
-                purpose: planned.purpose(),
-                suite: planned.suite.clone(),
-                draws: planned.draws.clone(),
-                ordered: Ordered::default(),
-                requests: Vec::new(),
-                samples: None,
-                verdicts: None,
-                set_aside: None,
-            };
-            cycle.jobs.insert(id, job);
+            let (suite, draws) = (planned.suite.clone(), planned.draws.clone());
+            cycle.jobs.insert(id, Job::new(planned.purpose(), suite, draws));
         }
         cycle.plan = Some(plan.clone());
         Ok(())
@@ -159,13 +161,14 @@ impl Run {
         if self.cycle(number)?.is_past(purpose) {
             return Ok(());
         }
+        let unproven = proof::why_void(self, samples);
         let job = self.job(number, id)?;
         if job.set_aside.is_some() {
             return Ok(());
         }
         let unverified = (!accepts_unverified && !samples.caveat.is_empty())
             .then(|| format!("the spec does not accept that {}", samples.caveat));
-        let void = why_void(job, policy.as_ref(), samples).or(unverified);
+        let void = why_void(job, policy.as_ref(), samples).or(unverified).or(unproven);
         job.samples = Some(Samples {
             sequence: record.sequence,
             agent: samples.agent.clone(),
@@ -174,6 +177,7 @@ impl Run {
             wall_s: samples.wall_s,
             joules: samples.joules,
             void: void.clone(),
+            canary: samples.canary.clone(),
             samples: samples.samples.clone(),
         });
         let times = &mut self.cycle(number)?.times;
@@ -183,21 +187,28 @@ impl Run {
                 times.last_samples = Some(record.time_ms);
             }
         }
+        if void.is_none() && !samples.canary.is_empty() && proof::asked(self).is_some() {
+            self.proofs.show(number, record.sequence, samples);
+        }
         void.map_or(Ok(()), |why| Err(format!("the samples are void: {why}")))
     }
 
     /// What generates a cycle's samples: held-out ones measure the cycle's own checkpoint.
     pub fn policy(&self, cycle: u32, purpose: v1::Purpose) -> Option<Policy> {
+        self.drawn_with(cycle, purpose).and_then(Policy::of)
+    }
+
+    /// The checkpoint that is its policy.
+    pub(crate) fn drawn_with(&self, cycle: u32, purpose: v1::Purpose) -> Option<&v1::Checkpoint> {
         let own = || self.cycles.get(&cycle).and_then(Cycle::final_checkpoint);
-        let checkpoint = match purpose {
+        match purpose {
             v1::Purpose::Heldout => own().or_else(|| self.parent(cycle)),
             v1::Purpose::Train | v1::Purpose::Unspecified => {
                 let stale = self.raft().map_or(0, |raft| raft.staleness);
                 // The first cycle samples with the base, which is the only one there is.
                 self.parent(cycle.saturating_sub(stale).max(1))
             }
-        };
-        checkpoint.and_then(Policy::of)
+        }
     }
 
     /// What a cycle trains on.
@@ -218,6 +229,9 @@ impl Run {
         verdicts: &v1::Verdicts,
         at: u64,
     ) -> Result<(), String> {
+        if self.cycle(number)?.redrawn.contains(id) {
+            return Ok(());
+        }
         let purpose = self.job(number, id)?.purpose;
         let past = self.cycle(number)?.is_past(purpose);
         let job = self.job(number, id)?;
@@ -249,7 +263,9 @@ impl Run {
     fn selected(&mut self, number: u32, selected: &v1::Selected) -> Result<(), String> {
         let raft = self.raft().ok_or("a selection in a run that selects nothing")?;
         let cycle = self.cycles.get(&number).ok_or_else(|| never_planned(number))?;
-        let expected = select::select(self, raft, number, cycle).fact;
+        let select::Selection { fact: expected, dataset } =
+            select::select(self, raft, number, cycle);
+        let canary = proof::asked(self).map_or(String::new(), |_| proof::of_dataset(&dataset));
         for (line, (judged, passed)) in
             selected.prompts.iter().zip(selected.judged.iter().zip(&selected.passed))
         {
@@ -257,6 +273,7 @@ impl Run {
         }
         let cycle = self.cycle(number)?;
         cycle.selected = Some(selected.clone());
+        cycle.canary = canary;
         cycle.jobs.values_mut().for_each(Job::forget_texts);
         if expected == *selected {
             return Ok(());
@@ -315,7 +332,10 @@ impl Run {
         cycle.plan = None;
         self.anomalies.retain(|anomaly| {
             let subject: Option<Subject> = anomaly.subject.parse().ok();
-            subject.is_none_or(|subject| subject.place.cycle() != Some(number))
+            subject.is_none_or(|subject| {
+                let named = matches!(subject.place, Place::Quarantine { .. });
+                !named && subject.place.cycle() != Some(number)
+            })
         });
         Ok(())
     }
@@ -362,7 +382,7 @@ impl Run {
 
 impl Cycle {
     /// Whether nothing that is sampled for this purpose can count any more.
-    fn is_past(&self, purpose: v1::Purpose) -> bool {
+    pub(crate) fn is_past(&self, purpose: v1::Purpose) -> bool {
         match purpose {
             v1::Purpose::Heldout => self.done.is_some(),
             v1::Purpose::Train | v1::Purpose::Unspecified => {

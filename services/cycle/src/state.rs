@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{JobId, RunId, SuiteName, v1};
 
-use crate::curriculum::Seen;
+use crate::{curriculum::Seen, proof::Proofs};
 
 /// One run, folded from its facts.
 #[derive(Debug, Clone)]
@@ -25,6 +25,9 @@ pub struct Run {
     pub failures: Vec<v1::Failure>,
     /// What was seen of each prompt, by its line.
     pub prompts: BTreeMap<u32, Seen>,
+    /// What agents showed of the policies they sampled with.
+    pub proofs: Proofs,
+    pub quarantines: Vec<v1::Quarantine>,
     pub done: Option<v1::Done>,
     /// Facts that contradict others. Empty unless somebody lied or there is a bug.
     pub anomalies: Vec<Anomaly>,
@@ -43,8 +46,12 @@ pub struct Anomaly {
 pub struct Cycle {
     pub plan: Option<v1::Plan>,
     pub jobs: BTreeMap<JobId, Job>,
+    /// Jobs that others took the place of, as their samples were of something else.
+    pub redrawn: BTreeSet<JobId>,
     pub selected: Option<v1::Selected>,
     pub train_ordered: Ordered,
+    /// Whose tokens show what was trained; empty where nothing was.
+    pub canary: String,
     pub checkpoints: BTreeMap<u32, v1::Checkpoint>,
     pub evals: BTreeMap<(u32, SuiteName), v1::Eval>,
     /// Evals nobody will try again.
@@ -105,6 +112,7 @@ pub struct Samples {
     pub joules: f64,
     /// Why none of them may be used, if so.
     pub void: Option<String>,
+    pub canary: Vec<f32>,
     pub samples: Vec<v1::samples::Sample>,
 }
 
@@ -156,6 +164,8 @@ impl Run {
             cycles: BTreeMap::new(),
             failures: Vec::new(),
             prompts: BTreeMap::new(),
+            proofs: Proofs::default(),
+            quarantines: Vec::new(),
             done: None,
             anomalies: Vec::new(),
         }
@@ -267,6 +277,19 @@ impl Ordered {
 }
 
 impl Job {
+    pub(crate) fn new(purpose: v1::Purpose, suite: String, draws: Vec<v1::plan::Draw>) -> Self {
+        Self {
+            purpose,
+            suite,
+            draws,
+            ordered: Ordered::default(),
+            requests: Vec::new(),
+            samples: None,
+            verdicts: None,
+            set_aside: None,
+        }
+    }
+
     /// Neither made nor set aside.
     pub fn needs_samples(&self) -> bool {
         self.samples.is_none() && self.set_aside.is_none()

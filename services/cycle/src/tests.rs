@@ -2,6 +2,7 @@
 
 mod course;
 mod log;
+mod proof;
 mod suites;
 mod tampered;
 mod trouble;

@@ -6,6 +6,7 @@ use wire::{sample_seed, v1};
 
 use super::{
     WorkerConfig,
+    canary::{self, Canaries},
     open::{Drawn, OpenCalls, Tag},
 };
 use crate::calls::Generate;
@@ -14,15 +15,17 @@ use crate::calls::Generate;
 /// the first caller, and is the worker's end.
 pub(super) fn serve(config: &WorkerConfig, inbox: &Inbox<Generate>) {
     let WorkerConfig { base, adapter, device, dtype, .. } = config;
-    match engine::load(base, adapter.as_deref(), device, *dtype) {
-        Ok((model, tokenizer)) => {
-            let calls = OpenCalls::new(model.engine(), String::new());
+    let loaded = engine::load(base, adapter.as_deref(), device, *dtype);
+    let loaded = loaded.map_err(anyhow::Error::from);
+    match loaded.and_then(|loaded| Ok((loaded, canary::tokenizer(base)?))) {
+        Ok(((model, tokenizer), digest)) => {
+            let calls = OpenCalls::new(model.engine(), String::new(), digest);
             let generator = Generator::new(model, tokenizer, config.slots);
-            Batch { generator, calls }.serve(inbox);
+            Batch { generator, calls, canaries: Canaries::default() }.serve(inbox);
         }
         Err(error) => {
             if let Some(call) = inbox.next() {
-                call.respond.error(&format!("{:#}", anyhow::Error::from(error)));
+                call.respond.error(&format!("{error:#}"));
             }
         }
     }
@@ -31,6 +34,7 @@ pub(super) fn serve(config: &WorkerConfig, inbox: &Inbox<Generate>) {
 struct Batch {
     generator: Generator<Tag>,
     calls: OpenCalls,
+    canaries: Canaries,
 }
 
 impl Batch {
@@ -55,6 +59,9 @@ impl Batch {
 
     fn admit(&mut self, call: Call<Generate>) {
         let Some((call, request)) = self.calls.open(call) else { return };
+        if let Err(error) = self.score(call) {
+            return self.calls.refuse(call, &format!("{error:#}"));
+        }
         let sampling = Sampling {
             temperature: request.sampling.temperature,
             top_k: request.sampling.top_k as usize,
@@ -74,6 +81,18 @@ impl Batch {
             }
         }
         self.calls.settle(call);
+    }
+
+    /// With the very weights that draw.
+    fn score(&mut self, call: u64) -> anyhow::Result<()> {
+        let Some(text) = self.calls.asks(call).map(str::to_owned) else { return Ok(()) };
+        let canary = match self.canaries.get(&text) {
+            Some(canary) => canary,
+            None => self.generator.canary(&text, wire::CANARY_TOKENS)?,
+        };
+        self.canaries.learn(&text, &canary);
+        self.calls.show(call, canary);
+        Ok(())
     }
 
     fn take(&mut self, done: Completion<Tag>) {

@@ -123,6 +123,30 @@ impl Source {
         }
     }
 
+    /// What it tells of a text, by the way that OpenAI had for it and vLLM has. Many have none.
+    pub(super) async fn canary(&self, text: &str) -> Result<Vec<f32>, NotDrawn> {
+        let Some(model) = &self.model else { return Ok(Vec::new()) };
+        let request = json!({
+            "model": model.name,
+            "prompt": text,
+            "max_tokens": 0,
+            "echo": true,
+            "logprobs": 1,
+            "temperature": 0.0,
+        });
+        match self.http.post("/completions", &request, LOAD_LIMIT, BRIEF_BYTES_MAX).await {
+            Ok(answer) => Ok(scored(&answer, text).unwrap_or_default()),
+            Err(error) if error.is_transport() => {
+                let message = format!("{:#}", anyhow::Error::from(error));
+                Err(NotDrawn { message, broke_off: true })
+            }
+            Err(error) => {
+                tracing::info!(%error, "the endpoint tells nothing of a text");
+                Ok(Vec::new())
+            }
+        }
+    }
+
     pub(super) fn ping(&self) -> LocalBoxFuture<'static, bool> {
         let http = self.http.clone();
         async move { http.get("/models", BRIEF_LIMIT, BRIEF_BYTES_MAX).await.is_ok() }.boxed_local()
@@ -212,6 +236,35 @@ struct Choice {
 }
 
 #[derive(Deserialize)]
+struct Echo {
+    choices: Vec<Echoed>,
+}
+
+#[derive(Deserialize)]
+struct Echoed {
+    text: String,
+    logprobs: Option<Logprobs>,
+}
+
+#[derive(Deserialize)]
+struct Logprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<Option<f32>>,
+}
+
+/// Of the last tokens of a text that was echoed; none where the answer is of anything else.
+fn scored(answer: &[u8], text: &str) -> Option<Vec<f32>> {
+    let echo: Echo = serde_json::from_slice(answer).ok()?;
+    let echoed = echo.choices.into_iter().next().filter(|echoed| echoed.text == text)?;
+    let Logprobs { tokens, token_logprobs } = echoed.logprobs?;
+    // The first has nothing before it to be predicted from; parts of characters are left out.
+    let whole = tokens.iter().zip(token_logprobs).skip(1);
+    let whole = whole.filter(|(token, _)| !token.contains(char::REPLACEMENT_CHARACTER));
+    let all: Vec<f32> = whole.map(|(_, worth)| worth).collect::<Option<_>>()?;
+    Some(all[all.len().saturating_sub(wire::CANARY_TOKENS)..].to_vec())
+}
+
+#[derive(Deserialize)]
 struct Usage {
     completion_tokens: u32,
 }
@@ -274,6 +327,23 @@ mod tests {
         assert_eq!(request(&known, "x", &task(0)).unwrap()["min_p"], 0.0);
         assert!(request(&unknown, "x", &task(0)).unwrap().get("top_k").is_none());
         assert!(request(&unknown, "x", &task(40)).unwrap_err().contains("raft.sampling.top_k"));
+    }
+
+    #[test]
+    fn of_an_echoed_text_the_last_tokens_count_and_what_is_no_echo_tells_nothing() {
+        let told = |tokens: &[&str], worth: &[Option<f32>]| {
+            let logprobs = json!({ "tokens": tokens, "token_logprobs": worth });
+            let answer = json!({ "choices": [{ "text": "a", "logprobs": logprobs }] });
+            scored(answer.to_string().as_bytes(), "a")
+        };
+        let three = ["a", "\u{fffd}", "c"];
+        assert_eq!(told(&three, &[None, Some(-1.5), Some(-0.25)]), Some(vec![-0.25]));
+        assert_eq!(told(&three, &[None, Some(-1.5), None]), None);
+        assert_eq!(told(&["a"; 41], &[Some(-1.0); 41]).unwrap().len(), wire::CANARY_TOKENS);
+        for nothing in [r#"{"text":"a","logprobs":null}"#, r#"{"text":"b"}"#, r#"{"text":"a"}"#] {
+            let answer = format!(r#"{{"choices":[{nothing}]}}"#);
+            assert_eq!(scored(answer.as_bytes(), "a"), None, "{nothing}");
+        }
     }
 
     #[test]

@@ -8,12 +8,13 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use engine::{Config, Tokenizer};
+use engine::{Canary, Config, Tokenizer};
 use formats::{GgufModel, convert, is_gguf};
 use futures::future::{FutureExt, LocalBoxFuture};
 use llama::{
     Address, Serve, Server, Shelf, Shelved,
     completion::{self, Completion, Sampling, Stop},
+    scoring,
 };
 use wire::v1;
 
@@ -29,6 +30,10 @@ use crate::{LlamaCpp, backend::BaseDtype};
 const PING_LIMIT: Duration = Duration::from_secs(60);
 const PING_BYTES_MAX: usize = 16 * 1024 * 1024;
 
+/// To what one token is worth, behind a short text.
+const SCORE_LIMIT: Duration = Duration::from_secs(120);
+const SCORE_BYTES_MAX: usize = 64 * 1024;
+
 /// A server is started for at least so many positions a sequence: most orders then fit.
 const CONTEXT_MIN: usize = 512;
 
@@ -43,6 +48,7 @@ pub(super) struct Source {
     /// What the server is given of the two, once it is converted.
     converted: Option<Converted>,
     tokenizer: Tokenizer,
+    model_config: Config,
     positions: usize,
     ends: Vec<u32>,
     slots: u32,
@@ -80,7 +86,8 @@ impl Source {
             converted: None,
             tokenizer,
             positions: model.max_positions,
-            ends: model.eos_tokens,
+            ends: model.eos_tokens.clone(),
+            model_config: model,
             slots,
             running: None,
         })
@@ -192,6 +199,33 @@ impl Source {
             let completion = completion::answer(&answer).map_err(|error| not_drawn(&error))?;
             read(completion, &task, &tokenizer, &ends)
         }
+    }
+
+    /// Token by token: the server tells no more at a time.
+    pub(super) async fn canary(
+        &self,
+        text: &str,
+        beat: &mut dyn FnMut(),
+    ) -> Result<Vec<f32>, NotDrawn> {
+        let http = self.running.as_ref().map(|running| running.http.clone());
+        let http = http.ok_or_else(|| not_drawn("llama-server was not started"))?;
+        let Canary { tokens, scored } =
+            Canary::read(&self.tokenizer, &self.model_config, text, wire::CANARY_TOKENS)
+                .map_err(|error| not_drawn(&format!("{:#}", anyhow::Error::from(error))))?;
+        let mut canary = Vec::with_capacity(scored.len());
+        for place in scored {
+            let request = scoring::request(&tokens[..place], tokens[place]);
+            let answer = http.post("/completion", &request, SCORE_LIMIT, SCORE_BYTES_MAX).await;
+            let answer = answer.map_err(|error| {
+                let broke_off = error.is_transport();
+                let message = format!("{:#}", anyhow::Error::from(error));
+                NotDrawn { message, broke_off }
+            })?;
+            let scored = scoring::answer(&answer, tokens[place]);
+            canary.push(scored.map_err(|error| not_drawn(&error))?);
+            beat();
+        }
+        Ok(canary)
     }
 
     /// Asks for what the server's loop itself must answer, between two of its steps.

@@ -37,6 +37,7 @@ pub(super) struct OpenCalls {
     next: u64,
     engine: String,
     caveat: String,
+    tokenizer: String,
 }
 
 struct Open {
@@ -45,12 +46,15 @@ struct Open {
     samples: Vec<v1::samples::Sample>,
     total: usize,
     told: Instant,
+    asked: String,
+    canary: Option<Vec<f32>>,
 }
 
 impl OpenCalls {
-    /// What draws the samples, and why nobody can say that it is what was asked for.
-    pub(super) fn new(engine: String, caveat: String) -> Self {
-        Self { open: BTreeMap::new(), next: 0, engine, caveat }
+    /// What draws the samples, why nobody can say that it is what was asked for, and the digest of
+    /// its tokenizer.
+    pub(super) fn new(engine: String, caveat: String, tokenizer: String) -> Self {
+        Self { open: BTreeMap::new(), next: 0, engine, caveat, tokenizer }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -75,7 +79,10 @@ impl OpenCalls {
         self.next += 1;
         let requests = request.requests.clone();
         let samples = Vec::with_capacity(total);
-        self.open.insert(number, Open { respond, requests, samples, total, told: Instant::now() });
+        let asked = request.canary.clone();
+        let (told, canary) = (Instant::now(), None);
+        let open = Open { respond, requests, samples, total, told, asked, canary };
+        self.open.insert(number, open);
         Some((number, request))
     }
 
@@ -84,11 +91,16 @@ impl OpenCalls {
         if self.open.get(&call).is_none_or(|open| open.samples.len() < open.total) {
             return;
         }
-        if let Some(Open { respond, mut samples, requests, .. }) = self.open.remove(&call) {
+        if let Some(Open { respond, mut samples, requests, canary, .. }) = self.open.remove(&call) {
             let place = |id: &str| requests.iter().position(|request| request.prompt_id == id);
             samples.sort_by_cached_key(|sample| (place(&sample.prompt_id), sample.index));
-            let (engine, caveat) = (self.engine.clone(), self.caveat.clone());
-            respond.reply(&Answer::Generated(Generated { samples, engine, caveat }));
+            respond.reply(&Answer::Generated(Generated {
+                samples,
+                engine: self.engine.clone(),
+                caveat: self.caveat.clone(),
+                tokenizer: self.tokenizer.clone(),
+                canary: canary.unwrap_or_default(),
+            }));
         }
     }
 
@@ -105,6 +117,19 @@ impl OpenCalls {
             logprob: drawn.logprob,
         });
         self.settle(tag.call);
+    }
+
+    /// The text whose log-probabilities a call is to tell and are not known yet.
+    pub(super) fn asks(&self, call: u64) -> Option<&str> {
+        let open = self.open.get(&call)?;
+        (open.canary.is_none() && !open.asked.is_empty()).then_some(&open.asked)
+    }
+
+    /// What a call's text was found to be worth.
+    pub(super) fn show(&mut self, call: u64, canary: Vec<f32>) {
+        if let Some(open) = self.open.get_mut(&call) {
+            open.canary = Some(canary);
+        }
     }
 
     /// Refuses a call; what is drawn for it later is dropped.

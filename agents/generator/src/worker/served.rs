@@ -18,7 +18,9 @@ use tokio::sync::mpsc;
 use wire::sample_seed;
 
 use super::{
-    WorkerConfig, endpoint, llama_cpp,
+    WorkerConfig,
+    canary::{self, Canaries},
+    endpoint, llama_cpp,
     open::{Drawn, OpenCalls, Tag},
 };
 use crate::calls::{Done, Generate};
@@ -106,8 +108,10 @@ pub(super) fn serve(
     source: impl FnOnce(u32) -> anyhow::Result<Source>,
 ) -> anyhow::Result<()> {
     let slots = config.slots.max(1);
-    let source = match source(u32::try_from(slots).unwrap_or(u32::MAX)) {
-        Ok(source) => source,
+    let source = source(u32::try_from(slots).unwrap_or(u32::MAX));
+    let source = source.and_then(|source| Ok((source, canary::tokenizer(&config.base)?)));
+    let (source, tokenizer) = match source {
+        Ok(loaded) => loaded,
         Err(error) => {
             // Told to the first caller, and the worker's end.
             if let Some(call) = inbox.next() {
@@ -116,8 +120,9 @@ pub(super) fn serve(
             return Ok(());
         }
     };
-    let calls = OpenCalls::new(config.backend.describe(), source.caveat());
-    let table = Table { source, calls, slots, waiting: VecDeque::new() };
+    let calls = OpenCalls::new(config.backend.describe(), source.caveat(), tokenizer);
+    let (waiting, canaries) = (VecDeque::new(), Canaries::default());
+    let table = Table { source, calls, canaries, slots, waiting };
     // The server's life hangs on this thread's: it must be the process's first.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(table.serve(forwarded(inbox)))
@@ -139,6 +144,7 @@ fn forwarded(inbox: Inbox<Generate>) -> mpsc::Receiver<Call<Generate>> {
 struct Table {
     source: Source,
     calls: OpenCalls,
+    canaries: Canaries,
     slots: usize,
     waiting: VecDeque<Task>,
 }
@@ -238,11 +244,35 @@ impl Table {
                 self.pass_on(&why);
                 continue;
             }
+            let call = task.tag.call;
+            if let Some(text) = self.calls.asks(call).map(str::to_owned) {
+                self.score(call, &text).await?;
+                continue;
+            }
             if let Some(task) = self.waiting.pop_front() {
                 drawing.push(self.source.draw(task));
             }
         }
         Ok(())
+    }
+
+    /// By what draws, so that it shows what that is.
+    async fn score(&mut self, call: u64, text: &str) -> Result<(), String> {
+        let scored = match self.canaries.get(text) {
+            Some(known) => Ok(known),
+            None => {
+                let calls = &mut self.calls;
+                self.source.canary(text, &mut || calls.tell()).await
+            }
+        };
+        match scored {
+            Ok(canary) => {
+                self.canaries.learn(text, &canary);
+                self.calls.show(call, canary);
+                Ok(())
+            }
+            Err(failed) => self.fail(call, failed).await,
+        }
     }
 
     /// Has a server started for all that waits, which may take minutes: callers are told that
@@ -276,19 +306,21 @@ impl Table {
                 self.calls.take(task.tag, drawn);
                 self.calls.tell();
             }
-            Err(NotDrawn { message, broke_off: false }) => {
-                self.calls.refuse(task.tag.call, &message);
-            }
-            Err(NotDrawn { message, broke_off: true }) => {
-                if let Some(death) = self.source.death_within(DEATH_LIMIT).await {
-                    return Err(death);
-                }
-                if self.source.is_elsewhere() {
-                    self.calls.pass_on(task.tag.call, &message);
-                } else {
-                    self.calls.refuse(task.tag.call, &message);
-                }
-            }
+            Err(failed) => self.fail(task.tag.call, failed).await?,
+        }
+        Ok(())
+    }
+
+    /// The error is the end of what draws.
+    async fn fail(&mut self, call: u64, failed: NotDrawn) -> Result<(), String> {
+        let NotDrawn { message, broke_off } = failed;
+        if broke_off && let Some(death) = self.source.death_within(DEATH_LIMIT).await {
+            return Err(death);
+        }
+        if broke_off && self.source.is_elsewhere() {
+            self.calls.pass_on(call, &message);
+        } else {
+            self.calls.refuse(call, &message);
         }
         Ok(())
     }
@@ -380,6 +412,14 @@ impl Source {
                 let drawing = endpoint.draw(task.clone());
                 async move { (task, drawing.await) }.boxed_local()
             }
+        }
+    }
+
+    /// Log-probabilities of a text's last tokens; none where it does not tell them.
+    async fn canary(&self, text: &str, beat: &mut dyn FnMut()) -> Result<Vec<f32>, NotDrawn> {
+        match self {
+            Self::LlamaCpp(llama) => llama.canary(text, beat).await,
+            Self::Endpoint(endpoint) => endpoint.canary(text).await,
         }
     }
 

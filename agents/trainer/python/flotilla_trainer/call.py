@@ -75,6 +75,8 @@ class Call:
     out: str
     resume: Resume
     policy: Policy
+    # The text whose log-probabilities the last step tells; empty when nobody asks.
+    canary: str = ""
 
     def pass_tokens(self):
         """Of one forward and backward pass; what a step learns from does not depend on it."""

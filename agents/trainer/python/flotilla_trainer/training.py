@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerCallback
 
-from . import examples, models, order, packing, saving, schedule
+from . import canary, examples, models, order, packing, saving, schedule
 from .errors import Refused
 
 # What produced a checkpoint.
@@ -92,6 +92,8 @@ class Training:
             dropout_seed=call.seed if training.lora and training.lora.dropout else None,
         )
         run.trainer = trainer
+        if call.canary:
+            run.canary = self._canary(config, attention is not None)
         forbid_eval(trainer)
         trainer.train(resume_from_checkpoint=joined)
         return run.stopped_at
@@ -106,6 +108,11 @@ class Training:
             call.training.max_tokens,
             config.max_position_embeddings,
         )
+
+    def _canary(self, config, packed):
+        tokenizer = examples.load_tokenizer(self.call.base)
+        sequence = canary.read(tokenizer, self.call.canary, config.max_position_embeddings)
+        return lambda trainer: canary.score(trainer, sequence, packed)
 
     def _identity(self, count, steps):
         """Everything but the weights that what follows depends on."""
@@ -211,7 +218,7 @@ class Run(TrainerCallback):
         self.training, self.call = training, training.call
         self.steps, self.identity = steps, identity
         self.refused, self.skipped = refused, skipped
-        self.trainer = None
+        self.trainer, self.canary = None, None
         resume = self.call.resume
         self.tokens = resume.tokens if resume else 0
         self.trained_tokens = resume.trained_tokens if resume else 0
@@ -316,6 +323,8 @@ class Run(TrainerCallback):
             "wall_s": self.spent + time.monotonic() - self.training.began,
             "saved": saved,
         }
+        if self.canary and step == self.steps:
+            report["canary"] = self.canary(self.trainer)
         self.training.respond.progress({"step": report})
 
     def _check_weights(self, step):

@@ -5,7 +5,7 @@ use wire::v1;
 
 use super::{
     ChatSpec, LoraSpec, Measured, SelectionSpec, TrainingSpec, VerifierSpec,
-    curriculum::CurriculumSpec, curve::Curve, gates::GatesSpec, suite,
+    curriculum::CurriculumSpec, curve::Curve, gates::GatesSpec, proof::ProofSpec, suite,
 };
 use crate::{
     check::{Checked, count, ensure, within},
@@ -61,6 +61,8 @@ pub struct RaftSpec {
     /// asks for it as well.
     #[serde(default)]
     pub entropy: bool,
+    #[serde(default)]
+    pub proof: ProofSpec,
 }
 
 /// Prompts that are measured and never trained on.
@@ -148,6 +150,7 @@ impl RaftSpec {
         let (prompts, samples) = (self.prompts_per_cycle, self.samples_per_prompt);
         self.curriculum.check("raft.curriculum", self.cycles, prompts, samples)?;
         self.gates.check("raft.gates", measured)?;
+        self.proof.check("raft.proof")?;
         self.sampling.check(self.cycles)?;
         self.verifier.check("raft.verifier")?;
         self.training.check("raft.training", self.cycles)?;

@@ -21,6 +21,9 @@ pub(super) fn disagreement(fact: &Fact) -> Option<String> {
             cycle_of(*cycle, samples.cycle),
             ("job", samples.job == job.as_str()),
         ],
+        (Place::Quarantine { agent, .. }, Body::Quarantine(quarantine)) => {
+            vec![("agent", quarantine.agent == agent.as_str())]
+        }
         (Place::Verdicts { cycle, job }, Body::Verdicts(verdicts)) => vec![
             run(&verdicts.run),
             cycle_of(*cycle, verdicts.cycle),

@@ -3,7 +3,7 @@
 use wire::{JobId, Prompt, derive, v1};
 
 use crate::{
-    schedule, select,
+    proof, schedule, select,
     state::{Policy, Run},
 };
 
@@ -48,6 +48,17 @@ pub(super) fn generate(
     found.extend(round(run, order.round));
     found.extend(requests(&job.draws, &order.requests, prompts));
     found
+}
+
+/// The text that shows a policy is one and the same in all its orders.
+pub(super) fn canary(
+    run: &Run,
+    number: u32,
+    order: &v1::GenerateOrder,
+    train: Option<&[Prompt]>,
+) -> Option<String> {
+    let wanted = proof::text(run, number, order.purpose(), train?);
+    (order.canary != wanted).then(|| "its canary is not that of its policy".into())
 }
 
 /// A coordinator may not have heard of the newest resume, but it cannot foresee one.
@@ -98,6 +109,8 @@ pub(super) fn train(run: &Run, number: u32, order: &v1::TrainOrder) -> Vec<Strin
             #[expect(clippy::float_cmp, reason = "written as exactly this")]
             let share = order.replay_share == select::replay_share(raft);
             expect(order.replay == replay && share, "it replays what the spec does not ask for");
+            let canary = run.cycles.get(&number).map_or("", |cycle| &cycle.canary);
+            expect(order.canary == canary, "its canary is not of what was selected");
             let policy = run.trained_from(number);
             let base = order.base.as_ref().and_then(|base| base.tree.clone());
             let same = policy

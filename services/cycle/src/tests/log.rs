@@ -186,6 +186,23 @@ impl Log {
     }
 
     fn sample_from(&mut self, order: &v1::GenerateOrder, base: &str, caveat: &str) {
+        self.sample_as(order, base, caveat, "g1", &[]);
+    }
+
+    /// Samples of an order, by an agent that shows something of what drew them.
+    pub(super) fn show(&mut self, order: &v1::GenerateOrder, agent: &str, canary: &[f32]) {
+        let base = order.base.clone().unwrap().manifest;
+        self.sample_as(order, &base, "", agent, canary);
+    }
+
+    fn sample_as(
+        &mut self,
+        order: &v1::GenerateOrder,
+        base: &str,
+        caveat: &str,
+        agent: &str,
+        canary: &[f32],
+    ) {
         let samples = order.requests.iter().flat_map(|request| {
             (request.first..request.first + request.count).map(|index| v1::samples::Sample {
                 prompt_id: request.prompt_id.clone(),
@@ -204,7 +221,8 @@ impl Log {
             purpose: order.purpose,
             base: base.into(),
             adapter: order.adapter.clone().map_or(String::new(), |tree| tree.manifest),
-            agent: "g1".into(),
+            agent: agent.into(),
+            canary: canary.to_owned(),
             wall_s: 10.0,
             caveat: caveat.into(),
             suite: order.suite.clone(),
@@ -270,6 +288,11 @@ impl Log {
     }
 
     pub(super) fn train(&mut self) {
+        self.train_and_show(&[]);
+    }
+
+    /// Whoever trains shows what came of it.
+    pub(super) fn train_and_show(&mut self, canary: &[f32]) {
         use v1::checkpoint::Content;
         for record in self.records.clone() {
             let Body::TrainOrder(order) = &record.fact.body else { continue };
@@ -285,6 +308,7 @@ impl Log {
                 tree: tree(&format!("adapter-{}", order.cycle)),
                 base: order.base.clone().unwrap().tree.filter(|_| lora),
                 parent,
+                canary: canary.to_owned(),
                 ..Default::default()
             };
             self.write(Place::Checkpoint { cycle: order.cycle, step: 10 }, Body::Checkpoint(body));
@@ -330,6 +354,11 @@ impl Log {
         self.controls += 1;
         let control = v1::Control { action: action.into(), reason: String::new() };
         self.write(Place::Control { number: self.controls }, Body::Control(control));
+    }
+
+    pub(super) fn quarantine(&mut self, quarantine: v1::Quarantine) {
+        let agent = quarantine.agent.parse().unwrap();
+        self.write(Place::Quarantine { agent, number: 1 }, Body::Quarantine(quarantine));
     }
 
     pub(super) fn fail(&mut self, kind: &str, id: &str, message: &str) {

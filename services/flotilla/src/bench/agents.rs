@@ -120,6 +120,7 @@ fn checkpoint(order: &v1::TrainOrder) -> v1::Checkpoint {
         trained_tokens: 49_152,
         packing: 1.0,
         skipped: 0,
+        canary: Vec::new(),
     }
 }
 

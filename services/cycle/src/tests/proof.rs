@@ -1,0 +1,185 @@
+//! Boxes that show what they sample with, and one of them something else.
+
+use wire::{Body, v1};
+
+use super::log::{Log, raft};
+use crate::{Phase, agreement, audit};
+
+/// What a text is worth to the policy that was ordered, to a box that rounds otherwise, and to
+/// another policy.
+const RIGHT: [f32; 3] = [-1.0, -2.0, -0.5];
+const NEAR: [f32; 3] = [-1.01, -1.99, -0.5];
+const WRONG: [f32; 3] = [-1.0, -2.6, -0.1];
+
+fn proven(cycles: u32) -> v1::Spec {
+    let mut spec = raft(cycles);
+    let Some(v1::spec::Kind::Raft(raft)) = &mut spec.kind else { panic!("a raft run") };
+    raft.proof = Some(v1::spec::Proof { canary: true, tolerance: 0.05, ..Default::default() });
+    spec
+}
+
+/// Every open order is done by one box after the other; what each shows.
+fn generate(log: &mut Log, boxes: &[(&str, [f32; 3])]) {
+    let done = done(log);
+    let open: Vec<v1::GenerateOrder> = log
+        .generate_orders()
+        .filter(|order| !done.contains(&(order.cycle, order.job.clone())))
+        .cloned()
+        .collect();
+    for (order, (agent, canary)) in open.iter().zip(boxes.iter().cycle()) {
+        log.show(order, agent, canary);
+    }
+}
+
+fn done(log: &Log) -> Vec<(u32, String)> {
+    let samples = log.records().iter().filter_map(|record| match &record.fact.body {
+        Body::Samples(samples) => Some((samples.cycle, samples.job.clone())),
+        _ => None,
+    });
+    samples.collect()
+}
+
+fn quarantines(log: &Log) -> Vec<&v1::Quarantine> {
+    let found = log.records().iter().filter_map(|record| match &record.fact.body {
+        Body::Quarantine(quarantine) => Some(quarantine),
+        _ => None,
+    });
+    found.collect()
+}
+
+/// To the end of a run in which these boxes take turns; whoever is in quarantine takes none.
+fn finish(log: &mut Log, boxes: &[(&str, [f32; 3])], trainer: &[f32]) {
+    for _ in 0..100 {
+        log.coordinate();
+        if log.run().phase() == Phase::Done {
+            return;
+        }
+        let out: Vec<String> = quarantines(log).iter().map(|found| found.agent.clone()).collect();
+        let free: Vec<(&str, [f32; 3])> = boxes
+            .iter()
+            .filter(|(agent, _)| !out.iter().any(|out| out == agent))
+            .copied()
+            .collect();
+        generate(log, &free);
+        log.verify();
+        log.train_and_show(trainer);
+        log.evaluate();
+    }
+    panic!("the run does not end");
+}
+
+#[test]
+fn a_box_of_three_that_samples_with_something_else_is_told_and_its_samples_are_drawn_again() {
+    let mut log = Log::new(proven(2));
+    finish(&mut log, &[("a", RIGHT), ("b", WRONG), ("c", NEAR)], &RIGHT);
+    let run = log.run();
+    assert_eq!(run.done.as_ref().unwrap().status(), v1::done::Status::Succeeded);
+    let [found] = quarantines(&log)[..] else { panic!("{:?}", quarantines(&log)) };
+    assert_eq!((&*found.agent, &*found.base, &*found.adapter), ("b", "base", ""));
+    assert_eq!(found.agreed, ["a", "c"]);
+    assert!(found.distance.is_some_and(|apart| (apart - 1.0 / 3.0).abs() < 0.01), "{found:?}");
+    assert!(!found.jobs.is_empty() && found.jobs.iter().all(|job| job.again.ends_with("-2")));
+    let (by, considered) = run.cycles.values().fold((Vec::new(), 0), |(mut by, sum), cycle| {
+        by.extend(cycle.done.iter().flat_map(|done| done.samples_by_agent.keys().cloned()));
+        (by, sum + cycle.selected.as_ref().map_or(0, |selected| selected.considered))
+    });
+    assert!(!by.contains(&"b".to_owned()), "none of its samples count: {by:?}");
+    assert_eq!(considered, 2 * 160, "and none is missing");
+    let report = audit(log.records()).unwrap();
+    assert_eq!(report.findings, []);
+    assert_eq!(report.tally.accepted_samples, report.tally.planned_samples);
+}
+
+#[test]
+fn an_order_asks_for_what_shows_its_policy_best() {
+    let mut log = Log::new(proven(2));
+    finish(&mut log, &[("a", RIGHT)], &RIGHT);
+    let texts = |cycle: u32, purpose: v1::Purpose| {
+        let orders = log.generate_orders();
+        let orders = orders.filter(|order| order.cycle == cycle && order.purpose() == purpose);
+        let mut texts: Vec<String> = orders.map(|order| order.canary.clone()).collect();
+        texts.dedup();
+        texts
+    };
+    let [base] = &texts(1, v1::Purpose::Train)[..] else { panic!("one text a policy") };
+    assert!(base.contains("0+1=\n1+1="), "of a base, the prompts: {base}");
+    assert_eq!(texts(0, v1::Purpose::Heldout), [base.clone()], "the same policy");
+    let [trained] = &texts(2, v1::Purpose::Train)[..] else { panic!("one text a policy") };
+    assert!(trained.contains("+1=answer 1"), "of an adapter, what it was trained on: {trained}");
+    assert_eq!(texts(1, v1::Purpose::Heldout), [trained.clone()]);
+    assert_eq!(log.train_orders().next().unwrap().canary, *trained);
+    assert_eq!(audit(log.records()).unwrap().findings, []);
+
+    let mut log = Log::new(raft(1));
+    log.run_to_the_end();
+    assert!(log.generate_orders().all(|order| order.canary.is_empty()), "nobody asked");
+}
+
+#[test]
+fn of_two_boxes_nobody_knows_who_is_right_but_for_what_was_trained_here() {
+    let mut log = Log::new(proven(1));
+    log.until(Phase::Generate);
+    generate(&mut log, &[("a", RIGHT), ("b", WRONG)]);
+    log.coordinate();
+    assert!(quarantines(&log).is_empty());
+    let found = agreement(&log.run(), 1, v1::Purpose::Train).unwrap();
+    assert!(!found.decided && found.shown.len() == 2, "{found:?}");
+    log.verify();
+    log.coordinate();
+    let told = audit(log.records()).unwrap().caveats;
+    assert!(told[0].contains("nobody knows who is right"), "{told:?}");
+    log.train_and_show(&WRONG);
+    log.coordinate();
+    assert!(log.jobs(1, v1::Purpose::Heldout).len() > 1);
+    generate(&mut log, &[("a", RIGHT), ("b", NEAR)]);
+    log.coordinate();
+    assert!(quarantines(&log).is_empty(), "more than half differ from the trainer");
+
+    let mut log = Log::new(proven(1));
+    finish(&mut log, &[("a", RIGHT), ("b", RIGHT)], &NEAR);
+    assert!(quarantines(&log).is_empty());
+    let mut log = Log::new(proven(1));
+    log.until(Phase::Generate);
+    generate(&mut log, &[("a", RIGHT)]);
+    log.verify();
+    log.coordinate();
+    log.train_and_show(&WRONG);
+    log.coordinate();
+    generate(&mut log, &[("a", RIGHT)]);
+    log.coordinate();
+    let [found] = quarantines(&log)[..] else { panic!("{:?}", quarantines(&log)) };
+    assert_eq!((&*found.agent, &found.agreed[..]), ("a", &["trainer of 1".to_owned()][..]));
+}
+
+#[test]
+fn samples_that_show_nothing_are_void_and_so_are_those_of_another_tokenizer() {
+    let mut log = Log::new(proven(1));
+    log.until(Phase::Generate);
+    log.generate();
+    let dropped = |log: &mut Log| {
+        log.run_to_the_end();
+        let anomaly = log.run().anomalies.first().map(|anomaly| anomaly.what.clone());
+        (log.run().cycles[&1].selected.as_ref().unwrap().dropped.get("void").copied(), anomaly)
+    };
+    let (void, why) = dropped(&mut log);
+    assert_eq!(void, Some(160));
+    assert!(why.unwrap().contains("show nothing"));
+}
+
+#[test]
+fn a_quarantine_that_follows_from_nothing_is_found() {
+    let mut log = Log::new(proven(1));
+    log.until(Phase::Generate);
+    generate(&mut log, &[("a", RIGHT), ("b", NEAR)]);
+    let false_one = v1::Quarantine {
+        agent: "b".into(),
+        base: "base".into(),
+        agreed: vec!["a".into()],
+        ..Default::default()
+    };
+    log.quarantine(false_one);
+    log.verify();
+    log.coordinate();
+    let found = audit(log.records()).unwrap().findings;
+    assert!(found.iter().any(|found| found.what.contains("does not follow")), "{found:?}");
+}
