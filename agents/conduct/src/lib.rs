@@ -9,6 +9,7 @@ mod failing;
 mod halving;
 mod placing;
 mod reception;
+mod standing;
 mod temper;
 
 pub use course::{Course, Courses};
@@ -16,4 +17,5 @@ pub use failing::{Blow, Fault, Then, errors_stand, failure, owed, then};
 pub use halving::halved;
 pub use placing::{Peer, Placing, Room, place};
 pub use reception::{AtHand, PASS_ON_MS, Reception, poison, receive};
+pub use standing::Standing;
 pub use temper::{Rest, Temper};

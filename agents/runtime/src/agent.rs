@@ -105,7 +105,7 @@ impl Agent {
         for role in &roles {
             examine(&presence, &config.doctor, &**role).await;
         }
-        let (runs, leave) = (Runs::default(), CancellationToken::new());
+        let (runs, leave) = (Runs::new(&config.id), CancellationToken::new());
         let mut queues = Vec::new();
         for role in &roles {
             queues.push(bus.work(role.kind(), &config.pool, config.lease).await?);
@@ -309,6 +309,10 @@ async fn next(
     tokio::select! {
         biased;
         () = watch.forbidden() => {
+            queue.give_back();
+            Ok(None)
+        }
+        () = post.convicted() => {
             queue.give_back();
             Ok(None)
         }

@@ -3,20 +3,47 @@
 use std::sync::{Arc, RwLock};
 
 use bus::{Bus, Followed, ReadError};
-use conduct::{Course, Courses};
+use conduct::{Course, Courses, Standing};
 use futures::StreamExt;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-use wire::{Record, RunId, Subject};
+use wire::{AgentId, Record, RunId, Subject};
 
-/// What is known of all runs. Cheap to clone.
-#[derive(Debug, Clone, Default)]
+/// What is known of all runs, and what they found of this agent. Cheap to clone.
+#[derive(Debug, Clone)]
 pub(crate) struct Runs {
+    agent: AgentId,
     courses: Arc<RwLock<Courses>>,
+    standing: Arc<RwLock<Standing>>,
     changed: Arc<Notify>,
 }
 
 impl Runs {
+    pub(crate) fn new(agent: &AgentId) -> Self {
+        Self {
+            agent: agent.clone(),
+            courses: Arc::default(),
+            standing: Arc::new(RwLock::new(Standing::new(agent.as_str()))),
+            changed: Arc::default(),
+        }
+    }
+
+    /// Why this agent must generate nothing more, if so.
+    pub(crate) fn convicted(&self) -> Option<String> {
+        self.standing.read().ok().and_then(|standing| standing.why().map(str::to_owned))
+    }
+
+    /// Resolves when it must not.
+    pub(crate) async fn until_convicted(&self) {
+        loop {
+            let changed = self.changed.notified();
+            if self.convicted().is_some() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     pub(crate) fn course(&self, run: &RunId) -> Course {
         self.courses.read().map(|courses| courses.of(run)).unwrap_or_default()
     }
@@ -49,13 +76,19 @@ impl Runs {
     /// Follows the log; `ready` is cancelled once it has caught up. Returns when the log is no
     /// longer the one it was: what is known of its runs is then wrong.
     pub(crate) async fn follow(&self, bus: &Bus, ready: CancellationToken) -> ReadError {
-        let kinds = ["control.*", "done", "cycle.*.archived"];
+        let found = format!("quarantine.{}.*", self.agent);
+        let kinds = ["control.*", "done", "cycle.*.archived", &found];
         let filters = kinds.map(|kind| format!("flotilla.*.{kind}")).to_vec();
         let mut facts = std::pin::pin!(bus.follow(filters, 0));
         while let Some(followed) = facts.next().await {
             match followed {
                 Ok(Followed::Record(record)) => self.note(&record),
-                Ok(Followed::CaughtUp) => ready.cancel(),
+                Ok(Followed::CaughtUp) => {
+                    if let Ok(mut standing) = self.standing.write() {
+                        standing.begin();
+                    }
+                    ready.cancel();
+                }
                 Ok(Followed::Unreadable { subject, error, .. }) => {
                     tracing::warn!(subject, %error, "an entry of the log that is no fact");
                 }
@@ -72,6 +105,9 @@ impl Runs {
     fn note(&self, record: &Record) {
         if let Ok(mut courses) = self.courses.write() {
             courses.note(record);
+        }
+        if let Ok(mut standing) = self.standing.write() {
+            standing.note(record);
         }
         self.changed.notify_waiters();
     }

@@ -136,6 +136,28 @@ impl Post {
         // The sender lives as long as the post.
         let _ = waiting.wait_for(|jobs| *jobs < PARKED_MAX).await;
         self.role.room().await;
+        if let Some(message) = self.conviction() {
+            tracing::error!("{message}");
+            self.trouble(Some(Trouble { message, quarantine: true }));
+            // Whoever puts it right starts the agent anew.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Why the role must do nothing more, if so.
+    fn conviction(&self) -> Option<String> {
+        match self.role.kind() {
+            WorkKind::Generate => self.shared.runs.convicted(),
+            WorkKind::Verify | WorkKind::Train | WorkKind::Eval => None,
+        }
+    }
+
+    /// Resolves when the role must do nothing more. Cancel-safe.
+    pub(crate) async fn convicted(&self) {
+        match self.role.kind() {
+            WorkKind::Generate => self.shared.runs.until_convicted().await,
+            WorkKind::Verify | WorkKind::Train | WorkKind::Eval => std::future::pending().await,
+        }
     }
 
     /// Sees a delivery through. The answer is how long the role should take nothing new.
@@ -184,6 +206,9 @@ impl Post {
                 return delivery.nak(delay).await.map(|()| Duration::ZERO);
             }
             Reception::Wait | Reception::Work | Reception::Poison => {}
+        }
+        if self.conviction().is_some() {
+            return self.hand_back(delivery).await;
         }
         let _held = Held::take(&self.at_hand, record);
         let job = self.job(record);
@@ -255,6 +280,8 @@ impl Post {
             biased;
             outcome = self.keeping(hand, work) => outcome.unwrap_or(Err(JobError::Stopped)),
             () = self.shared.runs.over(&job.run) => Err(JobError::Stopped),
+            // What it would make counts for nothing: another makes it.
+            () = self.convicted() => Err(JobError::Stopped),
         }
     }
 
@@ -370,6 +397,8 @@ impl Post {
     }
 
     fn trouble(&self, trouble: Option<Trouble>) {
+        let convicted = self.conviction().map(|message| Trouble { message, quarantine: true });
+        let trouble = convicted.or(trouble);
         self.shared.presence.trouble(role_name(self.role.kind()), trouble);
     }
 

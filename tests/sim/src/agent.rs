@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use conduct::{AtHand, Courses, Fault, Temper};
+use conduct::{AtHand, Courses, Fault, Standing, Temper};
 use wire::WorkKind;
 
 use crate::{
@@ -28,6 +28,9 @@ const FIRST_ID: u64 = 16;
 /// The one that does work of every kind; there are others for each.
 const BROKEN: usize = 5;
 
+/// One that generates.
+const STALE: usize = 1;
+
 /// What an agent says of itself.
 #[derive(Debug, Clone)]
 pub(crate) struct Says {
@@ -43,6 +46,7 @@ pub(crate) struct Nature {
     pub(crate) name: String,
     pub(crate) samples_per_s: f64,
     pub(crate) lies: bool,
+    pub(crate) stale: bool,
     /// A chance in a thousand that a job fails, and that the agent dies at a step of one.
     pub(crate) fails: u32,
     pub(crate) dies: u32,
@@ -56,6 +60,7 @@ pub(crate) struct Agent {
     nature: Nature,
     kinds: Vec<WorkKind>,
     courses: Courses,
+    standing: Standing,
     known: u64,
     following: Option<u64>,
     temper: BTreeMap<WorkKind, Temper>,
@@ -72,6 +77,7 @@ impl Agent {
             name: name.into(),
             samples_per_s: if faults.slow && number == 1 { 0.2 } else { 4.0 },
             lies: faults.liar && number == 2,
+            stale: faults.stale && number == STALE,
             fails: if faults.sick || (faults.flaky && number == 0) { 500 } else { 0 },
             dies: faults.dies,
             broken: faults.broken && number == BROKEN,
@@ -80,6 +86,7 @@ impl Agent {
             bug: faults.bug,
         };
         Self {
+            standing: Standing::new(name),
             nature,
             kinds,
             courses: Courses::default(),
@@ -117,7 +124,8 @@ impl Agent {
             let busy = jobs().filter(|job| !job.waits()).count();
             let held_up = jobs().any(Job::is_held_up);
             let room = if kind == WorkKind::Generate { 2 } else { 1 };
-            if self.known > 0 && !rests && !held_up && busy < room {
+            let convicted = kind == WorkKind::Generate && self.standing.why().is_some();
+            if self.known > 0 && !convicted && !rests && !held_up && busy < room {
                 let id = self.id();
                 commands.push(Command::Ask(id, Request::Pull(kind)));
             }
@@ -247,6 +255,25 @@ impl Agent {
         vec![Command::Ask(token, request), Command::Later(ANSWER_MS, token)]
     }
 
+    /// What a convicted agent would make counts for nothing.
+    fn hand_back(&mut self) -> Vec<Command> {
+        if self.standing.why().is_none() {
+            return Vec::new();
+        }
+        let of = |job: &Job| job.delivery.kind == WorkKind::Generate && job.is_working();
+        let held = self.jobs.iter().filter(|(_, job)| of(job)).map(|(name, _)| *name);
+        let mut commands = Vec::new();
+        for name in held.collect::<Vec<u64>>() {
+            self.asked.retain(|_, (owner, _)| *owner != name);
+            let Some(job) = self.jobs.get_mut(&name) else { continue };
+            let request = job.hand_back();
+            let id = self.id();
+            self.asked.insert(id, (name, request.clone()));
+            commands.extend([Command::Ask(id, request), Command::Later(ANSWER_MS, id)]);
+        }
+        commands
+    }
+
     fn learn(&mut self, now_ms: u64, random: &mut fastrand::Rng, reply: Reply) -> Vec<Command> {
         self.following = None;
         let Reply::Records(records) = reply else { return Vec::new() };
@@ -254,8 +281,13 @@ impl Agent {
         for record in records {
             self.known = self.known.max(record.sequence);
             self.courses.note(&record);
+            self.standing.note(&record);
+        }
+        if !more {
+            self.standing.begin();
         }
         let mut commands = if more { self.follow() } else { Vec::new() };
+        commands.extend(self.hand_back());
         // Those that wait may go on, and those of a run that is over may end.
         let course = self.courses.of(&run());
         let stirred: Vec<u64> = self
@@ -306,6 +338,7 @@ impl Peer for Agent {
 
     fn reset(&mut self, incarnation: u64) {
         self.courses = Courses::default();
+        self.standing = Standing::new(self.nature.name.clone());
         self.known = 0;
         self.following = None;
         self.temper.clear();

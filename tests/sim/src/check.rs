@@ -5,10 +5,10 @@ use std::{
     rc::Rc,
 };
 
-use cycle::{Job, Run, audit};
+use cycle::{Job, Run, agreement, audit};
 use wire::{Body, Fact, Place, Record, WorkKind, v1};
 
-use crate::{faults::Faults, server::Server};
+use crate::{faults::Faults, server::Server, task};
 
 /// More than the window of orders, hedges of it included.
 const QUEUED_MAX: usize = 120;
@@ -93,6 +93,7 @@ impl Check {
         self.insist(still, || "a finished run ended otherwise".into());
         self.insist(contradiction.is_none(), || contradiction.unwrap_or_default());
         self.selection_is_of_its_policy(record);
+        self.stale_samples_are_never_selected(record);
         self.orders_are_few(record);
         self.settled_jobs_stay();
     }
@@ -179,6 +180,55 @@ impl Check {
         });
     }
 
+    /// Who differs from more than half of those who showed what they sampled with is in
+    /// quarantine before anything is selected, and nothing of that is.
+    fn stale_samples_are_never_selected(&mut self, record: &Record) {
+        let Body::Selected(selected) = &record.fact.body else { return };
+        let adapter = self.adapter_of(selected.cycle);
+        let mut jobs: BTreeMap<&str, &v1::Samples> = BTreeMap::new();
+        let mut newest: BTreeMap<&str, &[f32]> = BTreeMap::new();
+        for record in &self.records {
+            match &record.fact.body {
+                Body::Samples(samples)
+                    if samples.cycle == selected.cycle
+                        && samples.purpose() == v1::Purpose::Train
+                        && samples.adapter == adapter =>
+                {
+                    jobs.insert(&samples.job, samples);
+                    newest.insert(&samples.agent, &samples.canary);
+                }
+                Body::Quarantine(quarantine) => {
+                    for job in quarantine.jobs.iter().filter(|job| job.cycle == selected.cycle) {
+                        jobs.remove(&*job.job);
+                    }
+                }
+                _ => {}
+            }
+        }
+        let near = |a: &[f32], b: &[f32]| {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 0.02)
+        };
+        let cycle = self.run.as_ref().and_then(|run| run.cycles.get(&selected.cycle));
+        // What was given up before its samples came does not count.
+        let counts = |samples: &&&v1::Samples| {
+            let id = samples.job.parse().ok();
+            let job = cycle.zip(id).and_then(|(cycle, id): (_, wire::JobId)| cycle.jobs.get(&id));
+            job.is_some_and(|job| job.set_aside.is_none())
+        };
+        let counted = jobs.values().filter(counts);
+        let wrong = counted.filter(|samples| {
+            let others = newest.values().filter(|other| !near(&samples.canary, other)).count();
+            2 * others > newest.len()
+        });
+        let wrong: Vec<String> =
+            wrong.map(|samples| format!("{} by {}", samples.job, samples.agent)).collect();
+        let run = self.run.as_ref();
+        let shown = run.and_then(|run| agreement(run, selected.cycle, v1::Purpose::Train));
+        self.insist(wrong.is_empty(), || {
+            format!("of another policy, and selected from: {}; {shown:?}", wrong.join(", "))
+        });
+    }
+
     fn orders_are_few(&mut self, record: &Record) {
         let (Place::GenerateOrder { cycle, job, .. }, Body::GenerateOrder(order)) =
             (&record.fact.subject.place, &record.fact.body)
@@ -227,10 +277,25 @@ impl Check {
         let succeeded =
             run.done.as_ref().is_some_and(|done| done.status() == v1::done::Status::Succeeded);
         let jobs = || run.cycles.values().flat_map(|cycle| cycle.jobs.values());
+        // Where nobody was asked, or no more than half agreed, nobody could know.
+        let unknown = self.faults.stale && self.stale_samples_count(run);
         succeeded
+            && !unknown
             && jobs().all(|job| {
                 job.set_aside.is_none() && job.samples.as_ref().is_none_or(|s| s.void.is_none())
             })
+    }
+
+    fn stale_samples_count(&self, run: &Run) -> bool {
+        let asked = run.raft().and_then(|raft| raft.proof.as_ref()).is_some_and(|p| p.canary);
+        let stale = |record: &Rc<Record>| match (&record.fact.subject.place, &record.fact.body) {
+            (Place::Samples { cycle, job }, Body::Samples(samples)) => {
+                let counts = run.cycles.get(cycle).is_some_and(|c| c.jobs.contains_key(job));
+                counts && task::is_stale(samples)
+            }
+            _ => false,
+        };
+        !asked || self.records.iter().any(stale)
     }
 
     /// The whole log once more, as an auditor reads it.

@@ -31,6 +31,8 @@ pub struct Faults {
     /// All of them fail at many jobs, as with a bad driver update.
     pub sick: bool,
     pub liar: bool,
+    /// One that samples with another policy than it says, most of the time.
+    pub stale: bool,
     /// Agents that wrote a failure find in the end that they were done after all.
     pub zombies: bool,
     pub slow: bool,
@@ -88,6 +90,7 @@ impl Faults {
             broken: false,
             sick: false,
             liar: false,
+            stale: false,
             zombies: false,
             slow: false,
             poison: false,
@@ -128,6 +131,7 @@ impl Faults {
             coordinators: if sometimes(0.3, 2) > 0 { 3 } else { 2 },
             // Drawn last, so that what the others of a seed are stays as it was.
             broken: sometimes(0.25, 2) > 0,
+            stale: sometimes(0.25, 2) > 0,
             bug: None,
         }
     }

@@ -106,6 +106,12 @@ impl Job {
         Request::Settle(self.delivery.kind, self.delivery.record.sequence, how)
     }
 
+    /// Another is to do it.
+    pub(crate) fn hand_back(&mut self) -> Request {
+        self.stage = Stage::Settling { how: Settle::Nak { delay_ms: 0 }, well: false };
+        self.settle()
+    }
+
     fn settling(&mut self, how: Settle, well: bool) -> Step {
         self.stage = Stage::Settling { how, well };
         Step::Ask(self.settle())
@@ -293,7 +299,8 @@ impl Job {
                 let lies = nature.lies && random.bool();
                 let wall_s = 0.25 * f64::from(task::PROMPTS);
                 let place = Place::Samples { cycle: *cycle, job: job.clone() };
-                let samples = task::samples(order, agent, wall_s, lies);
+                let stale = nature.stale && random.u32(0..4) > 0;
+                let samples = task::samples(order, agent, wall_s, lies, stale);
                 let samples = match nature.bug {
                     Some(Bug::WrongPolicy) if random.bool() => task::made_otherwise(samples),
                     _ => samples,

@@ -12,6 +12,13 @@ const CYCLES: u32 = 2;
 pub(crate) const SUITE: &str = "text";
 const SUITES: [&str; 2] = ["sums", "code"];
 
+/// What boxes may differ by, and do.
+const TOLERANCE: f64 = 0.05;
+const NOISE: f32 = 0.01;
+
+/// What a box has loaded that does not load what it is told to.
+const STALE: &str = "b3:forgotten";
+
 /// Steps of a training, and how often it publishes.
 pub(crate) const STEPS: u32 = 4;
 pub(crate) const SAVE_EVERY: u32 = 2;
@@ -73,6 +80,11 @@ pub(crate) fn spec(run: &str, seed: u64) -> v1::Spec {
             gates: kind(3).then_some(gates),
             prompt_suites: if kind(4) { SUITES.map(prompt_suite).into() } else { Vec::new() },
             entropy: kind(5),
+            proof: Some(v1::spec::Proof {
+                canary: kind(6),
+                tolerance: TOLERANCE,
+                ..Default::default()
+            }),
             ..Default::default()
         })),
         ..Default::default()
@@ -113,13 +125,44 @@ pub(crate) fn fact(like: &Subject, place: Place, body: Body) -> Fact {
     Fact { subject: Subject::new(&like.run, place), body }
 }
 
+/// What a text is worth to a policy; to each box a little otherwise.
+fn canary(text: &str, policy: &str, agent: &str) -> Vec<f32> {
+    if text.is_empty() {
+        return Vec::new();
+    }
+    let figure = |seed: &str| {
+        #[expect(clippy::cast_precision_loss, reason = "below a thousand")]
+        let value = (derive(7, &["canary", seed]) % 1000) as f32 / 1000.0;
+        value
+    };
+    (0..16)
+        .map(|token| {
+            let noise = figure(&format!("{agent} {token}")) * NOISE;
+            -1.0 - figure(&format!("{policy} {token}")) - noise
+        })
+        .collect()
+}
+
+/// Whether samples were drawn with something else than they say.
+pub(crate) fn is_stale(samples: &v1::Samples) -> bool {
+    let policy = format!("{} {}", samples.base, samples.adapter);
+    samples.canary != canary("text", &policy, &samples.agent)
+}
+
 /// The samples of an order. A liar uses the base where an adapter was ordered, or leaves one
-/// out.
-pub(crate) fn samples(order: &v1::GenerateOrder, agent: &str, wall_s: f64, lies: bool) -> Body {
+/// out, and says so; a stale box uses another policy and says nothing of it.
+pub(crate) fn samples(
+    order: &v1::GenerateOrder,
+    agent: &str,
+    wall_s: f64,
+    lies: bool,
+    stale: bool,
+) -> Body {
     let manifest =
         |tree: &Option<v1::Tree>| tree.as_ref().map_or(String::new(), |tree| tree.manifest.clone());
     let adapter = if lies { "b3:stale".to_owned() } else { manifest(&order.adapter) };
-    let policy = format!("{} {adapter}", manifest(&order.base));
+    let used = if stale { STALE } else { &adapter };
+    let policy = format!("{} {used}", manifest(&order.base));
     let mut samples = Vec::new();
     for request in &order.requests {
         for index in request.first..request.first + request.count {
@@ -147,6 +190,7 @@ pub(crate) fn samples(order: &v1::GenerateOrder, agent: &str, wall_s: f64, lies:
         samples,
         wall_s,
         suite: order.suite.clone(),
+        canary: canary(&order.canary, &policy, agent),
         ..Default::default()
     })
 }
@@ -198,7 +242,11 @@ pub(crate) fn checkpoint(order: &v1::TrainOrder, step: u32, agent: &str) -> Body
     let parent = order.adapter.clone().or_else(|| base.clone());
     let name = |tree: &Option<v1::Tree>| tree.as_ref().map_or("", |tree| &tree.manifest).to_owned();
     let dataset = order.dataset.as_ref().map_or("", |blob| &blob.digest);
+    let base_name = name(&base);
     let content = format!("{} {} {dataset} {} {step}", name(&base), name(&parent), order.seed);
+    let made = tree(&Digest::of(content.as_bytes()));
+    let policy = format!("{base_name} {}", made.manifest);
+    let shown = canary(&order.canary, &policy, agent);
     Body::Checkpoint(v1::Checkpoint {
         run: order.run.clone(),
         cycle: order.cycle,
@@ -206,7 +254,8 @@ pub(crate) fn checkpoint(order: &v1::TrainOrder, step: u32, agent: &str) -> Body
         steps: STEPS,
         r#final: step == STEPS,
         content: v1::checkpoint::Content::Adapter.into(),
-        tree: Some(tree(&Digest::of(content.as_bytes()))),
+        canary: if step == STEPS { shown } else { Vec::new() },
+        tree: Some(made),
         base,
         parent,
         agent: agent.into(),

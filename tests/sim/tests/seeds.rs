@@ -92,6 +92,7 @@ fn each_kind_of_trouble_is_met() {
     assert!(met(|f| f.pause_every > 0) && met(|f| f.cancel) && met(|f| f.dies > 0));
     assert!(
         met(|f| f.broken)
+            && met(|f| f.stale)
             && met(|f| f.flaky)
             && met(|f| f.liar)
             && met(|f| f.slow)

@@ -46,7 +46,7 @@ impl Cycle {
     fn draw_again(&mut self, id: &JobId, again: JobId) {
         if let Some(job) = self.jobs.remove(id) {
             self.redrawn.insert(id.clone());
-            self.jobs.insert(again, Job::new(job.purpose, job.draws));
+            self.jobs.insert(again, Job::new(job.purpose, job.suite, job.draws));
         }
     }
 }
