@@ -24,6 +24,28 @@ pub struct Story {
     /// Of one cycle: why no more was kept.
     #[serde(rename = "yield")]
     pub yields: Option<Yield>,
+    /// Of that cycle: what boxes showed of the policy that drew its samples, if they were asked.
+    pub proof: Option<ProofStory>,
+    pub quarantines: Vec<v1::Quarantine>,
+}
+
+/// What boxes showed of a policy.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ProofStory {
+    pub cycle: u32,
+    /// Whether it is known who is right.
+    pub decided: bool,
+    pub shown: Vec<FigureStory>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FigureStory {
+    /// An agent, or the trainer of a cycle.
+    pub who: String,
+    /// Nats a token.
+    pub mean: f64,
+    /// From those who are right.
+    pub distance: Option<f64>,
 }
 
 /// What happened in a cycle, each part as far as it came.
@@ -93,9 +115,11 @@ impl Control {
         let (orders, plans) = (train_orders(&records), plans(&records));
         let mut selected = run.cycles.iter().rev().filter(|(_, cycle)| cycle.selected.is_some());
         let cycle = cycle.or(selected.next().map(|(number, _)| *number));
+        let mut proof = None;
         let yields = match cycle {
             Some(cycle) if run.raft().is_some() => {
                 let before = self.before_selection(id, cycle, records).await?;
+                proof = proof_story(&before, cycle);
                 let selected = run.cycles.get(&cycle).and_then(|cycle| cycle.selected.as_ref());
                 selected.and_then(|selected| yields(&before, selected))
             }
@@ -116,6 +140,8 @@ impl Control {
             base: base_of(&run),
             cycles: run.cycles.keys().map(story).collect(),
             yields,
+            proof,
+            quarantines: run.quarantines.clone(),
         })
     }
 
@@ -207,6 +233,16 @@ impl Control {
         };
         Ok(kept.into_iter().filter_map(of).collect())
     }
+}
+
+fn proof_story(before: &Run, number: u32) -> Option<ProofStory> {
+    let agreement = cycle::agreement(before, number, v1::Purpose::Train)?;
+    let story = |figure: cycle::Figure| {
+        let cycle::Figure { who, mean, distance } = figure;
+        FigureStory { who, mean, distance }
+    };
+    let shown = agreement.shown.into_iter().map(story).collect();
+    Some(ProofStory { cycle: number, decided: agreement.decided, shown })
 }
 
 /// The last order of each cycle's training.

@@ -7,7 +7,7 @@ use wire::{Body, Place, Record, RunId, v1};
 use crate::{Control, StoreError, archive};
 
 /// What the log keeps of a run for good.
-const SMALL: [&str; 9] = [
+const SMALL: [&str; 10] = [
     "spec",
     "control.*",
     "selection.*",
@@ -15,6 +15,7 @@ const SMALL: [&str; 9] = [
     "checkpoint.>",
     "eval.>",
     "failure.>",
+    "quarantine.>",
     "cycle.*.*",
     "done",
 ];

@@ -34,7 +34,7 @@ pub use base::{BaseError, Transfer, Watch};
 pub use check::FieldError;
 pub use checkpoints::{CheckpointError, parse_checkpoint_ref};
 pub use data::{DataError, Held, dedup, file_report, split_file};
-pub use explain::{CycleStory, Lineage, Link, Sampled, Story, Yield};
+pub use explain::{CycleStory, FigureStory, Lineage, Link, ProofStory, Sampled, Story, Yield};
 pub use files::{FileError, Files};
 pub use history::HistoryError;
 pub use import::{Fate, ImportError, Imported, Note, import};

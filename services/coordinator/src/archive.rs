@@ -22,7 +22,7 @@ use tokio::{
     sync::{mpsc, watch},
     time::Instant,
 };
-use wire::{Body, Fact, Place, Record, RunId, Subject, v1};
+use wire::{Body, Fact, JobId, Place, Record, RunId, Subject, v1};
 
 use files::Files;
 use lines::Kept;
@@ -261,7 +261,7 @@ impl Archive<'_> {
 
     /// Compression is not for the runtime's own threads.
     async fn write(&self, directory: &std::path::Path) -> anyhow::Result<u64> {
-        let mut files = Files::create(directory, self.kept().await?)?;
+        let mut files = Files::create(directory, self.kept().await?, self.redrawn().await?)?;
         let (send, mut records) = mpsc::channel::<Record>(READ_AHEAD);
         let writing = tokio::task::spawn_blocking(move || {
             while let Some(record) = records.blocking_recv() {
@@ -307,6 +307,25 @@ impl Archive<'_> {
             format!("flotilla.{run}.eval.{cycle}.*.*"),
         ];
         Place::bulky_filters(run, *cycle).into_iter().chain(small).collect()
+    }
+
+    /// Jobs whose samples were of something else than was ordered.
+    async fn redrawn(&self) -> anyhow::Result<BTreeSet<JobId>> {
+        let filter = format!("flotilla.{}.quarantine.*.*", self.run);
+        let mut facts = std::pin::pin!(self.bus.follow(vec![filter], 0));
+        let mut jobs = BTreeSet::new();
+        while let Some(followed) = facts.next().await {
+            let record = match followed? {
+                Followed::Record(record) if record.sequence <= self.done => record,
+                Followed::Record(_) | Followed::CaughtUp => break,
+                Followed::Unreadable { .. } => continue,
+            };
+            if let Body::Quarantine(quarantine) = record.fact.body {
+                let ours = quarantine.jobs.into_iter().filter(|job| job.cycle == self.cycle);
+                jobs.extend(ours.filter_map(|job| job.job.parse::<JobId>().ok()));
+            }
+        }
+        Ok(jobs)
     }
 
     async fn kept(&self) -> anyhow::Result<Kept> {

@@ -12,6 +12,7 @@ mod down;
 mod eval;
 mod explain;
 mod generate;
+pub(crate) mod proof;
 mod reproduce;
 mod run;
 mod select;

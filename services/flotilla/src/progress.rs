@@ -195,6 +195,9 @@ fn describe(run: &Run, record: &Record) -> Option<String> {
             let end = if f.r#final { "given up" } else { "will be tried again" };
             format!("{id}: {} {} failed on {}, {end}: {}", f.kind, f.id, f.agent, f.message)
         }
+        (_, Body::Quarantine(found)) => {
+            format!("{id}: {}", crate::commands::proof::quarantine_line(found))
+        }
         (_, Body::CycleDone(done)) => cycle_done(id, done),
         (_, Body::Done(done)) => {
             let reason = if done.message.is_empty() { "" } else { ": " };

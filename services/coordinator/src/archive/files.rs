@@ -1,13 +1,14 @@
 //! The two files of an archive. The same records give the same bytes: no time, no host.
 
 use std::{
+    collections::BTreeSet,
     fs::File,
     io::{self, Write},
     path::Path,
 };
 
 use flate2::{Compression, GzBuilder, write::GzEncoder};
-use wire::Record;
+use wire::{JobId, Record};
 
 use super::lines::{Joiner, Kept};
 
@@ -25,9 +26,13 @@ pub(super) struct Files {
 }
 
 impl Files {
-    pub(super) fn create(directory: &Path, kept: Kept) -> io::Result<Self> {
+    pub(super) fn create(
+        directory: &Path,
+        kept: Kept,
+        redrawn: BTreeSet<JobId>,
+    ) -> io::Result<Self> {
         Ok(Self {
-            joiner: Joiner::new(kept),
+            joiner: Joiner::new(kept, redrawn),
             samples: create(&directory.join(SAMPLES))?,
             facts: create(&directory.join(FACTS))?,
             records: 0,
@@ -69,7 +74,7 @@ mod tests {
         };
         let write = || {
             let directory = tempfile::tempdir().unwrap();
-            let mut files = Files::create(directory.path(), Kept::new()).unwrap();
+            let mut files = Files::create(directory.path(), Kept::new(), BTreeSet::new()).unwrap();
             (1..=3).for_each(|sequence| files.write(record(sequence)).unwrap());
             assert_eq!(files.finish().unwrap(), 3);
             [SAMPLES, FACTS].map(|name| std::fs::read(directory.path().join(name)).unwrap())

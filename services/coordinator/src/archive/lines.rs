@@ -43,18 +43,26 @@ struct Line<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Joiner {
     kept: Kept,
+    redrawn: BTreeSet<JobId>,
     orders: BTreeMap<JobId, BTreeMap<u32, v1::GenerateOrder>>,
     samples: BTreeMap<JobId, v1::Samples>,
 }
 
 impl Joiner {
-    pub(super) fn new(kept: Kept) -> Self {
-        Self { kept, ..Self::default() }
+    /// `redrawn`: jobs that others took the place of.
+    pub(super) fn new(kept: Kept, redrawn: BTreeSet<JobId>) -> Self {
+        Self { kept, redrawn, ..Self::default() }
     }
 
     /// The lines that a record completes; none but for verdicts.
     pub(super) fn take(&mut self, record: Record) -> Vec<u8> {
         match (record.fact.subject.place, record.fact.body) {
+            (
+                Place::GenerateOrder { job, .. }
+                | Place::Samples { job, .. }
+                | Place::Verdicts { job, .. },
+                _,
+            ) if self.redrawn.contains(&job) => Vec::new(),
             (Place::GenerateOrder { job, attempt, .. }, Body::GenerateOrder(order)) => {
                 self.orders.entry(job).or_default().insert(attempt, order);
                 Vec::new()
@@ -193,7 +201,7 @@ mod tests {
     #[test]
     fn a_judged_sample_is_one_line_with_all_that_is_known_of_it() {
         let kept = kept(b"{\"prompt\":\"1+1=\",\"completion\":\"2\",\"prompt_id\":\"p1\",\"index\":0,\"reward\":1.0}\n");
-        let mut joiner = Joiner::new(kept.unwrap());
+        let mut joiner = Joiner::new(kept.unwrap(), BTreeSet::new());
         let bytes: Vec<u8> = facts().into_iter().flat_map(|record| joiner.take(record)).collect();
         let text = String::from_utf8(bytes).unwrap();
         let lines: Vec<serde_json::Value> =
@@ -210,6 +218,14 @@ mod tests {
         assert!(lines[1]["logprob"].is_null(), "unknown, and not 0");
         assert_eq!((&lines[1]["outcome"], &lines[1]["kept"]), (&"fail".into(), &false.into()));
         assert!(joiner.orders.is_empty() && joiner.samples.is_empty(), "nothing is held");
+    }
+
+    #[test]
+    fn samples_that_were_drawn_again_are_no_lines() {
+        let redrawn = BTreeSet::from([JobId::new("t00000").unwrap()]);
+        let mut joiner = Joiner::new(Kept::new(), redrawn);
+        let bytes: Vec<u8> = facts().into_iter().flat_map(|record| joiner.take(record)).collect();
+        assert!(bytes.is_empty());
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub(super) fn story(story: &Story) {
     if let Some(yields) = &story.yields {
         print_yield(yields);
     }
+    super::proof::print(story.proof.as_ref(), &story.quarantines);
 }
 
 fn cycle_lines(cycle: &CycleStory) -> Vec<(&'static str, String)> {
