@@ -10,7 +10,9 @@ use std::{
     time::Duration,
 };
 
-use e2e::{Files, Fleet, Member, Output, Process, Sampling, flotilla, until};
+use e2e::{
+    Files, Fleet, Member, Output, Process, Sampling, flotilla, llama_cpp, llama_generator, until,
+};
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
@@ -19,17 +21,6 @@ const LIMIT: Duration = Duration::from_secs(240);
 /// Paths from the workspace's root: tests run in their own directory.
 fn from_root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
-
-/// Where llama.cpp is, if it was fetched.
-fn llama_cpp() -> Option<String> {
-    let set = std::env::var_os("FLOTILLA_LLAMA_CPP").map(PathBuf::from);
-    let directory = set.unwrap_or_else(|| from_root(".tools/llama.cpp/bin"));
-    let found = directory.join("llama-server").is_file();
-    if !found {
-        println!("skipped: no llama.cpp; deploy/fetch-llama-cpp.sh fetches one");
-    }
-    found.then(|| directory.canonicalize().unwrap().display().to_string())
 }
 
 fn golden(path: &str) -> Option<String> {
@@ -213,33 +204,6 @@ fn a_llama_cpp_that_fails_or_hangs_is_told_with_its_last_words() {
     ask().refuses(&["exit status: 1", "unable to load model"]);
     script("llama-server", "kill -9 $$");
     ask().refuses(&["SIGKILL", "before it was ready"]);
-}
-
-/// An agent that generates with llama.cpp, beside the fleet's own.
-fn llama_generator(fleet: &Fleet, directory: &str, name: &str) -> Member {
-    let home = fleet.path().join("agents").join(name);
-    let arguments = [
-        "agent",
-        "--nats",
-        &fleet.nats(),
-        "--roles",
-        "generator",
-        "--name",
-        name,
-        "--agent-dir",
-        &home.display().to_string(),
-        "--generator-engine",
-        "llama.cpp",
-        "--llama-cpp",
-        directory,
-        "--profile",
-        "cpu",
-        "--slots",
-        "8",
-        "--threads",
-        "1",
-    ];
-    Member::start(name, &[], &arguments, [], &fleet.path().join("agents"))
 }
 
 fn ready(fleet: &Fleet, name: &str) -> Value {

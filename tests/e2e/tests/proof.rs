@@ -1,0 +1,94 @@
+//! A box whose engine does not load what it is told to: its samples look like any others.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::{os::unix::fs::PermissionsExt, path::Path, time::Duration};
+
+use e2e::{Files, Fleet, Sampling, llama_cpp, llama_generator, until};
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// A llama.cpp whose server is started without the adapter it is given, and says nothing of it.
+fn without_adapters(directory: &str, at: &Path) -> String {
+    std::fs::create_dir_all(at).unwrap();
+    let drop_adapter = "left=$#; while [ $left -gt 0 ]; do one=$1; shift; left=$((left - 1)); \
+                        if [ \"$one\" = --lora ]; then shift; left=$((left - 1)); \
+                        else set -- \"$@\" \"$one\"; fi; done\n";
+    for name in ["llama-server", "llama-perplexity"] {
+        let (real, script) = (Path::new(directory).join(name), at.join(name));
+        let before = if name == "llama-server" { drop_adapter } else { "" };
+        let text = format!("#!/bin/sh\n{before}exec '{}' \"$@\"\n", real.display());
+        std::fs::write(&script, text).unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    at.display().to_string()
+}
+
+fn of_kind<'a>(facts: &'a [Value], kind: &'a str) -> impl Iterator<Item = &'a Value> {
+    let is = move |fact: &&Value| fact["subject"].as_str().unwrap().contains(kind);
+    facts.iter().filter(is).map(|fact| &fact["fact"])
+}
+
+#[test]
+fn a_box_that_samples_without_the_adapter_is_found_out_and_others_draw_its_samples() {
+    let Some(directory) = llama_cpp() else { return };
+    // One at a time, so that there is something left for the other.
+    let slow = ("FLOTILLA_SLOTS".to_owned(), "1".to_owned());
+    let fleet = Fleet::up_with("trainer,generator,verifier,evaluator", &[], [slow]);
+    let files = Files::create(fleet.path());
+    let base = fleet.submit(&files.sft(20, 0));
+    fleet.finish(&base, LIMIT);
+    let stale = without_adapters(&directory, &fleet.path().join("stale"));
+    let agent = llama_generator(&fleet, &stale, "stale");
+    until("the agent is ready", Duration::from_secs(60), || {
+        let agents = fleet.json(&["agents", "list"]).ok()?;
+        let found = |agent: &&Value| agent["agent"] == "stale" && agent["state"] == "READY";
+        agents.as_array()?.iter().find(found).map(|_| ())
+    });
+
+    let sampling = Sampling { prompts: 96, per_prompt: 8, max_new_tokens: 48, cycles: 2 };
+    let spec = files.raft(&base, sampling);
+    let text = std::fs::read_to_string(&spec).unwrap();
+    std::fs::write(&spec, format!("{text}  proof: {{ canary: true }}\n")).unwrap();
+    let run = fleet.submit(&spec);
+    fleet.finish(&run, LIMIT);
+
+    let facts = fleet.facts(&run);
+    let found: Vec<&Value> = of_kind(&facts, ".quarantine.").collect();
+    assert!(!found.is_empty(), "it was not found out\n{}", fleet.logs());
+    for found in &found {
+        // With the base alone it is as right as the others, though its engine rounds otherwise.
+        assert_eq!(found["agent"], "stale", "{found:#}");
+        assert!(found["adapter"].as_str().unwrap().starts_with("b3:"), "{found:#}");
+        let (apart, allowed) = (found["distance"].as_f64(), found["tolerance"].as_f64());
+        assert!(apart.unwrap() > 2.0 * allowed.unwrap(), "{found:#}");
+    }
+    let story = fleet.json(&["run", "explain", &run, "--cycle", "1"]).unwrap();
+    let shown = story["proof"]["shown"].as_array().unwrap();
+    println!("of the base, by two engines: {shown:#?}");
+    assert_eq!(shown.len(), 2, "both sampled with the base: {story:#}");
+    let near = |figure: &Value| figure["distance"].as_f64().unwrap() < 0.01;
+    assert!(shown.iter().all(near), "engines that round otherwise agree: {story:#}");
+    for samples in of_kind(&facts, ".samples.") {
+        let canary = samples["canary"].as_array().unwrap();
+        assert_eq!(canary.len(), 32, "{samples:#}");
+        assert!(samples["tokenizer"].as_str().unwrap().starts_with("b3:"), "{samples:#}");
+    }
+    let done = of_kind(&facts, ".cycle.2.done").next().unwrap();
+    assert!(done["samplesByAgent"]["stale"].is_null(), "{done:#}");
+    assert_eq!(done["sampled"], 96 * 8, "and none is missing: {done:#}");
+    fleet.audit_clean(&run);
+
+    let told = until("the agent says why it rests", Duration::from_secs(30), || {
+        let agents = fleet.json(&["agents", "list"]).ok()?;
+        let found = |agent: &&Value| agent["agent"] == "stale" && agent["state"] == "QUARANTINED";
+        agents.as_array()?.iter().find(found).cloned()
+    });
+    let trouble = told["trouble"].as_str().unwrap();
+    assert!(trouble.contains("something else than the adapter"), "{trouble}");
+    let story = fleet.run(&["run", "explain", &run]).stdout;
+    assert!(story.contains("stale is in quarantine"), "{story}");
+    assert!(story.contains("trainer of 1"), "{story}");
+    drop(agent);
+}
