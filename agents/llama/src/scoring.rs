@@ -22,9 +22,8 @@ pub enum ScoringError {
 /// For a token behind others.
 pub fn request(before: &[u32], token: u32) -> Value {
     let sampling = Sampling { temperature: 0.0, top_k: 1, top_p: 1.0, max_new_tokens: 1 };
-    let mut request = completion::request(before, &sampling, 0);
+    let mut request = completion::request(before, &sampling, 0, true);
     request["logit_bias"] = json!([[token, FORCE]]);
-    request["n_probs"] = json!(1);
     // The text grows by a token from one request to the next.
     request["cache_prompt"] = json!(true);
     request["response_fields"] = json!(["completion_probabilities"]);

@@ -34,7 +34,7 @@ pub(crate) fn of_prompts(prompts: &[Prompt]) -> String {
 fn joined(parts: impl Iterator<Item = String>) -> String {
     let (mut text, mut empty) = (BEFORE.to_owned(), true);
     for part in parts.filter(|part| !part.is_empty()) {
-        if text.len() + part.len() + 1 <= BYTES_MAX {
+        if text.len() + part.len() < BYTES_MAX {
             text.push_str(if empty { "" } else { "\n" });
             text.push_str(&part);
         } else if empty {

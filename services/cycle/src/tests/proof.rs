@@ -103,10 +103,10 @@ fn an_order_asks_for_what_shows_its_policy_best() {
     };
     let [base] = &texts(1, v1::Purpose::Train)[..] else { panic!("one text a policy") };
     assert!(base.contains("0+1=\n1+1="), "of a base, the prompts: {base}");
-    assert_eq!(texts(0, v1::Purpose::Heldout), [base.clone()], "the same policy");
+    assert_eq!(texts(0, v1::Purpose::Heldout).first(), Some(base), "the same policy");
     let [trained] = &texts(2, v1::Purpose::Train)[..] else { panic!("one text a policy") };
     assert!(trained.contains("+1=answer 1"), "of an adapter, what it was trained on: {trained}");
-    assert_eq!(texts(1, v1::Purpose::Heldout), [trained.clone()]);
+    assert_eq!(texts(1, v1::Purpose::Heldout).first(), Some(trained));
     assert_eq!(log.train_orders().next().unwrap().canary, *trained);
     assert_eq!(audit(log.records()).unwrap().findings, []);
 
