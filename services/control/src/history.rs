@@ -54,13 +54,22 @@ impl Control {
         let selected = |record: &Record| matches!(record.fact.subject.place, Place::Selection { cycle: found } if found == cycle);
         let end = records.iter().position(selected);
         let end = end.ok_or_else(|| HistoryError::NotYet { run: id.clone(), cycle })?;
-        let archived = records.iter().find_map(|record| match &record.fact.body {
-            Body::Archived(archived) if archived.cycle == cycle => Some(archived.clone()),
-            _ => None,
-        });
+        let archived = |cycle: u32| {
+            records.iter().find_map(|record| match &record.fact.body {
+                Body::Archived(archived) if archived.cycle == cycle => Some(archived.clone()),
+                _ => None,
+            })
+        };
+        // What was shown of a policy in the cycle before is compared with what is shown now.
+        let proven = run.raft().and_then(|raft| raft.proof.as_ref()).is_some_and(|it| it.canary);
+        let first = if proven { cycle.saturating_sub(1) } else { cycle };
+        let mut bulky = Vec::new();
+        for cycle in first..=cycle {
+            bulky.extend(self.bulky(id, cycle, archived(cycle)).await?);
+        }
         let before = records[end].sequence;
         records.truncate(end);
-        records.extend(self.bulky(id, cycle, archived).await?);
+        records.extend(bulky);
         records.sort_by_key(|record| record.sequence);
         records.dedup_by_key(|record| record.sequence);
         let then = records.iter().take_while(|record| record.sequence < before);

@@ -41,7 +41,7 @@ pub(crate) fn jobs(
                 let draws = (0..there).map(|line| (line, set.samples_per_prompt)).collect();
                 // Suites stand behind the two sets that every run has.
                 let own = set.suite.is_empty();
-                (if own { "h".into() } else { format!("s{:02}-", place - 1).into() }, draws)
+                (if own { "h".into() } else { format!("s{:02}_", place - 1).into() }, draws)
             }
             // Cycle 0 measures the base and trains on nothing.
             _ if number == 0 => continue,

@@ -187,6 +187,9 @@ pub fn agreement(run: &Run, cycle: u32, purpose: v1::Purpose) -> Option<Agreemen
     let proof = asked(run)?;
     let policy = run.policy(cycle, purpose)?;
     let key = (policy.base.manifest.clone(), policy.adapter_manifest().to_owned());
+    if votes(run, &key).is_empty() {
+        return None;
+    }
     let reference = judge(run, &key, proof.tolerance);
     let figure = |who: String, canary: &[f32]| Figure {
         who,

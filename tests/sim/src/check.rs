@@ -344,9 +344,14 @@ impl Check {
 }
 
 impl Check {
-    /// What each cycle says of its prompt suites, from the verdicts that name them.
+    /// What each cycle says of its prompt suites, from the verdicts that name them; those of jobs
+    /// that had been drawn with something else by then are other jobs' to tell.
     fn suites_recounted(&self) -> Result<(), String> {
+        let mut redrawn: BTreeSet<(u32, &str)> = BTreeSet::new();
         for record in &self.records {
+            if let Body::Quarantine(quarantine) = &record.fact.body {
+                redrawn.extend(quarantine.jobs.iter().map(|job| (job.cycle, job.job.as_str())));
+            }
             let Body::CycleDone(done) = &record.fact.body else { continue };
             for told in &done.suites {
                 let of_suite = self.records.iter().filter_map(|record| match &record.fact.body {
@@ -355,7 +360,8 @@ impl Check {
                 });
                 let of_suite = of_suite
                     .filter(|found| found.cycle == done.cycle && found.suite == told.suite)
-                    .filter(|found| found.purpose() == v1::Purpose::Heldout);
+                    .filter(|found| found.purpose() == v1::Purpose::Heldout)
+                    .filter(|found| !redrawn.contains(&(found.cycle, found.job.as_str())));
                 let passed = |v: &v1::verdicts::Verdict| v.outcome() == v1::verdicts::Outcome::Pass;
                 let each: Vec<bool> =
                     of_suite.flat_map(|v| v.verdicts.iter().map(passed)).collect();

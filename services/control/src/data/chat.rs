@@ -10,7 +10,7 @@ use std::path::Path;
 use formats::{Config, ConfigError};
 use minijinja::{Environment, Value, context};
 
-pub(crate) use self::message::{Message, answer, asked, wrapped};
+pub(crate) use self::message::{Message, answer, asked, said, wrapped};
 use self::{
     message::{ASSISTANT, last_role, plain},
     tokens::{Tokens, TokensError},

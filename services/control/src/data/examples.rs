@@ -9,7 +9,7 @@ use wire::{ExamplesError, Line, lines};
 
 use super::{
     chat::{ChatError, Message, Pair, wrapped},
-    prompts::{Manner, listed},
+    prompts::{Manner, listed, some_line},
 };
 
 /// What was read of a file of examples.
@@ -55,6 +55,14 @@ struct Conversation {
     messages: Option<Message>,
     prompt: Option<Message>,
     completion: Option<Message>,
+}
+
+/// Whether some example cannot be read without a chat template.
+pub(super) fn have_conversations(bytes: &[u8]) -> bool {
+    some_line(bytes, |is| {
+        let messages = is("messages", Value::is_array) && !is("prompt", Value::is_string);
+        is("prompt", Value::is_array) || is("completion", Value::is_array) || messages
+    })
 }
 
 /// How a line says its example.

@@ -7,7 +7,7 @@ use wire::v1::{self, DataReport};
 use super::{
     chat::Template,
     error::DataError,
-    examples::Examples,
+    examples::{self, Examples},
     model::ModelDir,
     prompts::{Manner, Prompts, has_conversations},
     room,
@@ -192,9 +192,11 @@ impl<'a> Reader<'a> {
         for (field, file, prompts) in sides {
             let Some(prompts) = prompts else { continue };
             let tokens = self.tell(field, file, prompts, &raft.verifier, report).await;
+            // What is held out is not trained on, however long.
+            let Some(tokens) = tokens.filter(|_| field == PROMPTS) else { continue };
             let (max, made) = (raft.training.max_tokens, raft.sampling.max_new_tokens);
-            let crowded = tokens.and_then(|tokens| room::crowded(file, &tokens, max, made));
-            report.warnings.extend(crowded);
+            let all = prompts.prompts.len();
+            report.warnings.extend(room::crowded(file, (&tokens, all), max, made));
         }
         if let Some(heldout) = &heldout {
             let overlap = overlap(raft, (HELDOUT, heldout_file), &train, heldout)?;
@@ -237,7 +239,8 @@ impl<'a> Reader<'a> {
         chat: &ChatSpec,
     ) -> Result<Prompts, SubmitError> {
         let bytes = read(field, file, self.files).await?;
-        let template = self.template_for(field, file, &bytes, chat).await?;
+        let written = chat.wraps() || has_conversations(&bytes);
+        let template = self.template_for(field, file, written).await?;
         if let Some(template) = template {
             template.check_end().map_err(|source| {
                 SubmitError::data(field, DataError::Chat { file: file.into(), source })
@@ -256,7 +259,8 @@ impl<'a> Reader<'a> {
         report: &mut DataReport,
     ) -> Result<Examples, SubmitError> {
         let bytes = read(field, file, self.files).await?;
-        let template = self.template_for(field, file, &bytes, chat).await?;
+        let written = chat.wraps() || examples::have_conversations(&bytes);
+        let template = self.template_for(field, file, written).await?;
         let examples = Examples::read(&bytes, manner(template, chat)).map_err(|source| {
             SubmitError::data(field, DataError::Examples { file: file.into(), source })
         })?;
@@ -264,14 +268,14 @@ impl<'a> Reader<'a> {
         Ok(examples)
     }
 
+    /// `written`: whether some line needs it.
     async fn template_for(
         &self,
         field: &str,
         file: &str,
-        bytes: &[u8],
-        chat: &ChatSpec,
+        written: bool,
     ) -> Result<Option<&Template>, SubmitError> {
-        if !chat.wraps() && !has_conversations(bytes) {
+        if !written {
             return Ok(None);
         }
         let Some(base) = self.base else { return Ok(None) };

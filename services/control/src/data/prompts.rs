@@ -5,7 +5,10 @@ use serde::Deserialize;
 use serde_json::Value;
 use wire::{Line, Prompt, PromptsError, lines};
 
-use super::chat::{ChatError, Message, Template, asked, wrapped};
+use super::{
+    chat::{ChatError, Message, Template, asked, said, wrapped},
+    split::normalised,
+};
 
 /// What the user said, where the prompt is a whole conversation: for verifiers.
 pub(crate) const PLAIN_PROMPT: &str = "plain_prompt";
@@ -25,14 +28,16 @@ pub(crate) struct Manner<'a> {
 pub(crate) struct Numbered {
     pub line: usize,
     pub prompt: Prompt,
+    /// What it asks, however it is written out: two that ask the same have the same.
+    pub asked: String,
+    /// Whether the chat template wrote it.
+    pub rendered: bool,
 }
 
 /// What was read of a file of prompts.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Prompts {
     pub prompts: Vec<Numbered>,
-    /// How many the chat template wrote.
-    pub rendered: usize,
     /// The file as it was, while it says the same.
     original: Option<Bytes>,
 }
@@ -66,37 +71,40 @@ impl Prompts {
         let text = std::str::from_utf8(bytes).map_err(PromptsError::from)?;
         let texts: Vec<&str> = text.lines().collect();
         let mut seen = std::collections::BTreeSet::new();
-        let (mut prompts, mut rendered) = (Vec::new(), 0);
+        let mut prompts: Vec<Numbered> = Vec::new();
         for line in lines(bytes).map_err(PromptsError::from)? {
             let mut line = line.map_err(PromptsError::from)?;
             let number = line.number;
             let wrong = |source| LinesError::Chat { line: number, source };
             let whole = texts.get(number - 1).copied().unwrap_or_default();
+            let mut same = None;
             if let Some(messages) = conversation(&line, whole, manner).map_err(wrong)? {
+                same = Some(said(&messages));
                 let template = manner.template.ok_or_else(|| wrong(ChatError::NoTemplate))?;
                 let prompt = template.prompt(&messages).map_err(wrong)?;
                 line.fields.insert("prompt".into(), prompt.into());
                 if let Some(asked) = asked(&messages) {
                     line.fields.insert(PLAIN_PROMPT.into(), asked.into());
                 }
-                rendered += 1;
             }
             let prompt = Prompt::of_line(line)?;
             if !seen.insert(prompt.id.clone()) {
                 return Err(PromptsError::DuplicateId { line: number, id: prompt.id }.into());
             }
-            prompts.push(Numbered { line: number, prompt });
+            let rendered = same.is_some();
+            let asked = normalised(same.as_ref().unwrap_or(&prompt.prompt));
+            prompts.push(Numbered { line: number, prompt, asked, rendered });
         }
         if prompts.is_empty() {
             return Err(PromptsError::None.into());
         }
-        let original = (rendered == 0).then(|| bytes.clone());
-        Ok(Self { prompts, rendered, original })
+        let original = (!prompts.iter().any(|prompt| prompt.rendered)).then(|| bytes.clone());
+        Ok(Self { prompts, original })
     }
 
     /// Some of a file's.
     pub(crate) fn part(prompts: Vec<Numbered>) -> Self {
-        Self { prompts, rendered: 0, original: None }
+        Self { prompts, original: None }
     }
 
     /// The file agents read.
@@ -109,18 +117,32 @@ impl Prompts {
         lines.collect::<String>().into()
     }
 
+    /// How many the chat template wrote.
+    pub(crate) fn rendered(&self) -> usize {
+        self.prompts.iter().filter(|prompt| prompt.rendered).count()
+    }
+
     pub(crate) fn count(&self) -> u32 {
         u32::try_from(self.prompts.len()).unwrap_or(u32::MAX)
     }
 }
 
-/// Whether some line cannot be read without a chat template.
+/// Whether some prompt cannot be read without a chat template.
 pub(crate) fn has_conversations(bytes: &[u8]) -> bool {
+    some_line(bytes, |is| {
+        let text = is("prompt", Value::is_string) || is("text", Value::is_string);
+        is("prompt", Value::is_array) || (is("messages", Value::is_array) && !text)
+    })
+}
+
+/// Asked of each line: whether a field is there, and is such a value.
+pub(super) fn some_line(
+    bytes: &[u8],
+    such: impl Fn(&dyn Fn(&str, fn(&Value) -> bool) -> bool) -> bool,
+) -> bool {
     let lines = lines(bytes).into_iter().flatten().flatten();
     lines.into_iter().any(|line| {
-        let text = |name: &str| line.fields.get(name).is_some_and(Value::is_string);
-        let list = |name: &str| line.fields.get(name).is_some_and(Value::is_array);
-        list("prompt") || list("completion") || (list("messages") && !text("prompt"))
+        such(&|name: &str, is: fn(&Value) -> bool| line.fields.get(name).is_some_and(is))
     })
 }
 
@@ -171,7 +193,7 @@ mod tests {
             "\n{{\"messages\": {messages}, \"tier\": 1}}\n{{\"prompt\": {messages}, \"id\": \"b\"}}\n{{\"prompt\": \"plain\", \"messages\": 7}}\n"
         );
         let prompts = read(&lines, manner).unwrap();
-        assert_eq!((prompts.rendered, prompts.count()), (2, 3));
+        assert_eq!((prompts.rendered(), prompts.count()), (2, 3));
         let again = Prompt::parse_all(&prompts.bytes()).unwrap();
         let ids: Vec<&str> = again.iter().map(|prompt| prompt.id.as_str()).collect();
         assert_eq!(ids, ["2", "b", "4"], "ids are those of the lines as they were");
@@ -204,6 +226,36 @@ mod tests {
             (first.id.as_str(), &first.fields[PLAIN_PROMPT]),
             ("HumanEval/0", &"def f".into())
         );
+    }
+
+    #[test]
+    fn what_a_prompt_asks_does_not_depend_on_how_it_is_written_out() {
+        let template = chatml();
+        let manner = |wrap, system| Manner { template: Some(&template), wrap, system };
+        let asked =
+            |line: &str, manner: Manner<'_>| read(line, manner).unwrap().prompts.remove(0).asked;
+        let text = r#"{"prompt": "How  Many?"}"#;
+        let user = r#"{"role": "user", "content": "how many?"}"#;
+        let alone = format!(r#"{{"messages": [{user}]}}"#);
+        let system = format!(r#"{{"messages": [{{"role": "system", "content": "s"}}, {user}]}}"#);
+        for asked in [
+            asked(text, Manner::default()),
+            asked(text, manner(true, None)),
+            asked(text, manner(true, Some("Short."))),
+            asked(&alone, manner(false, None)),
+            asked(&system, manner(false, None)),
+        ] {
+            assert_eq!(asked, "how many?");
+        }
+        let longer =
+            format!(r#"{{"messages": [{user}, {{"role": "assistant", "content": "2"}}, {user}]}}"#);
+        assert!(asked(&longer, manner(false, None)).contains("assistant"));
+    }
+
+    #[test]
+    fn a_text_beside_messages_needs_no_template() {
+        assert!(!has_conversations(br#"{"text": "a", "messages": [{"role": "user"}]}"#));
+        assert!(has_conversations(br#"{"messages": [{"role": "user"}]}"#));
     }
 
     #[test]

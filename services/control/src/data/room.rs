@@ -27,15 +27,22 @@ fn count(dir: &Path, prompts: &Prompts) -> Option<Vec<usize>> {
 }
 
 /// Prompts that with what is made of them are longer than what is trained on.
-pub(super) fn crowded(file: &str, tokens: &[usize], max: u32, made: u32) -> Option<String> {
+/// Tokens are those of the first prompts, of so many in all.
+pub(super) fn crowded(
+    file: &str,
+    (tokens, all): (&[usize], usize),
+    max: u32,
+    made: u32,
+) -> Option<String> {
     let room = max.saturating_sub(made) as usize;
     let long = tokens.iter().filter(|tokens| **tokens > room).count();
     (long > 0).then(|| {
         format!(
-            "{file}: {long} of {} prompts have more than {room} tokens; with the \
+            "{file}: {long} of {}{} prompts have more than {room} tokens; with the \
              {made} of sampling.max_new_tokens they would be longer than training.max_tokens \
              ({max}), and what is longer is not trained on",
-            tokens.len()
+            if tokens.len() < all { "the first " } else { "" },
+            tokens.len(),
         )
     })
 }
@@ -60,8 +67,10 @@ mod tests {
         std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
         let counted = tokens(dir.path(), &prompts).unwrap();
         assert_eq!(counted, [3, 1]);
-        assert_eq!(crowded("p", &counted, 10, 7), None);
-        let said = crowded("p", &counted, 10, 8).unwrap();
+        assert_eq!(crowded("p", (&counted, 2), 10, 7), None);
+        let said = crowded("p", (&counted, 3), 10, 8).unwrap();
+        assert!(said.starts_with("p: 1 of the first 2 prompts have"), "{said}");
+        let said = crowded("p", (&counted, 2), 10, 8).unwrap();
         assert!(said.starts_with("p: 1 of 2 prompts have more than 2 tokens"), "{said}");
     }
 }

@@ -37,8 +37,8 @@ pub(crate) fn normalised(text: &str) -> String {
     words.join(" ")
 }
 
-/// What is trained on, and what is held out. Where a prompt goes depends on its text and the seed
-/// alone: prompts that are added change nothing for the others by a share, and equal ones stay
+/// What is trained on, and what is held out. Where a prompt goes depends on what it asks and the
+/// seed alone, not on how a template writes it: prompts that are added change nothing for the others by a share, and equal ones stay
 /// together. Of a count, the last texts held out may bring a few prompts more.
 ///
 /// # Errors
@@ -50,7 +50,7 @@ pub(crate) fn split(
 ) -> Result<(Prompts, Prompts), SplitError> {
     let mut texts: BTreeMap<String, usize> = BTreeMap::new();
     for numbered in &prompts.prompts {
-        *texts.entry(normalised(&numbered.prompt.prompt)).or_default() += 1;
+        *texts.entry(numbered.asked.clone()).or_default() += 1;
     }
     let mut order: Vec<(u64, &String, usize)> = texts
         .iter()
@@ -75,7 +75,7 @@ pub(crate) fn split(
     if out.is_empty() || out.len() == texts.len() {
         return Err(SplitError { prompts: texts.len(), held: out.len() });
     }
-    let is_out = |numbered: &&Numbered| out.contains(&normalised(&numbered.prompt.prompt));
+    let is_out = |numbered: &&Numbered| out.contains(&numbered.asked);
     let (heldout, train): (Vec<_>, Vec<_>) = prompts.prompts.iter().partition(is_out);
     let part = |side: Vec<&Numbered>| Prompts::part(side.into_iter().cloned().collect());
     Ok((part(train), part(heldout)))
@@ -85,10 +85,10 @@ pub(crate) fn split(
 pub(crate) fn overlaps(train: &Prompts, heldout: &Prompts) -> Vec<Overlap> {
     let mut lines = BTreeMap::new();
     for numbered in &train.prompts {
-        lines.entry(normalised(&numbered.prompt.prompt)).or_insert(numbered.line);
+        lines.entry(&numbered.asked).or_insert(numbered.line);
     }
     let found = heldout.prompts.iter().filter_map(|numbered| {
-        let train = *lines.get(&normalised(&numbered.prompt.prompt))?;
+        let train = *lines.get(&numbered.asked)?;
         Some(Overlap { heldout: numbered.line, train })
     });
     found.collect()
@@ -98,7 +98,7 @@ pub(crate) fn overlaps(train: &Prompts, heldout: &Prompts) -> Vec<Overlap> {
 pub(crate) fn duplicates(prompts: &Prompts) -> Vec<(usize, usize)> {
     let mut first = BTreeMap::new();
     let again = prompts.prompts.iter().filter_map(|numbered| {
-        let line = *first.entry(normalised(&numbered.prompt.prompt)).or_insert(numbered.line);
+        let line = *first.entry(&numbered.asked).or_insert(numbered.line);
         (line != numbered.line).then_some((numbered.line, line))
     });
     again.collect()

@@ -31,7 +31,7 @@ pub(crate) fn of_prompts(field: &str, file: &str, prompts: &Prompts) -> DataFile
         field: field.into(),
         file: file.into(),
         lines: prompts.prompts.len() as u64,
-        rendered: prompts.rendered as u64,
+        rendered: prompts.rendered() as u64,
         duplicates: duplicates(prompts).len() as u64,
         fields: fields.into_iter().collect(),
         prompt_bytes: lengths,

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{Fate, ImportError, Note};
 
 /// Keys that mean nothing here, whole sections as `name.`, and why.
-const IGNORED: [(&str, &str); 22] = [
+const IGNORED: [(&str, &str); 21] = [
     ("output_dir", "what a run makes is in the fleet's store"),
     (
         "sft_checkpoint",
@@ -24,7 +24,6 @@ const IGNORED: [(&str, &str); 22] = [
     ("training.save_", "checkpoints are saved by time and by raft.training.save_every"),
     ("training.eval_", "every checkpoint is measured on the spec's evals"),
     ("training.logging_", "every step is logged"),
-    ("lora.dropout", "adapters are trained without dropout"),
     ("lora.bias", "adapters have no biases"),
     ("lora.task_type", "it is causal language modelling"),
     (
@@ -140,9 +139,12 @@ impl Keys {
     }
 
     /// Instead of what was said of it before.
-    pub(super) fn renote(&mut self, key: &str, fate: Fate, said: &str) {
-        self.notes.retain(|note| note.key != key);
-        self.note(key, fate, said);
+    /// Says otherwise of whichever of these names the file has.
+    pub(super) fn renote(&mut self, names: &[&str], fate: Fate, said: &str) {
+        let used = |note: &&mut Note| note.fate == Fate::Used && names.contains(&&*note.key);
+        if let Some(note) = self.notes.iter_mut().find(used) {
+            (note.fate, note.said) = (fate, said.to_owned());
+        }
     }
 
     /// What became of all, those left over too.

@@ -29,7 +29,11 @@ impl Draft {
         });
         let own = keys.text(&["prompts", "data.prompts"], "raft.prompts")?;
         if let (Some(_), Some(file)) = (&own, prompts) {
-            keys.renote("prompts", Fate::Ignored, &format!("--prompts says {file}"));
+            keys.renote(
+                &["prompts", "data.prompts"],
+                Fate::Ignored,
+                &format!("--prompts says {file}"),
+            );
         }
         let prompts = prompts.map(str::to_owned).or(own).ok_or(ImportError::NoPrompts)?;
         let chat = match keys.text(&["system_prompt"], "raft.chat.system")? {
@@ -110,7 +114,11 @@ fn selection(keys: &mut Keys) -> Result<String, ImportError> {
             (format!("{:?}", reward.min(0.1)), share_is)
         }
         other => {
-            keys.renote(key, Fate::Ignored, &format!("{other:?} is no strategy; fixed is taken"));
+            keys.renote(
+                &[key],
+                Fate::Ignored,
+                &format!("{other:?} is no strategy; fixed is taken"),
+            );
             plain
         }
     };
@@ -120,7 +128,7 @@ fn selection(keys: &mut Keys) -> Result<String, ImportError> {
             let said = format!(
                 "{at}.at_least: {least}; samples below {reward:?} do not fill up, as halo-forge's would"
             );
-            keys.renote("raft.min_samples", Fate::Used, &said);
+            keys.renote(&["raft.min_samples", "min_samples"], Fate::Used, &said);
             format!(", at_least: {least}, floor: {reward:?}")
         }
     };
@@ -156,7 +164,7 @@ fn training(keys: &mut Keys) -> Result<String, ImportError> {
         (None, Some(_)) => {
             let said =
                 "a cycle has as many steps as it keeps samples for: warmup_ratio 0.1 of them";
-            keys.renote("training.warmup_steps", Fate::Ignored, said);
+            keys.renote(&["training.warmup_steps"], Fate::Ignored, said);
             0.1
         }
     };
@@ -172,10 +180,12 @@ fn training(keys: &mut Keys) -> Result<String, ImportError> {
 fn lora(keys: &mut Keys) -> Result<String, ImportError> {
     let rank = keys.whole(&["lora.r", "lora.rank"], "raft.lora.r")?.unwrap_or(16);
     let alpha = keys.number(&["lora.alpha", "lora.lora_alpha"], "raft.lora.alpha")?;
+    let dropout = keys.number(&["lora.dropout", "lora.lora_dropout"], "raft.lora.dropout")?;
     let modules = keys.take(&["lora.target_modules"], "raft.lora.target_modules");
     let modules =
         modules.map(|(_, modules)| format!(", target_modules: {modules}")).unwrap_or_default();
-    Ok(format!("{{ r: {rank}, alpha: {:?}{modules} }}", alpha.unwrap_or(32.0)))
+    let (alpha, dropout) = (alpha.unwrap_or(32.0), dropout.unwrap_or(0.05));
+    Ok(format!("{{ r: {rank}, alpha: {alpha:?}, dropout: {dropout:?}{modules} }}"))
 }
 
 fn curriculum(keys: &mut Keys) -> Result<(), ImportError> {
@@ -189,6 +199,6 @@ fn curriculum(keys: &mut Keys) -> Result<(), ImportError> {
         }
         _ => "prompts are ordered by how they turn out, not by how they look: see raft.curriculum",
     };
-    keys.renote(KEY, Fate::Ignored, said);
+    keys.renote(&[KEY], Fate::Ignored, said);
     Ok(())
 }

@@ -52,6 +52,7 @@ fn every_key_is_used_ignored_or_unknown_and_the_spec_can_run() {
     assert_eq!(raft["training"]["warmup_ratio"].as_f64(), Some(0.0), "0 stays 0");
     assert_eq!(raft["selection"]["min_reward"]["linear"][1].as_f64(), Some(0.7));
     assert_eq!(raft["selection"]["keep_share"]["linear"][0].as_f64(), Some(0.8));
+    assert_eq!(raft["lora"]["dropout"].as_f64(), Some(0.0), "0 stays 0");
     assert_eq!(
         (raft["verifier"]["compile"]["run"].as_bool(), &raft["lora"]["r"]),
         (Some(true), &8.into())
@@ -62,7 +63,7 @@ fn every_key_is_used_ignored_or_unknown_and_the_spec_can_run() {
         ("training.learning_rate", Fate::Used),
         ("output_dir", Fate::Ignored),
         ("hardware.dtype", Fate::Ignored),
-        ("lora.dropout", Fate::Ignored),
+        ("lora.dropout", Fate::Used),
         ("verifier.host", Fate::Ignored),
         ("training.dataloader_num_workers", Fate::Ignored),
         ("curriculum_strategy", Fate::Ignored),

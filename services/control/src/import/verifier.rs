@@ -48,7 +48,7 @@ pub(super) fn take(keys: &mut Keys) -> Result<String, ImportError> {
             ),
         ),
     };
-    keys.renote(TYPE, Fate::Used, &format!("raft.verifier, {said}"));
+    keys.renote(&[TYPE], Fate::Used, &format!("raft.verifier, {said}"));
     Ok(verifier)
 }
 
@@ -65,7 +65,7 @@ fn stdio(keys: &mut Keys, matching: Option<&str>) -> (String, String) {
         Some(other) => {
             let said =
                 format!("{other} is none of exact, lines, words and numbers; lines is taken");
-            keys.renote("verifier.match_mode", Fate::Ignored, &said);
+            keys.renote(&["verifier.match_mode"], Fate::Ignored, &said);
             "lines"
         }
     };

@@ -29,7 +29,8 @@ impl Run {
             return Ok(());
         }
         let again = JobId::new(named.again.as_str()).ok();
-        let again = again.filter(|again| !cycle.jobs.contains_key(again));
+        let again =
+            again.filter(|again| !cycle.jobs.contains_key(again) && !cycle.redrawn.contains(again));
         let samples = cycle.jobs.get_mut(&id).and_then(|job| job.samples.as_mut());
         let samples = samples.filter(|samples| samples.agent == agent);
         let samples = samples.ok_or_else(|| format!("samples of job {id} are not its agent's"))?;

@@ -65,4 +65,5 @@ fn a_job_is_ordered_again_under_another_name() {
     assert_eq!(next("t00003").as_deref(), Some("t00003-2"));
     assert_eq!(next("t00003-2").as_deref(), Some("t00003-3"));
     assert_eq!(next("t00003-100"), None);
+    assert_eq!(next("s01_00107").as_deref(), Some("s01_00107-2"), "of a suite");
 }

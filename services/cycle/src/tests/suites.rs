@@ -119,10 +119,24 @@ fn a_suite_that_nobody_can_sample_has_no_rate_and_ends_no_run() {
 }
 
 #[test]
+fn no_job_of_a_plan_is_called_as_if_it_were_drawn_again() {
+    let mut log = log(1, |_| {});
+    log.run_to_the_end();
+    let plans = log.records().iter().filter_map(|record| match &record.fact.body {
+        Body::Plan(plan) => Some(plan),
+        _ => None,
+    });
+    let names: Vec<&str> =
+        plans.flat_map(|plan| plan.jobs.iter().map(|job| job.job.as_str())).collect();
+    assert!(names.iter().any(|name| name.starts_with("s01_")), "{names:?}");
+    assert!(names.iter().all(|name| !name.contains('-')), "{names:?}");
+}
+
+#[test]
 fn what_is_said_to_be_of_another_suite_counts_for_none() {
     let mut log = log(1, |_| {});
     log.run_to_the_end();
-    let of_sums = |record: &&mut Record| record.fact.subject.to_string().contains(".s01-");
+    let of_sums = |record: &&mut Record| record.fact.subject.to_string().contains(".s01_");
     let tampered = |change: fn(&mut Body)| {
         let mut records = log.records().to_vec();
         records.iter_mut().filter(of_sums).for_each(|record| change(&mut record.fact.body));

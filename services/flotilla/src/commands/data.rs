@@ -31,6 +31,14 @@ pub(crate) fn data(command: DataCommand, json: bool) -> anyhow::Result<ExitCode>
             }
         }
         DataCommand::Split { file, held, seed, out_train, out_heldout } => {
+            let places = [("--out-train", &out_train), ("--out-heldout", &out_heldout)];
+            for (place, (name, out)) in places.iter().enumerate() {
+                let others = std::iter::once(&file).chain(places[..place].iter().map(|p| p.1));
+                for other in others {
+                    let other_is = other.display();
+                    ensure!(!is_same(out, other), "{name} is {other_is}, which it would overwrite");
+                }
+            }
             let bytes = read(&file)?;
             let held = wanted(&held)?;
             let sides = control::split_file(&file.display().to_string(), &bytes, held, seed)?;
@@ -116,8 +124,19 @@ fn read(path: &Path) -> anyhow::Result<Bytes> {
     Ok(std::fs::read(path).with_context(what)?.into())
 }
 
+/// Whole or not at all.
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    std::fs::write(path, bytes).with_context(|| format!("write {}", path.display()))
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    std::fs::write(&partial, bytes)
+        .and_then(|()| std::fs::rename(&partial, path))
+        .with_context(|| format!("write {}", path.display()))
+}
+
+/// Also by other names, as far as the files are there.
+fn is_same(a: &Path, b: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
+    real(a) == real(b)
 }
 
 /// One line a file and a warning, for people.

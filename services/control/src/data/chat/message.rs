@@ -27,6 +27,19 @@ pub(crate) fn asked(messages: &[Message]) -> Option<String> {
     text(&field(user?, "content"))
 }
 
+/// What a conversation asks: what its only user message says, whatever a system message adds, or all
+/// of it.
+pub(crate) fn said(messages: &[Message]) -> String {
+    let is_system = |message: &&Message| field(message, "role").as_str() == Some("system");
+    let mut others = messages.iter().filter(|message| !is_system(message));
+    match (others.next(), others.next()) {
+        (Some(only), None) if field(only, "role").as_str() == Some("user") => {
+            text(&field(only, "content")).unwrap_or_default()
+        }
+        _ => serde_json::to_string(messages).unwrap_or_default(),
+    }
+}
+
 /// Of messages that can be written.
 pub(super) fn last_role(messages: &[Message]) -> Result<String, ChatError> {
     let mut last = None;
