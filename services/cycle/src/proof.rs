@@ -163,22 +163,22 @@ pub(crate) fn unfounded(run: &Run, quarantine: &v1::Quarantine) -> Option<String
     let Some(proof) = asked(run) else { return Some("the spec asks for no canaries".into()) };
     let key = (quarantine.base.clone(), quarantine.adapter.clone());
     let votes = votes(run, &key);
-    let shown = run.proofs.shown.get(&key).and_then(|agents| agents.get(&quarantine.agent));
-    let Some(shown) = shown else {
-        return Some("its agent showed nothing of that policy".into());
-    };
     let jobs = quarantine.jobs.iter().filter_map(|job| {
         let id: JobId = job.job.parse().ok()?;
         run.cycles.get(&job.cycle)?.jobs.get(&id)?.samples.as_ref()
     });
-    let said: Vec<&[f32]> = jobs.map(|samples| &samples.canary[..]).collect();
-    let said = if said.is_empty() { vec![&shown.canary[..]] } else { said };
-    let founded = said.into_iter().all(|said| {
+    let wrong = |said: &[f32]| {
         quarantine.agreed.iter().any(|name| {
-            let vote = votes.iter().find(|vote| vote.who == *name);
+            let vote = votes.iter().find(|vote| vote.who == *name && *name != quarantine.agent);
             vote.is_some_and(|vote| !agrees(said, vote.canary, proof.tolerance))
         })
-    });
+    };
+    let said: Vec<&[f32]> = jobs.map(|samples| &samples.canary[..]).collect();
+    let founded = match said.is_empty() {
+        // What it showed once; by the time that it was written of, it may have shown better.
+        true => figures(run, &key, &quarantine.agent).into_iter().any(wrong),
+        false => said.into_iter().all(wrong),
+    };
     (!founded).then(|| "it does not follow from what was shown".into())
 }
 
@@ -289,6 +289,21 @@ fn wrong_samples<'a>(run: &'a Run, key: &Key, right: &Reference, tolerance: f64)
     wrong
 }
 
+/// All that an agent showed of a policy, as far as the run is still known.
+fn figures<'a>(run: &'a Run, key: &Key, agent: &str) -> Vec<&'a [f32]> {
+    let mut figures = Vec::new();
+    for (number, cycle) in &run.cycles {
+        for purpose in [v1::Purpose::Train, v1::Purpose::Heldout] {
+            if run.policy(*number, purpose).is_some_and(|policy| is(&policy, key)) {
+                let samples = cycle.jobs_for(purpose).filter_map(|(_, job)| job.samples.as_ref());
+                let own = samples.filter(|samples| samples.agent == agent);
+                figures.extend(own.map(|samples| &samples.canary[..]));
+            }
+        }
+    }
+    figures
+}
+
 fn is(policy: &Policy, (base, adapter): &Key) -> bool {
     policy.base.manifest == *base && policy.adapter_manifest() == adapter
 }
@@ -303,7 +318,10 @@ impl Reference {
 fn accuse(run: &Run, key: &Key, right: &Reference, tolerance: f64) -> Option<v1::Quarantine> {
     let wrong = wrong_samples(run, key, right, tolerance);
     let agents = run.proofs.shown.get(key)?;
-    let (agent, said, jobs) = agents.iter().find_map(|(agent, shown)| {
+    // What an agent says itself is no evidence of which of its figures is right.
+    let accused = |agent: &&String| right.agreed.iter().any(|other| other != *agent);
+    let agents = agents.iter().filter(|(agent, _)| accused(agent));
+    let (agent, said, jobs) = agents.into_iter().find_map(|(agent, shown)| {
         let jobs = wrong.get(agent.as_str()).map_or(&[][..], Vec::as_slice);
         let newly = shown.sequence > run.proofs.times(agent).sequence;
         let last = (newly && right.is_against(&shown.canary, tolerance)).then_some(&*shown.canary);

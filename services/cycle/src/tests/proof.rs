@@ -152,6 +152,17 @@ fn of_two_boxes_nobody_knows_who_is_right_but_for_what_was_trained_here() {
 }
 
 #[test]
+fn a_box_alone_is_no_witness_against_itself() {
+    for figures in [[WRONG, RIGHT], [RIGHT, WRONG]] {
+        let mut log = Log::new(proven(1));
+        log.until(Phase::Generate);
+        generate(&mut log, &figures.map(|figure| ("a", figure)));
+        log.coordinate();
+        assert!(quarantines(&log).is_empty(), "{:?}", quarantines(&log));
+    }
+}
+
+#[test]
 fn samples_that_show_nothing_are_void_and_so_are_those_of_another_tokenizer() {
     let mut log = Log::new(proven(1));
     log.until(Phase::Generate);
