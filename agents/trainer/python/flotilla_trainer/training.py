@@ -129,7 +129,7 @@ class StepTrainer(Trainer):
     """Takes a whole optimizer step's batch at once and cuts it into passes by tokens. The loss
     is the mean over the step's scored tokens, however it is cut. It cannot evaluate."""
 
-    def __init__(self, *, loader, dropout_seed, **options):
+    def __init__(self, *, loader, dropout_seed=None, **options):
         super().__init__(train_dataset=loader.dataset, **options)
         self.loader, self.dropout_seed = loader, dropout_seed
         self.step_loss, self.step_norm, self.step_counts = 0.0, 0.0, {}
