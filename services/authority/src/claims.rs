@@ -1,0 +1,209 @@
+//! JSON web tokens as a nats-server reads them: operator, account and user claims, version 2,
+//! signed with Ed25519 (github.com/nats-io/jwt, `doc`).
+
+use std::collections::BTreeMap;
+
+use data_encoding::{BASE32_NOPAD, BASE64URL_NOPAD};
+use nkeys::KeyPair;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::Permissions;
+
+/// The only header there is.
+const HEADER: &str = r#"{"typ":"JWT","alg":"ed25519-nkey"}"#;
+const UNLIMITED: i64 = -1;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimsError {
+    #[error("not a token: it has no three parts of base64")]
+    Shape,
+    #[error("the token's claims cannot be read")]
+    Json(#[from] serde_json::Error),
+    #[error("the token is not signed by this fleet")]
+    Signature,
+    #[error("sign the token")]
+    Sign(#[source] nkeys::error::Error),
+}
+
+/// What a bus user may do, and until when.
+#[derive(Debug, Clone)]
+pub(crate) struct UserClaims<'a> {
+    pub(crate) name: &'a str,
+    /// Of its nkey: `U…`.
+    pub(crate) public_key: &'a str,
+    /// In seconds since 1970.
+    pub(crate) issued_at: u64,
+    pub(crate) expires_at: Option<u64>,
+    pub(crate) permissions: &'a Permissions,
+}
+
+/// What a token for the bus says to its holder, who cannot check it and need not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    pub name: String,
+    /// In seconds since 1970.
+    pub issued_at: u64,
+    pub expires_at: Option<u64>,
+    /// Whether everything is allowed.
+    pub unlimited: bool,
+}
+
+impl Held {
+    /// # Errors
+    /// When that is no token.
+    pub fn read(jwt: &str) -> Result<Self, ClaimsError> {
+        #[derive(Deserialize)]
+        struct Claims {
+            #[serde(flatten)]
+            head: Head,
+            nats: Value,
+        }
+        let Claims { head, nats } = decode(jwt)?;
+        let allowed = nats["pub"]["allow"].as_array();
+        let unlimited = allowed.is_none_or(|all| all.iter().any(|subject| subject == ">"));
+        Ok(Self { name: head.name, issued_at: head.iat, expires_at: head.exp, unlimited })
+    }
+}
+
+/// What every token of ours says besides.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Head {
+    pub(crate) iss: String,
+    pub(crate) sub: String,
+    pub(crate) name: String,
+    pub(crate) iat: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) exp: Option<u64>,
+}
+
+pub(crate) fn operator(
+    key: &KeyPair,
+    system: &str,
+    name: &str,
+    now: u64,
+) -> Result<String, ClaimsError> {
+    let nats = json!({ "system_account": system, "type": "operator", "version": 2 });
+    sign(key, &key.public_key(), name, now, None, nats)
+}
+
+/// An account; the keys of `signing` may make its users, and users of `revoked` keys whose tokens
+/// were made at or before the time given are cut off.
+pub(crate) fn account(
+    operator: &KeyPair,
+    account: &str,
+    signing: &[String],
+    name: &str,
+    now: u64,
+    revoked: &BTreeMap<String, u64>,
+) -> Result<String, ClaimsError> {
+    let mut nats = json!({
+        "limits": {
+            "subs": UNLIMITED, "data": UNLIMITED, "payload": UNLIMITED, "imports": UNLIMITED,
+            "exports": UNLIMITED, "wildcards": true, "conn": UNLIMITED, "leaf": UNLIMITED,
+        },
+        "default_permissions": { "pub": {}, "sub": {} },
+        "type": "account",
+        "version": 2,
+    });
+    // The system account has no streams, and a server refuses one that may have some.
+    if !signing.is_empty() {
+        nats["signing_keys"] = json!(signing);
+        for limit in ["mem_storage", "disk_storage", "streams", "consumer"] {
+            nats["limits"][limit] = UNLIMITED.into();
+        }
+    }
+    if !revoked.is_empty() {
+        nats["revocations"] = json!(revoked);
+    }
+    sign(operator, account, name, now, None, nats)
+}
+
+/// Of `account`, made by its key or its signing key.
+pub(crate) fn user(
+    signer: &KeyPair,
+    account: &str,
+    claims: &UserClaims<'_>,
+) -> Result<String, ClaimsError> {
+    let Permissions { publish, subscribe, answer } = claims.permissions;
+    let mut nats = json!({
+        "pub": allowed(publish),
+        "sub": allowed(subscribe),
+        "subs": UNLIMITED, "data": UNLIMITED, "payload": UNLIMITED,
+        "type": "user",
+        "version": 2,
+    });
+    if signer.public_key() != account {
+        nats["issuer_account"] = account.into();
+    }
+    if *answer {
+        // One answer to each request, within five seconds.
+        nats["resp"] = json!({ "max": 1, "ttl": 5_000_000_000_u64 });
+    }
+    sign(signer, claims.public_key, claims.name, claims.issued_at, claims.expires_at, nats)
+}
+
+fn allowed(subjects: &[String]) -> Value {
+    json!({ "allow": subjects })
+}
+
+fn sign(
+    key: &KeyPair,
+    subject: &str,
+    name: &str,
+    iat: u64,
+    exp: Option<u64>,
+    nats: Value,
+) -> Result<String, ClaimsError> {
+    let head =
+        Head { iss: key.public_key(), sub: subject.to_owned(), name: name.to_owned(), iat, exp };
+    let mut claims = serde_json::to_value(head)?;
+    claims["jti"] = identifier().into();
+    claims["nats"] = nats;
+    encode(key, &claims)
+}
+
+/// As good as unique; the bytes of a fresh key are what randomness there is here.
+fn identifier() -> String {
+    BASE32_NOPAD.encode(KeyPair::new_user().public_key().as_bytes())
+}
+
+/// Any claims, signed.
+pub(crate) fn encode(key: &KeyPair, claims: &impl Serialize) -> Result<String, ClaimsError> {
+    let body = BASE64URL_NOPAD.encode(&serde_json::to_vec(claims)?);
+    let text = format!("{}.{body}", BASE64URL_NOPAD.encode(HEADER.as_bytes()));
+    let signature = key.sign(text.as_bytes()).map_err(ClaimsError::Sign)?;
+    Ok(format!("{text}.{}", BASE64URL_NOPAD.encode(&signature)))
+}
+
+/// The claims of a token whoever signed it: its holder may ask when it ends.
+pub(crate) fn decode<T: for<'a> Deserialize<'a>>(token: &str) -> Result<T, ClaimsError> {
+    let (_, claims, _) = parts(token)?;
+    Ok(serde_json::from_slice(&claims)?)
+}
+
+/// The claims of a token that one of `keys` signed.
+#[allow(dead_code, reason = "bearers are checked with it")]
+pub(crate) fn verified<T: for<'a> Deserialize<'a>>(
+    token: &str,
+    keys: &[String],
+) -> Result<T, ClaimsError> {
+    let (text, claims, signature) = parts(token)?;
+    let is_by = |key: &String| {
+        KeyPair::from_public_key(key)
+            .is_ok_and(|key| key.verify(text.as_bytes(), &signature).is_ok())
+    };
+    if !keys.iter().any(is_by) {
+        return Err(ClaimsError::Signature);
+    }
+    Ok(serde_json::from_slice(&claims)?)
+}
+
+/// What is signed, the claims in it, and the signature.
+fn parts(token: &str) -> Result<(&str, Vec<u8>, Vec<u8>), ClaimsError> {
+    let (text, signature) = token.rsplit_once('.').ok_or(ClaimsError::Shape)?;
+    let (_, claims) = text.split_once('.').ok_or(ClaimsError::Shape)?;
+    let decode =
+        |part: &str| BASE64URL_NOPAD.decode(part.as_bytes()).map_err(|_| ClaimsError::Shape);
+    Ok((text, decode(claims)?, decode(signature)?))
+}
