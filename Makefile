@@ -1,15 +1,39 @@
-# Two commands: `make demo` and `make test`. Both fetch what is missing.
+# Two commands: `make demo` and `make test`. Both fetch what is missing. `make static` and `make deb`
+# make what is brought to boxes.
 
 CARGO ?= cargo
 NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
 
-.PHONY: demo build test test-torch lint tools bench sim fuzz chaos
+.PHONY: demo build static deb test test-torch lint tools bench sim fuzz chaos
+
+# What is built says from which commit: 0.1.0+g1234abc. Outside of a checkout it is the package's
+# version alone.
+PACKAGE_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+COMMIT := $(shell git describe --always --dirty=.dirty --exclude '*' --abbrev=7 2>/dev/null)
+demo build static deb bench: export FLOTILLA_VERSION := $(PACKAGE_VERSION)$(if $(COMMIT),+g$(COMMIT))
 
 demo: tools
 	$(CARGO) run --release --bin flotilla -- demo $(ARGS)
 
 build:
 	$(CARGO) build --release
+
+# One file that runs on any Linux of this architecture. It needs a C compiler for musl (Debian's
+# musl-tools) and `rustup target add` of MUSL.
+MUSL := $(shell uname -m)-unknown-linux-musl
+STATIC := target/$(MUSL)/release/flotilla
+
+static:
+	CC_$(subst -,_,$(MUSL))=musl-gcc $(CARGO) build --release --bin flotilla --target $(MUSL)
+
+# A Debian package of it, in target/debian; needs `cargo install cargo-deb`. Looked at by hand with
+# `dpkg-deb --info --contents target/debian/*.deb`.
+deb: static
+	mkdir -p target/completions target/debian
+	$(STATIC) completions bash > target/completions/flotilla.bash
+	$(STATIC) completions zsh > target/completions/_flotilla
+	$(STATIC) completions fish > target/completions/flotilla.fish
+	$(CARGO) deb -p flotilla --no-build --no-strip --target $(MUSL) --output target/debian/
 
 # Everything CI runs. The tests of processes need the program, built with the tests' own features,
 # lest every dependency be compiled twice.

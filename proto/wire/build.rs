@@ -4,11 +4,12 @@ use std::{env, fs, path::PathBuf};
 
 use prost::Message;
 
-const FILES: [&str; 4] = [
+const FILES: [&str; 5] = [
     "flotilla/v1/common.proto",
     "flotilla/v1/facts.proto",
     "flotilla/v1/fleet.proto",
     "flotilla/v1/control.proto",
+    "flotilla/v1/members.proto",
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,11 +24,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .compile_well_known_types()
         .extern_path(".google.protobuf", "::pbjson_types")
         .compile_fds(descriptors)?;
-    // Fields of a newer version are ignored, so boxes one version apart work together.
+    // Fields of a newer version are ignored, and its values are as if not said, so boxes one
+    // version apart work together.
     pbjson_build::Builder::new()
         .register_descriptors(&encoded)?
         .btree_map(["."])
         .ignore_unknown_fields()
+        .ignore_unknown_enum_variants()
         .build(&[".flotilla"])?;
     Ok(())
 }

@@ -2,7 +2,10 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=../../proto/flotilla");
-    let descriptors = protox::compile(["flotilla/v1/control.proto"], ["../../proto"])?;
+    let descriptors = protox::compile(
+        ["flotilla/v1/control.proto", "flotilla/v1/members.proto"],
+        ["../../proto"],
+    )?;
     tonic_prost_build::configure()
         .extern_path(".flotilla.v1", "::wire::v1")
         .compile_fds(descriptors)?;

@@ -93,7 +93,7 @@ mod tests {
         for (sequence, (subject, payload)) in (1..).zip(facts) {
             let subject = format!("flotilla.r1.{subject}");
             let fact = Fact::decode(&subject, payload.as_bytes()).unwrap();
-            courses.note(&Record { sequence, time_ms: 0, fact });
+            courses.note(&Record { sequence, time_ms: 0, author: None, fact });
         }
         courses.of_fact(&format!("flotilla.r1.{subject}").parse().unwrap())
     }

@@ -66,7 +66,7 @@ mod tests {
         let payload = format!(r#"{{"agent":"{agent}","said":-2,"reference":-1,"agreed":["b"]}}"#);
         let subject = format!("flotilla.r1.quarantine.{agent}.1");
         let fact = Fact::decode(&subject, payload.as_bytes()).unwrap();
-        Record { sequence, time_ms: 0, fact }
+        Record { sequence, time_ms: 0, author: None, fact }
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use anyhow::Context;
 use futures::future::ready;
 use runtime::{Launch, Worker, WorkerError};
 use wire::v1;
@@ -66,11 +65,6 @@ pub async fn generate_once(
         }
         Ok(Answer::NotHere(why)) => Err(anyhow::Error::msg(why)),
         Err(WorkerError::Refused(why)) => Err(anyhow::Error::msg(why)),
-        Err(error) => {
-            let tail = worker.log_tail().await;
-            let last = tail.lines().rev().find(|line| !line.trim().is_empty());
-            let last = last.unwrap_or("nothing").trim().to_owned();
-            Err(error).with_context(|| format!("its worker said last: {last}"))
-        }
+        Err(error) => Err(worker.last_words(error).await),
     }
 }

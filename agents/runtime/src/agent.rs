@@ -4,7 +4,7 @@
 //! unacknowledged delivery, so an agent that dies loses at most the jobs it held, and
 //! somebody else gets them when the lease runs out.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::pending, path::PathBuf, sync::Arc, time::Duration};
 
 use bus::{Bus, Delivery, ReadError, WorkError, WorkQueue};
 use futures::{
@@ -13,7 +13,11 @@ use futures::{
     stream::{BoxStream, FuturesUnordered},
 };
 use store::{Cache, Store};
-use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
+use tokio::{
+    sync::oneshot,
+    task::JoinHandle,
+    time::{Instant, MissedTickBehavior},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use wire::{AgentId, Pool, WorkKind, v1};
 
@@ -36,6 +40,8 @@ const PAUSE_ON_ERROR: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone)]
 pub struct Config {
     pub id: AgentId,
+    /// Of the program, as people are told.
+    pub version: String,
     pub pool: Pool,
     /// Logs of workers and other files of this agent.
     pub directory: PathBuf,
@@ -56,6 +62,14 @@ pub struct Agent {
     roles: Vec<Arc<dyn Role>>,
     beside: Option<Beside>,
     watched: Option<watch::Options>,
+    reporting: Option<Reporting>,
+    told: CancellationToken,
+}
+
+/// Whoever started the agent, and how often they hear of it.
+struct Reporting {
+    every: Duration,
+    tell: Box<dyn FnMut(&v1::AgentStatus) + Send>,
 }
 
 /// Work that no fact of the log calls for.
@@ -72,13 +86,34 @@ impl Agent {
         cache: Cache,
         roles: Vec<Arc<dyn Role>>,
     ) -> Self {
-        Self { config, bus, store, cache, roles, beside: None, watched: None }
+        let told = CancellationToken::new();
+        let (beside, watched, reporting) = (None, None, None);
+        Self { config, bus, store, cache, roles, beside, watched, reporting, told }
     }
 
     /// Watches the box meanwhile.
     #[must_use]
     pub fn watched(mut self, options: watch::Options) -> Self {
         self.watched = Some(options);
+        self
+    }
+
+    /// Is drained when this is cancelled, as by a command over the bus.
+    #[must_use]
+    pub fn leaving(mut self, told: CancellationToken) -> Self {
+        self.told = told;
+        self
+    }
+
+    /// Tells how it fares, first when it has its queues and hears commands, then again and again
+    /// from the task that does its work: an agent that hangs is silent.
+    #[must_use]
+    pub fn reporting(
+        mut self,
+        every: Duration,
+        tell: impl FnMut(&v1::AgentStatus) + Send + 'static,
+    ) -> Self {
+        self.reporting = Some(Reporting { every, tell: Box::new(tell) });
         self
     }
 
@@ -100,7 +135,7 @@ impl Agent {
     /// # Errors
     /// When the bus refuses the agent its work, or what it does beside its roles fails.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
-        let Self { config, bus, store, cache, roles, beside, watched } = self;
+        let Self { config, bus, store, cache, roles, beside, watched, reporting, told } = self;
         let presence = Presence::new(first_status(&config, &roles, beside.as_ref()));
         for role in &roles {
             examine(&presence, &config.doctor, &**role).await;
@@ -122,7 +157,7 @@ impl Agent {
 
         let drain = stop.child_token();
         let commands = bus.commands(&config.id).await?;
-        background.spawn(obey(commands, drain.clone(), over.clone()));
+        background.spawn(obey(commands, told, drain.clone(), over.clone()));
         background.spawn(leave_with(drain.clone(), roles.clone(), over.clone()));
         let grace = roles.iter().map(|role| role.grace()).max().unwrap_or_default();
         let rates = roles.clone();
@@ -139,9 +174,10 @@ impl Agent {
             {
                 // Whoever waits for it is this very function.
                 let _ = failed.send(error);
-                std::future::pending::<()>().await;
+                pending::<()>().await;
             }
         };
+        let report = report(reporting, bus.clone(), presence.clone());
         let drained = drain.clone();
         let shared =
             Shared { config, bus, store, cache, presence, runs, watch, leave, drain: drained };
@@ -160,12 +196,27 @@ impl Agent {
             () = finish(work, &stop, grace, &shared.leave) => Ok(()),
             Ok(error) = failure => Err(error),
             Ok(lost) = &mut following => Err(lost.into()),
+            never = report => match never {},
         };
         following.abort();
         over.cancel();
         background.close();
         background.wait().await;
         outcome
+    }
+}
+
+/// Tells for as long as it is polled. A connection that is lost is being made again; one that is
+/// closed is not.
+async fn report(reporting: Option<Reporting>, bus: Bus, presence: Presence) -> Infallible {
+    let Some(Reporting { every, mut tell }) = reporting else { return pending().await };
+    let mut tick = tokio::time::interval(every);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        if bus.is_open() {
+            tell(&presence.now());
+        }
     }
 }
 
@@ -180,7 +231,7 @@ fn first_status(
     v1::AgentStatus {
         agent: config.id.to_string(),
         host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-        version: env!("CARGO_PKG_VERSION").into(),
+        version: config.version.clone(),
         roles: names.into_iter().collect(),
         pool: config.pool.to_string(),
         state: v1::agent_status::State::Ready.into(),
@@ -236,16 +287,21 @@ async fn leave_with(drain: CancellationToken, roles: Vec<Arc<dyn Role>>, over: C
     }
 }
 
-/// Drains the agent when it is told to.
+/// Drains the agent when it is told to, over the bus or by its box's owner.
 async fn obey(
     mut commands: BoxStream<'static, v1::AgentCommand>,
+    told: CancellationToken,
     drain: CancellationToken,
     over: CancellationToken,
 ) {
-    while let Some(Some(command)) = over.run_until_cancelled(commands.next()).await {
-        match command.action() {
-            v1::agent_command::Action::Drain => drain.cancel(),
-            v1::agent_command::Action::Unspecified => {}
+    loop {
+        tokio::select! {
+            () = over.cancelled() => return,
+            () = told.cancelled(), if !drain.is_cancelled() => drain.cancel(),
+            Some(command) = commands.next() => match command.action() {
+                v1::agent_command::Action::Drain => drain.cancel(),
+                v1::agent_command::Action::Unspecified => {}
+            },
         }
     }
 }
@@ -261,7 +317,7 @@ async fn finish<T>(
         stop.cancelled().await;
         tokio::time::sleep(grace).await;
         leave.cancel();
-        std::future::pending::<()>().await;
+        pending::<()>().await;
     };
     tokio::select! {
         _ = work => {}

@@ -126,6 +126,14 @@ impl Worker {
         self.shared.child.lock().await.tail()
     }
 
+    /// What went wrong, with what the worker wrote last.
+    pub async fn last_words(&self, error: WorkerError) -> anyhow::Error {
+        let tail = self.log_tail().await;
+        let last = tail.lines().rev().find(|line| !line.trim().is_empty());
+        let last = last.unwrap_or("nothing").trim();
+        anyhow::Error::from(error).context(format!("its worker said last: {last}"))
+    }
+
     /// What the kernel has said since the worker was started, if that can be known.
     pub async fn kernel_log(&self) -> String {
         let shared = self.shared.clone();

@@ -2,8 +2,8 @@
 
 use std::{future::ready, path::Path};
 
-use anyhow::{Context, anyhow, bail};
-use runtime::{Worker, WorkerError};
+use anyhow::{Context, bail};
+use runtime::Worker;
 use store::{Cache, Manifest, Store};
 use wire::{Digest, v1};
 
@@ -90,7 +90,7 @@ impl Again<'_> {
         tokio::select! {
             ended = training => {
                 if let Err(error) = ended {
-                    return Err(told(error, &worker).await);
+                    return Err(worker.last_words(error).await);
                 }
             }
             // What is trained after it is of no interest.
@@ -135,13 +135,4 @@ fn differing(ours: &Manifest, theirs: &Manifest) -> Vec<String> {
     paths.sort_unstable();
     paths.dedup();
     paths.into_iter().map(str::to_owned).collect()
-}
-
-/// With what the worker said last.
-async fn told(error: WorkerError, worker: &Worker) -> anyhow::Error {
-    let tail = worker.log_tail().await;
-    match tail.lines().rev().find(|line| !line.trim().is_empty()) {
-        Some(last) => anyhow!(error).context(format!("its worker said last: {}", last.trim())),
-        None => anyhow!(error),
-    }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::ser::Formatter;
 
 use crate::{
-    Subject,
+    AgentId, Subject,
     subject::{Place, SubjectError},
     v1,
 };
@@ -46,6 +46,8 @@ pub struct Record {
     pub sequence: u64,
     /// When the log accepted it, in milliseconds since 1970: the one clock all peers share.
     pub time_ms: u64,
+    /// Who wrote it, as the server saw to; only in closed fleets.
+    pub author: Option<AgentId>,
     pub fact: Fact,
 }
 
@@ -60,6 +62,8 @@ pub enum FactError {
         #[source]
         source: serde_json::Error,
     },
+    #[error("read the fact {subject}: {author} wrote it, in the name of {named}")]
+    Author { subject: String, author: AgentId, named: String },
 }
 
 /// A line of an archive that is no record.
@@ -131,6 +135,19 @@ impl Body {
         }
     }
 
+    /// The agent in whose name it is said.
+    fn agent(&self) -> Option<&str> {
+        let agent = match self {
+            Self::Samples(samples) => &samples.agent,
+            Self::Verdicts(verdicts) => &verdicts.agent,
+            Self::Checkpoint(checkpoint) => &checkpoint.agent,
+            Self::Eval(eval) => &eval.agent,
+            Self::Failure(failure) => &failure.agent,
+            _ => return None,
+        };
+        Some(agent.as_str()).filter(|agent| !agent.is_empty())
+    }
+
     /// The message's name in `flotilla.v1`, as the fact's header gives it.
     pub fn message_name(&self) -> &'static str {
         match self {
@@ -156,12 +173,13 @@ impl Body {
 impl Record {
     /// The record as a line of JSON, newline included: how archives hold it.
     pub fn to_line(&self) -> Vec<u8> {
-        let Self { sequence, time_ms, fact } = self;
+        let Self { sequence, time_ms, author, fact } = self;
+        let subject = author
+            .as_ref()
+            .map_or_else(|| fact.subject.to_string(), |author| fact.subject.authored(author));
         // A subject needs no escapes.
-        let head = format!(
-            r#"{{"sequence":{sequence},"time_ms":{time_ms},"subject":"{}","fact":"#,
-            fact.subject
-        );
+        let head =
+            format!(r#"{{"sequence":{sequence},"time_ms":{time_ms},"subject":"{subject}","fact":"#);
         [head.as_bytes(), &fact.encode(), b"}\n"].concat()
     }
 
@@ -179,8 +197,28 @@ impl Record {
         }
         let Line { sequence, time_ms, subject, fact } =
             serde_json::from_slice(line).map_err(LineError::Json)?;
-        let fact = Fact::decode(&subject, fact.to_string().as_bytes())?;
-        Ok(Self { sequence, time_ms, fact })
+        Ok(Self::read(sequence, time_ms, &subject, fact.to_string().as_bytes())?)
+    }
+
+    /// What the log holds at `subject`, where the author may stand too.
+    ///
+    /// # Errors
+    /// When it is no fact, or one in somebody else's name.
+    pub fn read(
+        sequence: u64,
+        time_ms: u64,
+        subject: &str,
+        payload: &[u8],
+    ) -> Result<Self, FactError> {
+        let (place, author) = Subject::of_log(subject)?;
+        let body = Body::decode(&place, payload)?;
+        if let (Some(author), Some(named)) = (&author, body.agent())
+            && author.as_str() != named
+        {
+            let (subject, named) = (subject.to_owned(), named.to_owned());
+            return Err(FactError::Author { subject, author: author.clone(), named });
+        }
+        Ok(Self { sequence, time_ms, author, fact: Fact { subject: place, body } })
     }
 }
 
@@ -270,7 +308,7 @@ mod tests {
     fn a_record_reads_back_from_its_line() {
         let fact =
             Fact::decode("flotilla.r1.done", br#"{"status":"FAILED","message":"a\nb"}"#).unwrap();
-        let record = Record { sequence: 7, time_ms: 1_795_176_000_123, fact };
+        let record = Record { sequence: 7, time_ms: 1_795_176_000_123, author: None, fact };
         let line = record.to_line();
         assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
         assert_eq!(Record::from_line(&line).unwrap(), record);

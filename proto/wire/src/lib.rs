@@ -34,5 +34,5 @@ pub use pbjson_types::Timestamp;
 pub use prompt::{PROMPT_BYTES_MAX, Prompt, PromptsError};
 pub use prompt_set::PromptSet;
 pub use seed::{derive, sample_seed};
-pub use subject::{Place, STREAM_SUBJECTS, Subject, SubjectError, WorkKind};
+pub use subject::{Place, STREAM_SUBJECTS, Subject, SubjectError, WorkKind, with_authors};
 pub use time::timestamp;

@@ -4,9 +4,11 @@ use serde_json::{Map, Value};
 
 /// One line of an input file, with every field it has.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Line {
+pub struct Line<'a> {
     /// Counted from 1, blank lines too.
     pub number: usize,
+    /// As it stands in the file.
+    pub text: &'a str,
     pub fields: Map<String, Value>,
 }
 
@@ -25,11 +27,12 @@ pub struct BadLine {
 /// When it is not UTF-8 text.
 pub fn lines(
     text: &[u8],
-) -> Result<impl Iterator<Item = Result<Line, BadLine>>, std::str::Utf8Error> {
+) -> Result<impl Iterator<Item = Result<Line<'_>, BadLine>>, std::str::Utf8Error> {
     let lines = std::str::from_utf8(text)?.lines().enumerate();
     Ok(lines.filter(|(_, text)| !text.trim().is_empty()).map(|(index, text)| {
         let number = index + 1;
         let read = serde_json::from_str(text);
-        read.map(|fields| Line { number, fields }).map_err(|source| BadLine { number, source })
+        read.map(|fields| Line { number, text, fields })
+            .map_err(|source| BadLine { number, source })
     }))
 }

@@ -80,8 +80,8 @@ impl Prompt {
 
     /// # Errors
     /// The first field that cannot be used.
-    pub fn of_line(line: Line) -> Result<Self, PromptsError> {
-        let Line { number: line, mut fields } = line;
+    pub fn of_line(line: Line<'_>) -> Result<Self, PromptsError> {
+        let Line { number: line, mut fields, .. } = line;
         let wrong = |field, expected| PromptsError::Field { line, field, expected };
         let given = fields.get("prompt").is_some_and(|value| !value.is_null());
         let named = if given || !fields.contains_key("text") { "prompt" } else { "text" };

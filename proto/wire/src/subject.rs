@@ -4,21 +4,42 @@ use std::{fmt, str::FromStr};
 
 use crate::{AgentId, JobId, Pool, RunId, SuiteName};
 
-/// What the stream captures. Everything else under `flotilla.` is not a fact.
-pub const STREAM_SUBJECTS: [&str; 12] = [
+/// What the stream captures. Everything else under `flotilla.` is not a fact. In a closed fleet
+/// each subject has one more token: its author's name.
+pub const STREAM_SUBJECTS: [&str; 23] = [
     "flotilla.*.spec",
+    "flotilla.*.spec.*",
     "flotilla.*.control.*",
+    "flotilla.*.control.*.*",
     "flotilla.*.cycle.*.*",
+    "flotilla.*.cycle.*.*.*",
     "flotilla.*.order.>",
     "flotilla.*.samples.*.*",
+    "flotilla.*.samples.*.*.*",
     "flotilla.*.verdicts.*.*",
+    "flotilla.*.verdicts.*.*.*",
     "flotilla.*.selection.*",
+    "flotilla.*.selection.*.*",
     "flotilla.*.checkpoint.*.*",
+    "flotilla.*.checkpoint.*.*.*",
     "flotilla.*.eval.*.*.*",
+    "flotilla.*.eval.*.*.*.*",
     "flotilla.*.failure.*.*.*",
+    "flotilla.*.failure.*.*.*.*",
     "flotilla.*.quarantine.*.*",
+    "flotilla.*.quarantine.*.*.*",
     "flotilla.*.done",
+    "flotilla.*.done.*",
 ];
+
+/// The filters under which the facts of `filter` stand, with and without their authors.
+pub fn with_authors(filter: &str) -> Vec<String> {
+    let mut filters = vec![filter.to_owned()];
+    if !filter.ends_with('>') {
+        filters.push(format!("{filter}.*"));
+    }
+    filters
+}
 
 /// A fact's subject, taken apart.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,9 +98,9 @@ impl Place {
     /// The filters of a cycle's bulky facts.
     pub fn bulky_filters(run: &RunId, cycle: u32) -> [String; 3] {
         [
-            format!("flotilla.{run}.order.generate.*.{cycle}.*.*"),
-            format!("flotilla.{run}.samples.{cycle}.*"),
-            format!("flotilla.{run}.verdicts.{cycle}.*"),
+            format!("flotilla.{run}.order.generate.*.{cycle}.>"),
+            format!("flotilla.{run}.samples.{cycle}.>"),
+            format!("flotilla.{run}.verdicts.{cycle}.>"),
         ]
     }
 }
@@ -108,10 +129,18 @@ impl WorkKind {
     /// The facts that call for this work, as a subject filter.
     pub fn filter(self, pool: &Pool) -> String {
         match self {
-            Self::Generate => format!("flotilla.*.order.generate.{pool}.*.*.*"),
-            Self::Verify => "flotilla.*.samples.*.*".to_owned(),
-            Self::Train => format!("flotilla.*.order.train.{pool}.*.*"),
-            Self::Eval => "flotilla.*.checkpoint.*.*".to_owned(),
+            Self::Generate => format!("flotilla.*.order.generate.{pool}.>"),
+            Self::Verify => "flotilla.*.samples.>".to_owned(),
+            Self::Train => format!("flotilla.*.order.train.{pool}.>"),
+            Self::Eval => "flotilla.*.checkpoint.>".to_owned(),
+        }
+    }
+
+    /// The queue from which agents take it. Verify and eval work is not divided by pool.
+    pub fn queue(self, pool: &Pool) -> String {
+        match self {
+            Self::Generate | Self::Train => format!("{self}-{pool}"),
+            Self::Verify | Self::Eval => self.to_string(),
         }
     }
 }
@@ -136,6 +165,24 @@ pub struct SubjectError(String);
 impl Subject {
     pub fn new(run: &RunId, place: Place) -> Self {
         Self { run: run.clone(), place }
+    }
+
+    /// Where a fact stands in the log, with its author's name at the end.
+    pub fn authored(&self, author: &AgentId) -> String {
+        format!("{self}.{author}")
+    }
+
+    /// Reads where a fact stands, with or without its author.
+    ///
+    /// # Errors
+    /// When no fact stands there.
+    pub fn of_log(text: &str) -> Result<(Self, Option<AgentId>), SubjectError> {
+        if let Ok(subject) = text.parse() {
+            return Ok((subject, None));
+        }
+        let wrong = || SubjectError(text.to_owned());
+        let (place, author) = text.rsplit_once('.').ok_or_else(wrong)?;
+        Ok((place.parse().map_err(|_| wrong())?, Some(author.parse().map_err(|_| wrong())?)))
     }
 }
 

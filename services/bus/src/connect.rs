@@ -2,8 +2,10 @@
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
-use async_nats::{Client, ConnectErrorKind, ServerAddr, jetstream};
+use async_nats::{Auth, AuthError, Client, ConnectErrorKind, ServerAddr, jetstream};
+use authority::{AuthorityError, Held, Identity};
 use tokio::time::{Instant, timeout, timeout_at};
+use wire::AgentId;
 
 use crate::{
     backoff::Backoff,
@@ -25,6 +27,8 @@ pub struct ConnectOptions {
     /// `nats://host:4222`, or `tls://…`; several for a cluster. `user:password@` or `token@`
     /// before the host is used, and never shown.
     pub urls: Vec<String>,
+    /// Who we are in a closed fleet; its authority is then the only one whose servers are trusted.
+    pub identity: Option<Identity>,
     /// A `.creds` file: user JWT and seed.
     pub credentials_file: Option<PathBuf>,
     /// The certificate authority that signed the server's certificate.
@@ -62,6 +66,12 @@ pub(crate) struct Shared {
     pub(crate) context: jetstream::Context,
     pub(crate) connection: Arc<Connection>,
     pub(crate) producer: Producer,
+    /// In a closed fleet: what all facts are signed with, as their subject's end.
+    pub(crate) author: Option<AgentId>,
+    /// Set when the names of consumers are not ours to choose.
+    pub(crate) reader: Option<AgentId>,
+    /// How the subjects begin at which answers come.
+    pub(crate) inbox: String,
     pub(crate) monitor_urls: Vec<String>,
 }
 
@@ -81,11 +91,20 @@ pub enum ConnectError {
         #[source]
         source: std::io::Error,
     },
+    #[error("connect to the bus as {name}")]
+    Identity {
+        name: String,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     #[error("connect to the bus: a client certificate needs both its certificate and its key file")]
     HalfCertificate,
     #[error("connect to the bus at {urls}: the server refused these credentials")]
     Refused { urls: String },
-    #[error("connect to the bus at {urls}: TLS failed; does the CA file match the server?")]
+    #[error(
+        "connect to the bus at {urls}: TLS failed; is that the right fleet's server, and the \
+         certificate authority (--nats-ca, or the kit's ca.pem) its own?"
+    )]
     Tls {
         urls: String,
         #[source]
@@ -124,10 +143,13 @@ impl Bus {
     /// # Errors
     /// When no server of the list will do, after bounded time. Retrying is up to the caller.
     pub async fn connect(options: &ConnectOptions) -> Result<Self, ConnectError> {
+        authority::choose_provider();
         let addresses = addresses(&options.urls)?;
         let urls = shown(&addresses);
         let connection = Arc::new(Connection::new());
-        let nats = with_url_secret(nats_options(options, &connection).await?, &addresses);
+        let member = options.identity.as_ref().map(Entering::of).transpose()?;
+        let nats = nats_options(options, member.as_ref(), &connection).await?;
+        let nats = with_url_secret(nats, &addresses);
         let limit = CONNECT_LIMIT * u32::try_from(addresses.len()).unwrap_or(u32::MAX);
         let client = match timeout(limit, nats.connect(addresses)).await {
             Ok(Ok(client)) => client,
@@ -146,6 +168,9 @@ impl Bus {
                 client,
                 connection,
                 producer: options.producer.clone(),
+                inbox: member.as_ref().map_or("_INBOX".to_owned(), Entering::inbox),
+                reader: member.as_ref().filter(|m| !m.unlimited).map(|m| m.name.clone()),
+                author: member.map(|member| member.name),
                 monitor_urls: options.monitor_urls.clone(),
             }),
         };
@@ -159,9 +184,6 @@ impl Bus {
         if Version::parse(&found).is_none_or(|version| version < version::MINIMUM) {
             return Err(ConnectError::TooOld { urls, found });
         }
-        if !info.jetstream {
-            return Err(ConnectError::NoJetStream { urls, found });
-        }
         let deadline = Instant::now() + JETSTREAM_LIMIT;
         let mut backoff = Backoff::until(deadline);
         loop {
@@ -172,9 +194,18 @@ impl Bus {
                 Err(_) => RequestError::TimedOut { limit: JETSTREAM_LIMIT },
             };
             if !source.is_transient() || !backoff.wait().await {
+                // A leaf node has none itself: then its hub is the one to answer.
+                if !info.jetstream && matches!(source, RequestError::NoResponders { .. }) {
+                    return Err(ConnectError::NoJetStream { urls, found });
+                }
                 return Err(ConnectError::Account { urls, source });
             }
         }
+    }
+
+    /// Who is connected, as it was named.
+    pub fn name(&self) -> &str {
+        &self.shared.producer.name
     }
 
     /// The biggest fact the server accepts, in bytes of JSON.
@@ -185,6 +216,11 @@ impl Bus {
     /// Whether the server can be reached right now.
     pub fn is_connected(&self) -> bool {
         *self.shared.connection.connected.borrow()
+    }
+
+    /// Whether it is connected or tries to be; false once it is closed for good.
+    pub fn is_open(&self) -> bool {
+        !*self.shared.connection.closed.borrow()
     }
 
     /// The version of the server we are connected to.
@@ -199,7 +235,7 @@ impl Bus {
     }
 }
 
-fn addresses(urls: &[String]) -> Result<Vec<ServerAddr>, ConnectError> {
+pub(crate) fn addresses(urls: &[String]) -> Result<Vec<ServerAddr>, ConnectError> {
     if urls.is_empty() {
         return Err(ConnectError::NoUrl);
     }
@@ -212,7 +248,7 @@ fn addresses(urls: &[String]) -> Result<Vec<ServerAddr>, ConnectError> {
 }
 
 /// The addresses without their secrets.
-fn shown(addresses: &[ServerAddr]) -> String {
+pub(crate) fn shown(addresses: &[ServerAddr]) -> String {
     let show = |address: &ServerAddr| {
         format!("{}://{}:{}", address.scheme(), address.host(), address.port())
     };
@@ -234,13 +270,71 @@ fn with_url_secret(
     }
 }
 
+/// A member on its way in.
+struct Entering<'a> {
+    identity: &'a Identity,
+    name: AgentId,
+    unlimited: bool,
+}
+
+impl<'a> Entering<'a> {
+    fn of(identity: &'a Identity) -> Result<Self, ConnectError> {
+        let wrong = |source: Box<dyn std::error::Error + Send + Sync>| ConnectError::Identity {
+            name: identity.name.clone(),
+            source,
+        };
+        let jwt = identity.read_jwt().map_err(|error| wrong(error.into()))?;
+        let held = Held::read(&jwt).map_err(|error| wrong(error.into()))?;
+        let name = AgentId::new(held.name).map_err(|error| wrong(error.into()))?;
+        Ok(Self { identity, name, unlimited: held.unlimited })
+    }
+
+    fn inbox(&self) -> String {
+        format!("_INBOX_{}", self.name)
+    }
+
+    /// Each time with the newest token, which may have been renewed since.
+    fn options(&self) -> Result<async_nats::ConnectOptions, ConnectError> {
+        let wrong = |source: Box<dyn std::error::Error + Send + Sync>| ConnectError::Identity {
+            name: self.name.to_string(),
+            source,
+        };
+        let ca = self.identity.read_ca().map_err(|error| wrong(error.into()))?;
+        let tls = authority::client_config(ca.as_bytes()).map_err(|error| wrong(error.into()))?;
+        let identity = self.identity.clone();
+        let prove = move |nonce: Vec<u8>| {
+            let proof = proof(&identity, &nonce).map_err(|error| AuthError::new(chain(&error)));
+            std::future::ready(proof)
+        };
+        Ok(async_nats::ConnectOptions::with_auth_callback(prove)
+            .custom_inbox_prefix(self.inbox())
+            .tls_client_config(tls)
+            .require_tls(true))
+    }
+}
+
+fn proof(identity: &Identity, nonce: &[u8]) -> Result<Auth, AuthorityError> {
+    let mut auth = Auth::new();
+    auth.jwt = Some(identity.read_jwt()?);
+    auth.signature = Some(identity.sign(nonce)?);
+    Ok(auth)
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let source = error.source().map(|source| format!(": {}", chain(source)));
+    format!("{error}{}", source.unwrap_or_default())
+}
+
 async fn nats_options(
     options: &ConnectOptions,
+    member: Option<&Entering<'_>>,
     connection: &Arc<Connection>,
 ) -> Result<async_nats::ConnectOptions, ConnectError> {
     let producer = &options.producer;
     let weak = Arc::downgrade(connection);
-    let mut nats = async_nats::ConnectOptions::new()
+    let entering = member.map(Entering::options).transpose()?;
+    let mut nats = entering
+        .unwrap_or_default()
         .name(format!("flotilla {} {}", producer.role, producer.name))
         .connection_timeout(CONNECT_LIMIT)
         .ping_interval(PING_INTERVAL)
@@ -275,8 +369,22 @@ fn connect_error(urls: String, source: async_nats::ConnectError) -> ConnectError
             ConnectError::Refused { urls }
         }
         ConnectErrorKind::Tls => ConnectError::Tls { urls, source },
+        _ if is_tls(&source) => ConnectError::Tls { urls, source },
         _ => ConnectError::Unreachable { urls, source },
     }
+}
+
+/// Most failures of TLS come as those of reading: what came was not valid.
+fn is_tls(error: &async_nats::ConnectError) -> bool {
+    let mut next = std::error::Error::source(error);
+    while let Some(source) = next {
+        let read = source.downcast_ref::<std::io::Error>();
+        if read.is_some_and(|error| error.kind() == std::io::ErrorKind::InvalidData) {
+            return true;
+        }
+        next = source.source();
+    }
+    false
 }
 
 impl fmt::Debug for Bus {

@@ -19,6 +19,8 @@ const VIOLATIONS_KEPT: usize = 64;
 /// What the server tells outside of answers.
 pub(crate) struct Connection {
     pub(crate) connected: watch::Sender<bool>,
+    /// Set once nobody tries to connect any more.
+    pub(crate) closed: watch::Sender<bool>,
     /// Counts connections made: an answer or a pull of an earlier one never comes.
     pub(crate) generation: watch::Sender<u64>,
     pub(crate) violations: broadcast::Sender<String>,
@@ -28,6 +30,7 @@ impl Connection {
     pub(crate) fn new() -> Self {
         Self {
             connected: watch::Sender::new(false),
+            closed: watch::Sender::new(false),
             generation: watch::Sender::new(0),
             violations: broadcast::Sender::new(VIOLATIONS_KEPT),
         }
@@ -55,7 +58,11 @@ impl Connection {
                 tracing::warn!(subscription, "messages of the bus were dropped unread");
             }
             Event::LameDuckMode => tracing::info!("the bus server is about to stop"),
-            Event::Draining | Event::Closed => tracing::debug!("the bus connection is closing"),
+            Event::Draining => tracing::debug!("the bus connection is closing"),
+            Event::Closed => {
+                self.closed.send_replace(true);
+                tracing::debug!("the bus connection is closed");
+            }
         }
     }
 

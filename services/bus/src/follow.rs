@@ -1,7 +1,7 @@
 //! Following the log: every fact of some subjects, in order, past and future.
 
 use futures::{StreamExt, stream, stream::BoxStream};
-use wire::{FactError, Record};
+use wire::{FactError, Record, with_authors};
 
 use crate::{
     Bus, ReadError, STREAM,
@@ -25,7 +25,7 @@ pub enum Followed {
 }
 
 impl Bus {
-    /// Every fact that matches one of `filters` (none: all) with a sequence above `after`, in
+    /// Every fact that matches one of `filters` (none: all), whoever wrote it, with a sequence above `after`, in
     /// order and without gaps; never ends. Reconnects and resumes by itself. An error is
     /// yielded when the log has been unreachable for half a minute, is missing, denied, or lost
     /// facts (`WentBack`); polling on tries again.
@@ -34,6 +34,7 @@ impl Bus {
         filters: Vec<String>,
         after: u64,
     ) -> BoxStream<'static, Result<Followed, ReadError>> {
+        let filters = filters.iter().flat_map(|filter| with_authors(filter)).collect();
         let tail = Tail::new(self, STREAM.to_owned(), filters, after);
         stream::unfold(tail, |mut tail| async move {
             let item = tail.next().await.map(followed).map_err(follow_error);

@@ -1,4 +1,4 @@
-//! The fleet's bucket: put, compare-and-set and leader reads. Raw, because async-nats
+//! The fleet's buckets: put, compare-and-set and leader reads. Raw, because async-nats
 //! reads buckets from any replica, which may be behind.
 
 use std::collections::BTreeMap;
@@ -25,7 +25,11 @@ pub(crate) struct Entry {
 }
 
 pub(crate) fn subject(key: &str) -> String {
-    format!("$KV.{BUCKET}.{key}")
+    subject_in(BUCKET, key)
+}
+
+pub(crate) fn subject_in(bucket: &str, key: &str) -> String {
+    format!("$KV.{bucket}.{key}")
 }
 
 impl Bus {
@@ -36,17 +40,31 @@ impl Bus {
         value: Bytes,
         expected: Option<u64>,
     ) -> Result<u64, RequestError> {
+        self.kv_put_in(BUCKET, key, value, expected).await
+    }
+
+    pub(crate) async fn kv_put_in(
+        &self,
+        bucket: &str,
+        key: &str,
+        value: Bytes,
+        expected: Option<u64>,
+    ) -> Result<u64, RequestError> {
         let mut headers = HeaderMap::new();
         if let Some(revision) = expected {
             headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, revision.to_string());
         }
-        let message = self.ask(subject(key), headers, value, ANSWER_LIMIT).await?;
+        let message = self.ask(subject_in(bucket, key), headers, value, ANSWER_LIMIT).await?;
         parse::<Ack>(&message).map(|ack| ack.seq)
     }
 
     pub(crate) async fn kv_get(&self, key: &str) -> Result<Entry, RequestError> {
-        let stream = format!("KV_{BUCKET}");
-        Ok(match self.last_message(&stream, &subject(key)).await? {
+        self.kv_get_in(BUCKET, key).await
+    }
+
+    pub(crate) async fn kv_get_in(&self, bucket: &str, key: &str) -> Result<Entry, RequestError> {
+        let stream = format!("KV_{bucket}");
+        Ok(match self.last_message(&stream, &subject_in(bucket, key)).await? {
             None => Entry { revision: 0, value: None },
             Some(message) => Entry {
                 revision: message.sequence,
@@ -60,8 +78,16 @@ impl Bus {
         &self,
         prefix: &str,
     ) -> Result<BTreeMap<String, Bytes>, RequestError> {
-        let filters = vec![subject(&format!("{prefix}>"))];
-        let mut tail = Tail::new(self, format!("KV_{BUCKET}"), filters, 0);
+        self.kv_list_in(BUCKET, prefix).await
+    }
+
+    pub(crate) async fn kv_list_in(
+        &self,
+        bucket: &str,
+        prefix: &str,
+    ) -> Result<BTreeMap<String, Bytes>, RequestError> {
+        let filters = vec![subject_in(bucket, &format!("{prefix}>"))];
+        let mut tail = Tail::new(self, format!("KV_{bucket}"), filters, 0);
         let mut values = BTreeMap::new();
         loop {
             match tail.next().await {

@@ -12,6 +12,7 @@ mod follow;
 mod http;
 mod kv;
 mod leadership;
+mod members;
 mod prepare;
 mod presence;
 mod publish;
@@ -20,6 +21,8 @@ mod purge;
 mod read;
 mod request;
 pub mod server;
+mod snapshot;
+pub mod system;
 mod tail;
 mod version;
 mod work;
@@ -30,12 +33,14 @@ pub use follow::Followed;
 pub use leadership::Leadership;
 #[doc(hidden)]
 pub use leadership::fuzzing;
+pub use members::{MembersError, MembersEvent, Slot, Written};
 pub use prepare::{Durability, LogLimit, PrepareError, Prepared};
 pub use presence::PresenceError;
 pub use publish::{PublishError, Published};
 pub use purge::PurgeError;
 pub use read::{Lost, ReadError, Usage};
 pub use request::RequestError;
+pub use snapshot::{Snapshot, SnapshotError};
 pub use work::{WorkError, WorkQueue};
 
 /// The stream that is the log.
@@ -43,3 +48,6 @@ pub const STREAM: &str = "FLOTILLA";
 
 /// The key-value bucket of the fleet: who leads, what agents last said, how to join.
 pub const BUCKET: &str = "FLOTILLA_FLEET";
+
+/// The key-value bucket of a closed fleet's members and join tokens.
+pub const MEMBERS_BUCKET: &str = "FLOTILLA_MEMBERS";

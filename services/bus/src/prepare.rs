@@ -65,7 +65,7 @@ pub enum PrepareError {
 }
 
 #[derive(Deserialize)]
-struct StreamInfo {
+pub(crate) struct StreamInfo {
     config: Config,
     state: State,
 }
@@ -116,7 +116,8 @@ impl Bus {
     ) -> Result<Prepared, PrepareError> {
         let fresh = log_config(replicas, limit.set.or(limit.at_creation));
         let log = self.ensure(log_config(replicas, limit.set), fresh).await?;
-        self.ensure(bucket_config(replicas), bucket_config(replicas)).await?;
+        let bucket = || bucket_config(BUCKET, "flotilla: leader, agents and how to join", replicas);
+        self.ensure(bucket(), bucket()).await?;
         if log.config.num_replicas != replicas {
             tracing::info!(
                 asked = replicas,
@@ -150,7 +151,11 @@ impl Bus {
         durability
     }
 
-    async fn ensure(&self, wanted: Config, fresh: Config) -> Result<StreamInfo, PrepareError> {
+    pub(crate) async fn ensure(
+        &self,
+        wanted: Config,
+        fresh: Config,
+    ) -> Result<StreamInfo, PrepareError> {
         let stream = wanted.name.clone();
         let info = match self.stream_request("INFO", &stream, &()).await {
             Err(error) if error.is_code(code::STREAM_NOT_FOUND) => {
@@ -201,11 +206,11 @@ fn log_config(replicas: usize, bytes_max: Option<u64>) -> Config {
 }
 
 /// What `nats kv add` makes, so that `nats kv get` works on it; but read from the leader.
-fn bucket_config(replicas: usize) -> Config {
+pub(crate) fn bucket_config(bucket: &str, description: &str, replicas: usize) -> Config {
     Config {
-        name: format!("KV_{BUCKET}"),
-        description: Some("flotilla: leader, agents and how to join".to_owned()),
-        subjects: vec![format!("$KV.{BUCKET}.>")],
+        name: format!("KV_{bucket}"),
+        description: Some(description.to_owned()),
+        subjects: vec![format!("$KV.{bucket}.>")],
         retention: RetentionPolicy::Limits,
         storage: StorageType::File,
         num_replicas: replicas,

@@ -76,7 +76,7 @@ impl Bus {
         let values = patiently(|| self.kv_list(AGENT_PREFIX)).await.map_err(|source| {
             PresenceError::Request { what: "list the agents".to_owned(), source }
         })?;
-        Ok(values.iter().filter_map(|(subject, value)| lenient(subject, value)).collect())
+        Ok(values.iter().filter_map(|(subject, value)| own_status(subject, value)).collect())
     }
 
     /// Statuses as agents announce them, from now on.
@@ -92,7 +92,7 @@ impl Bus {
             .await
             .map_err(|error| closed("watch the agents", error))?;
         let parse = |message: async_nats::Message| async move {
-            lenient(&message.subject, &message.payload)
+            own_status(&message.subject, &message.payload)
         };
         Ok(announced.filter_map(parse).boxed())
     }
@@ -187,6 +187,16 @@ fn command_subject(agent: &AgentId) -> String {
 
 fn json(message: &impl Serialize) -> Bytes {
     serde_json::to_vec(message).expect("a generated message has only string keys").into()
+}
+
+/// What an agent says of itself: under its own name, which the server sees to, and no other's.
+fn own_status(subject: &str, payload: &[u8]) -> Option<AgentStatus> {
+    let status: AgentStatus = lenient(subject, payload)?;
+    let own = subject.rsplit('.').next() == Some(status.agent.as_str());
+    if !own {
+        tracing::warn!(subject, named = status.agent, "a status in another's name was dropped");
+    }
+    own.then_some(status)
 }
 
 fn lenient<M: DeserializeOwned>(subject: &str, payload: &[u8]) -> Option<M> {

@@ -6,7 +6,7 @@ use async_nats::{HeaderMap, header};
 use bytes::Bytes;
 use serde::Deserialize;
 use tokio::time::Instant;
-use wire::Fact;
+use wire::{Fact, Record};
 
 use crate::{
     Bus, STREAM,
@@ -20,6 +20,9 @@ pub(crate) const TYPE_HEADER: &str = "Flotilla-Type";
 const PRODUCER_HEADER: &str = "Flotilla-Producer";
 /// Tells the writer of two equal facts apart, so that a lost ack is no mystery.
 const NONCE_HEADER: &str = "Flotilla-Nonce";
+/// At which subjects the expected last sequence is looked for, in place of the message's own
+/// (nats-server 2.11, `JSExpectedLastSubjSeqSubj`).
+const EXPECTED_SUBJECT_HEADER: &str = "Nats-Expected-Last-Subject-Sequence-Subject";
 const TRACE_HEADER: &str = "traceparent";
 /// Headers count towards the server's payload limit; ours stay well below this.
 pub(crate) const HEADER_ALLOWANCE: usize = 1024;
@@ -97,17 +100,19 @@ impl Bus {
         fact: &Fact,
         traceparent: Option<&str>,
     ) -> Result<Published, PublishError> {
-        let subject = fact.subject.to_string();
+        let place = fact.subject.to_string();
+        let author = self.shared.author.as_ref();
+        let subject = author.map_or_else(|| place.clone(), |author| fact.subject.authored(author));
         let payload = Bytes::from(fact.encode());
         let limit = self.max_fact_bytes();
         if payload.len() > limit {
             return Err(PublishError::TooLarge { subject, bytes: payload.len(), limit });
         }
         let nonce = self.shared.client.new_inbox();
-        let headers = self.fact_headers(fact, &nonce, traceparent);
+        let headers = self.fact_headers(fact, &place, &nonce, traceparent);
         let mut backoff = Backoff::until(Instant::now() + PUBLISH_LIMIT);
         loop {
-            let attempt = self.publish_attempt(&subject, &headers, &payload, &nonce).await;
+            let attempt = self.publish_attempt(&subject, &place, &headers, &payload, &nonce).await;
             let source = match attempt {
                 Ok(published) => return Ok(published),
                 Err(source) => source,
@@ -129,6 +134,7 @@ impl Bus {
     async fn publish_attempt(
         &self,
         subject: &str,
+        place: &str,
         headers: &HeaderMap,
         payload: &Bytes,
         nonce: &str,
@@ -139,11 +145,11 @@ impl Bus {
             Err(error) if error.is_code(code::WRONG_LAST_SEQUENCE) => error,
             Err(error) => return Err(error),
         };
-        let Some(stored) = self.last_message(STREAM, subject).await? else {
+        let Some(stored) = self.first_message(STREAM, place).await? else {
             return Err(refused);
         };
         let sequence = stored.sequence;
-        if Fact::decode(subject, &stored.payload).is_err() {
+        if Record::read(sequence, 0, &stored.subject, &stored.payload).is_err() {
             return Err(RequestError::Occupied { sequence });
         }
         let ours = stored.headers.get(NONCE_HEADER).is_some_and(|value| value.as_str() == nonce);
@@ -154,10 +160,20 @@ impl Bus {
         })
     }
 
-    fn fact_headers(&self, fact: &Fact, nonce: &str, traceparent: Option<&str>) -> HeaderMap {
+    fn fact_headers(
+        &self,
+        fact: &Fact,
+        place: &str,
+        nonce: &str,
+        traceparent: Option<&str>,
+    ) -> HeaderMap {
         let producer = &self.shared.producer;
         let mut headers = HeaderMap::new();
         headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, "0");
+        if self.shared.author.is_some() {
+            // Whoever wrote it.
+            headers.insert(EXPECTED_SUBJECT_HEADER, format!("{place}.*"));
+        }
         headers.insert(header::NATS_EXPECTED_STREAM, STREAM);
         headers.insert(TYPE_HEADER, fact.body.message_name());
         headers.insert(NONCE_HEADER, nonce);

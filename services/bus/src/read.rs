@@ -1,10 +1,12 @@
 //! Reading the log: the last fact of a subject, from the stream's leader.
 
+use std::time::Duration;
+
 use async_nats::jetstream::{message::StreamMessage, stream::RawMessage};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
-use wire::{Fact, FactError, Record};
+use wire::{FactError, Record, with_authors};
 
 use crate::{
     Bus, STREAM,
@@ -85,20 +87,49 @@ pub struct Usage {
 const LOST_NAMED_MAX: u64 = 50_000;
 
 impl Bus {
-    /// The last fact on a subject, which may hold wildcards.
+    /// The fact that stands at a place, whoever wrote it; under a subject with wildcards, the last
+    /// of them.
     ///
     /// # Errors
     /// When the log cannot be read, or what it holds there is not a fact.
     pub async fn get(&self, subject: &str) -> Result<Option<Record>, ReadError> {
-        let message = patiently(|| self.last_message(STREAM, subject))
-            .await
-            .map_err(|source| read_error(subject.to_owned(), source))?;
-        let Some(message) = message else { return Ok(None) };
-        let time_ms = milliseconds(message.time.unix_timestamp_nanos());
-        let subject = message.subject.to_string();
-        record(message.sequence, time_ms, &subject, &message.payload)
-            .map(Some)
-            .map_err(|source| ReadError::Unreadable { sequence: message.sequence, subject, source })
+        if !subject.contains(['*', '>']) {
+            let first = patiently(|| self.first_message(STREAM, subject)).await;
+            let first = first.map_err(|source| read_error(subject.to_owned(), source))?;
+            return first.map(stored).transpose();
+        }
+        let mut last = None;
+        // A log that was begun before its fleet was closed holds both kinds.
+        let mut places = with_authors(subject);
+        if self.shared.author.is_none() {
+            places.truncate(1);
+        }
+        for place in places {
+            let message = patiently(|| self.last_message(STREAM, &place)).await;
+            let found = message.map_err(|source| read_error(subject.to_owned(), source))?;
+            last = found.into_iter().chain(last).max_by_key(|message| message.sequence);
+        }
+        last.map(stored).transpose()
+    }
+
+    /// What stands at a place, as the stream's leader has it: whatever comes later in the same
+    /// place, by somebody who did not ask for it to be empty, is nothing.
+    pub(crate) async fn first_message(
+        &self,
+        stream: &str,
+        place: &str,
+    ) -> Result<Option<StreamMessage>, RequestError> {
+        let mut first: Option<StreamMessage> = None;
+        let mut places = with_authors(place);
+        if self.shared.author.is_none() {
+            places.truncate(1);
+        }
+        for place in places {
+            let body = json!({ "seq": 1, "next_by_subj": place });
+            let found = self.message(stream, &body).await?;
+            first = found.into_iter().chain(first).min_by_key(|message| message.sequence);
+        }
+        Ok(first)
     }
 
     /// The position of the newest fact; 0 when there is none yet.
@@ -149,8 +180,16 @@ impl Bus {
         stream: &str,
         subject: &str,
     ) -> Result<Option<StreamMessage>, RequestError> {
+        self.message(stream, &json!({ "last_by_subj": subject })).await
+    }
+
+    async fn message(
+        &self,
+        stream: &str,
+        which: &serde_json::Value,
+    ) -> Result<Option<StreamMessage>, RequestError> {
         let verb = format!("STREAM.MSG.GET.{stream}");
-        match self.api::<MessageAnswer>(&verb, &json!({ "last_by_subj": subject })).await {
+        match self.api::<MessageAnswer>(&verb, which).await {
             Ok(answer) => answer
                 .message
                 .try_into()
@@ -168,11 +207,22 @@ impl Bus {
 }
 
 /// Repeats a read while it fails in a way that passes, for as long as one answer may take.
-pub(crate) async fn patiently<T, F>(mut read: impl FnMut() -> F) -> Result<T, RequestError>
+pub(crate) async fn patiently<T, F>(read: impl FnMut() -> F) -> Result<T, RequestError>
 where
     F: Future<Output = Result<T, RequestError>>,
 {
-    let mut backoff = Backoff::until(Instant::now() + ANSWER_LIMIT);
+    patiently_for(ANSWER_LIMIT, read).await
+}
+
+/// As `patiently`, for so long.
+pub(crate) async fn patiently_for<T, F>(
+    limit: Duration,
+    mut read: impl FnMut() -> F,
+) -> Result<T, RequestError>
+where
+    F: Future<Output = Result<T, RequestError>>,
+{
+    let mut backoff = Backoff::until(Instant::now() + limit);
     loop {
         match read().await {
             Err(error) if error.is_transient() && backoff.wait().await => {}
@@ -188,13 +238,23 @@ pub(crate) fn read_error(what: String, source: RequestError) -> ReadError {
     ReadError::Request { what, source }
 }
 
+fn stored(message: StreamMessage) -> Result<Record, ReadError> {
+    let time_ms = milliseconds(message.time.unix_timestamp_nanos());
+    let (sequence, subject) = (message.sequence, message.subject.to_string());
+    record(sequence, time_ms, &subject, &message.payload).map_err(|source| ReadError::Unreadable {
+        sequence,
+        subject,
+        source,
+    })
+}
+
 pub(crate) fn record(
     sequence: u64,
     time_ms: u64,
     subject: &str,
     payload: &[u8],
 ) -> Result<Record, FactError> {
-    Ok(Record { sequence, time_ms, fact: Fact::decode(subject, payload)? })
+    Record::read(sequence, time_ms, subject, payload)
 }
 
 pub(crate) fn milliseconds(nanoseconds: i128) -> u64 {

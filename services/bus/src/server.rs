@@ -46,14 +46,25 @@ pub struct ServerOptions {
     pub binary: Option<PathBuf>,
     /// None: a free one, chosen once and kept.
     pub port: Option<u16>,
-    /// Who may connect: loopback only, unless this says otherwise. The server has no
-    /// authentication of its own.
+    /// Who may connect: loopback only, unless this says otherwise.
     pub listen: IpAddr,
+    /// None: whoever can reach it may do everything.
+    pub closed: Option<Closed>,
+}
+
+/// What closes a server to everybody but members of its fleet.
+#[derive(Debug, Clone)]
+pub struct Closed {
+    /// TLS and whose tokens count, as a part of its configuration.
+    pub config: String,
+    /// Whose the log is: the account's public key.
+    pub account: String,
 }
 
 impl ServerOptions {
     pub fn new(dir: impl Into<PathBuf>) -> Self {
-        Self { dir: dir.into(), binary: None, port: None, listen: IpAddr::V4(Ipv4Addr::LOCALHOST) }
+        let listen = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        Self { dir: dir.into(), binary: None, port: None, listen, closed: None }
     }
 }
 
@@ -64,6 +75,7 @@ pub struct ManagedServer {
     files: Files,
     ports: Ports,
     listen: IpAddr,
+    closed: bool,
     child: Child,
     _lock: DirLock,
 }
@@ -120,10 +132,14 @@ impl ManagedServer {
         let files = Files::new(&dir);
         end_leftover(&files).await?;
         let ports = config::ports(&files, options).map_err(dir_error)?;
-        files.write_config(&ports, options.listen).map_err(dir_error)?;
+        files.write_config(&ports, options).map_err(dir_error)?;
+        if let Some(closed) = &options.closed {
+            files.adopt(&closed.account).map_err(dir_error)?;
+        }
         let child = launch(&binary, &files, &ports, options.listen).await?;
         files.remember(&ports).map_err(dir_error)?;
-        Ok(Self { binary, files, ports, listen: options.listen, child, _lock: lock })
+        let (listen, closed) = (options.listen, options.closed.is_some());
+        Ok(Self { binary, files, ports, listen, closed, child, _lock: lock })
     }
 
     /// Where this machine's peers connect.
@@ -132,7 +148,8 @@ impl ManagedServer {
             ip if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
             ip => ip,
         };
-        format!("nats://{}", SocketAddr::new(host, self.ports.client))
+        let scheme = if self.closed { "tls" } else { "nats" };
+        format!("{scheme}://{}", SocketAddr::new(host, self.ports.client))
     }
 
     pub fn monitor_url(&self) -> String {

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use authority::{READ_SLOTS, reader_name};
 use bytes::Bytes;
 use futures::FutureExt;
 use serde_json::{Value, json};
@@ -13,7 +14,7 @@ use crate::{
     backoff::Backoff,
     pull::{Pull, Pulled, nanoseconds},
     read::milliseconds,
-    request::RequestError,
+    request::{RequestError, code},
 };
 
 /// Messages a pull asks for: few round trips, and little is sent twice after a break.
@@ -164,9 +165,25 @@ impl Tail {
         Ok(target)
     }
 
+    /// Under a name of its own, or the first of the names a member has that no other read of its
+    /// has taken, in whatever process.
     async fn create_consumer(&self) -> Result<String, RequestError> {
         let inbox = self.bus.shared.client.new_inbox();
-        let name = format!("tail-{}", inbox.rsplit('.').next().unwrap_or(&inbox));
+        let unique = inbox.rsplit('.').next().unwrap_or(&inbox);
+        let Some(reader) = &self.bus.shared.reader else {
+            let name = format!("tail-{unique}");
+            return self.create_named(name, unique).await;
+        };
+        for slot in 0..READ_SLOTS {
+            match self.create_named(reader_name(reader, slot), unique).await {
+                Err(error) if error.is_code(code::CONSUMER_EXISTS) => {}
+                created => return created,
+            }
+        }
+        Err(RequestError::ReadsTaken { limit: READ_SLOTS })
+    }
+
+    async fn create_named(&self, name: String, unique: &str) -> Result<String, RequestError> {
         let config = json!({
             "name": name,
             "deliver_policy": "by_start_sequence",
@@ -177,6 +194,8 @@ impl Tail {
             "inactive_threshold": nanoseconds(FORGET_AFTER),
             "mem_storage": true,
             "num_replicas": 1,
+            // Never the same as one that is there: that would be shared with it.
+            "metadata": { "read": unique },
         });
         let body = json!({ "stream_name": self.stream, "config": config, "action": "create" });
         let verb = format!("CONSUMER.CREATE.{}.{name}", self.stream);

@@ -69,13 +69,9 @@ impl Bus {
         pool: &Pool,
         lease: Duration,
     ) -> Result<WorkQueue, WorkError> {
-        let name = match kind {
-            WorkKind::Generate | WorkKind::Train => format!("{kind}-{pool}"),
-            WorkKind::Verify | WorkKind::Eval => kind.to_string(),
-        };
         let queue = WorkQueue {
             bus: self.clone(),
-            name,
+            name: kind.queue(pool),
             filter: kind.filter(pool),
             lease,
             pull: None,

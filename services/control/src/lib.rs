@@ -14,18 +14,20 @@ mod explain;
 mod files;
 mod history;
 mod import;
+mod members;
 mod runs;
 mod select;
 mod spec;
+mod stores;
 mod submit;
 mod watched;
 mod weights;
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use bus::Bus;
 use hub::Hub;
-use store::{OpenError, Store};
+use store::Store;
 use tokio::sync::OnceCell;
 
 pub use agents::DrainError;
@@ -38,9 +40,11 @@ pub use explain::{CycleStory, FigureStory, Lineage, Link, ProofStory, Sampled, S
 pub use files::{FileError, Files};
 pub use history::HistoryError;
 pub use import::{Fate, ImportError, Imported, Note, import};
+pub use members::{Members, MembersError, Objection, Refusal, Roll, Terms, View};
 pub use runs::{RunError, timestamp, view};
 pub use select::{Comparison, SelectError, Side};
 pub use spec::{BaseSpec, RunSpec, SelectionSpec, SuiteSpec, VerifierSpec, WatchSpec};
+pub use stores::{StoreError, Stores};
 pub use submit::{SubmitError, Submitted};
 pub use watched::Found;
 
@@ -48,34 +52,22 @@ pub use watched::Found;
 #[derive(Clone)]
 pub struct Control {
     bus: Bus,
-    url: String,
+    stores: Stores,
     store: Arc<OnceCell<Store>>,
     hub: Hub,
 }
 
-/// The fleet's store cannot be used from here.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    #[error(
-        "the fleet's store is {0}, which is not on this machine; start the fleet with \
-         --store s3://…, or mount that directory here"
-    )]
-    Elsewhere(String),
-    #[error("open the fleet's store")]
-    Open(#[from] OpenError),
-}
-
 impl Control {
     /// The store is opened when something needs it: looking at runs takes no credentials.
-    pub fn new(bus: Bus, store_url: impl Into<String>) -> Self {
-        Self { bus, url: store_url.into(), store: Arc::default(), hub: Hub::from_env() }
+    pub fn new(bus: Bus, stores: Stores) -> Self {
+        Self { bus, stores, store: Arc::default(), hub: Hub::from_env() }
     }
 
     /// With a store that is open already.
     pub fn with_store(bus: Bus, store: Store) -> Self {
-        let url = store.url().to_owned();
+        let stores = Stores::at(store.url());
         let store = Arc::new(OnceCell::new_with(Some(store)));
-        Self { bus, url, store, hub: Hub::from_env() }
+        Self { bus, stores, store, hub: Hub::from_env() }
     }
 
     pub fn bus(&self) -> &Bus {
@@ -87,18 +79,6 @@ impl Control {
     /// # Errors
     /// When it is elsewhere, or cannot be set up.
     pub async fn store(&self) -> Result<&Store, StoreError> {
-        self.store.get_or_try_init(|| open_store(&self.url)).await
+        self.store.get_or_try_init(|| self.stores.open()).await
     }
-}
-
-/// Opens a fleet's store. A directory that is not here is another machine's.
-///
-/// # Errors
-/// When it is elsewhere, or cannot be set up.
-pub async fn open_store(url: &str) -> Result<Store, StoreError> {
-    let elsewhere = |path: &str| !Path::new(path).is_dir();
-    if url.strip_prefix("file://").is_some_and(elsewhere) {
-        return Err(StoreError::Elsewhere(url.to_owned()));
-    }
-    Ok(Store::open(url).await?)
 }

@@ -352,7 +352,8 @@ pub(crate) async fn read(field: &str, file: &str, files: &Files) -> Result<Bytes
     files.read(file).await.map_err(failed)
 }
 
-fn text(field: &str, file: &str, bytes: &[u8]) -> Result<(), SubmitError> {
+/// Nothing but text, and some of it.
+pub(crate) fn text(field: &str, file: &str, bytes: &[u8]) -> Result<(), SubmitError> {
     let wrong = |error| Err(SubmitError::data(field, error));
     if bytes.is_empty() {
         return wrong(DataError::Empty { file: file.to_owned() });

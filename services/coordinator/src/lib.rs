@@ -9,4 +9,4 @@ mod prompts;
 mod shell;
 
 pub use archive::Keep;
-pub use shell::{Config, run};
+pub use shell::{Config, Turn, run};

@@ -39,6 +39,18 @@ pub struct Config {
     pub waiting: Waiting,
     /// What the log keeps of cycles that are done.
     pub keep: Keep,
+    /// Sent at every turn of the loop: one that hangs is silent.
+    pub turns: watch::Sender<Turn>,
+}
+
+/// Where the loop is.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Turn {
+    /// The log was replayed.
+    pub caught_up: bool,
+    pub leads: bool,
+    pub open_runs: usize,
+    pub facts: u64,
 }
 
 struct Shell {
@@ -48,6 +60,7 @@ struct Shell {
     waiting: Waiting,
     present: Present,
     desk: Desk,
+    caught_up: bool,
     /// What open runs sample from, once fetched.
     prompts: BTreeMap<RunId, Prompts>,
     clock: LogClock,
@@ -95,6 +108,7 @@ pub async fn run(
         waiting: config.waiting,
         present: Present::default(),
         desk: Desk::default(),
+        caught_up: false,
         prompts: BTreeMap::new(),
         clock: LogClock { last_ms: 0, heard: Instant::now() },
     };
@@ -114,6 +128,7 @@ pub async fn run(
             }
             _ = retry.tick() => shell.desk.stir(),
         }
+        config.turns.send_replace(shell.turn(leadership.is_leader()));
         if leadership.is_leader() {
             // Whatever was being written is decided anew by the next coordinator.
             stop.run_until_cancelled(shell.decide()).await;
@@ -125,6 +140,11 @@ pub async fn run(
 }
 
 impl Shell {
+    fn turn(&self, leads: bool) -> Turn {
+        let facts = self.desk.folded();
+        Turn { caught_up: self.caught_up, leads, open_runs: self.desk.open().count(), facts }
+    }
+
     /// Fails only when the log is no longer the one that was followed.
     fn take(&mut self, followed: Result<Followed, ReadError>) -> Result<(), ReadError> {
         match followed {
@@ -134,6 +154,7 @@ impl Shell {
             }
             Ok(Followed::CaughtUp) => {
                 self.desk.caught_up();
+                self.caught_up = true;
                 let runs = self.desk.open().count();
                 tracing::info!(facts = self.desk.folded(), runs, "replayed the log");
             }

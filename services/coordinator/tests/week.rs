@@ -66,6 +66,7 @@ impl Fleet {
             sizing: cycle::Sizing::default(),
             waiting: cycle::Waiting::default(),
             keep,
+            turns: tokio::sync::watch::Sender::default(),
         };
         coordinate(bus.clone(), store.clone(), config, stop.clone());
         let run = RunId::new("week-1").unwrap();

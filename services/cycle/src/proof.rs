@@ -200,7 +200,7 @@ pub fn agreement(run: &Run, cycle: u32, purpose: v1::Purpose) -> Option<Agreemen
     let agents = agents.map(|(agent, shown)| figure(agent.clone(), &shown.canary));
     let trainer = trainer(run, &key).map(|vote| figure(vote.who, vote.canary));
     let shown: Vec<Figure> = trainer.into_iter().chain(agents).collect();
-    (!shown.is_empty()).then_some(Agreement { shown, decided: reference.is_some() })
+    Some(Agreement { shown, decided: reference.is_some() })
 }
 
 /// What an auditor says of a cycle whose boxes differ though none of them is known to be wrong.
@@ -319,9 +319,9 @@ fn accuse(run: &Run, key: &Key, right: &Reference, tolerance: f64) -> Option<v1:
     let wrong = wrong_samples(run, key, right, tolerance);
     let agents = run.proofs.shown.get(key)?;
     // What an agent says itself is no evidence of which of its figures is right.
-    let accused = |agent: &&String| right.agreed.iter().any(|other| other != *agent);
-    let agents = agents.iter().filter(|(agent, _)| accused(agent));
-    let (agent, said, jobs) = agents.into_iter().find_map(|(agent, shown)| {
+    let accused = |agent: &String| right.agreed.iter().any(|other| other != agent);
+    let mut agents = agents.iter().filter(|(agent, _)| accused(agent));
+    let (agent, said, jobs) = agents.find_map(|(agent, shown)| {
         let jobs = wrong.get(agent.as_str()).map_or(&[][..], Vec::as_slice);
         let newly = shown.sequence > run.proofs.times(agent).sequence;
         let last = (newly && right.is_against(&shown.canary, tolerance)).then_some(&*shown.canary);

@@ -4,6 +4,7 @@
 //! was busy shows in the load.
 
 mod agents;
+mod closed;
 mod doctor;
 mod engines;
 mod fold;
@@ -114,6 +115,9 @@ pub(crate) async fn bench(
     if wanted(BenchWhat::Share) {
         figures.extend(tokio::task::spawn_blocking(share::measure).await??);
     }
+    if wanted(BenchWhat::Closed) {
+        figures.extend(closed::measure().await?);
+    }
     if wanted(BenchWhat::Start) || wanted(BenchWhat::Idle) {
         let rig = rig::Rig::start().await?;
         if wanted(BenchWhat::Start) {
@@ -137,12 +141,11 @@ pub(crate) async fn bench(
 fn print(figures: &[Figure], load: &[f64]) {
     let headings = ["", ">measured", ">limit", ">ratio", "how"];
     output::print(&output::table(headings, figures.iter().map(Figure::row)));
-    let load: Vec<String> = load.iter().map(|load| format!("{load:.2}")).collect();
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let over = figures.iter().filter(|figure| figure.is_over()).count();
     output::print(&format!(
         "\n{over} over the limit; load average at the start {} on {cores} cores",
-        load.join(" ")
+        load_text(load)
     ));
 }
 
@@ -153,6 +156,11 @@ fn round(value: f64) -> String {
         10.0.. => format!("{value:.1}"),
         _ => format!("{value:.3}"),
     }
+}
+
+/// Of a load, for people.
+fn load_text(load: &[f64]) -> String {
+    load.iter().map(|load| format!("{load:.2}")).collect::<Vec<_>>().join(" ")
 }
 
 /// Runnable processes over 1, 5 and 15 minutes; empty where there is no procfs.

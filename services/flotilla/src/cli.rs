@@ -1,8 +1,11 @@
 //! The command line.
 
 mod care;
+mod closed;
 mod data;
+mod members;
 mod select;
+mod service;
 mod verify;
 
 use std::{net::SocketAddr, path::PathBuf};
@@ -11,18 +14,21 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use engine::Dtype;
 
-use crate::fleet::FleetArgs;
+use crate::{fleet::FleetArgs, version::VERSION};
 
 pub(crate) use {
     care::CareArgs,
+    closed::{BackupArgs, ClosedArgs, InitArgs, KeysCommand, RestoreArgs},
     data::{DataCommand, HeldArgs},
+    members::{JoinArgs, MembersCommand, TokenArgs, TokenCommand, UserCommand},
     select::SelectArgs,
+    service::{ServiceArgs, ServiceCommand, UpgradeArgs},
     verify::{ToolArgs, VerifyArgs},
 };
 
 /// Fine-tune language models across a homelab fleet.
 #[derive(Debug, Parser)]
-#[command(name = "flotilla", version, propagate_version = true)]
+#[command(name = "flotilla", version = VERSION, propagate_version = true)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub fleet: FleetArgs,
@@ -38,14 +44,41 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Start a whole fleet on this machine and watch a small model learn.
     Demo(DemoArgs),
+    /// Make the keys of a closed fleet, which `up` does for a new one by itself.
+    Init(InitArgs),
+    /// A fleet's keys.
+    #[command(subcommand)]
+    Keys(KeysCommand),
+    /// Copy a fleet's log, members and keys, while it works.
+    Backup(BackupArgs),
+    /// Make a fleet of a backup, in a new directory.
+    Restore(RestoreArgs),
     /// Start a fleet's services here: NATS server, coordinator, gateway, and agents if asked.
     Up(UpArgs),
     /// Stop the fleet that is up in --dir.
     Down,
     /// Work for a fleet.
     Agent(AgentArgs),
+    /// Become a member of a closed fleet with a join token, and work for it.
+    Join(JoinArgs),
+    /// Which fleets are announced on this network.
+    Discover(DiscoverArgs),
+    /// Join tokens of a closed fleet.
+    #[command(subcommand)]
+    Token(TokenCommand),
+    /// People who may use a closed fleet.
+    #[command(subcommand)]
+    User(UserCommand),
+    /// Who belongs to a closed fleet.
+    #[command(subcommand)]
+    Members(MembersCommand),
     /// Coordinate a fleet whose NATS server is already there, and serve its gRPC API.
     Coordinator(CoordinatorArgs),
+    /// This box's agent as a systemd service.
+    #[command(subcommand)]
+    Service(ServiceCommand),
+    /// Replace this box's program by another, with its agents drained before and back after.
+    Upgrade(UpgradeArgs),
     /// Submit, watch and steer runs.
     #[command(subcommand)]
     Run(RunCommand),
@@ -89,6 +122,8 @@ impl Command {
             // The kernel's word is only a hint: what it cannot say is found by looking.
             Self::Agent(_) => "info,async_nats=warn,notify=error,inotify=error",
             Self::Coordinator(_) | Self::Up(_) => "info,async_nats=warn",
+            // Connections are ended there on purpose, thousands of them.
+            Self::Bench(_) => "warn,async_nats=off,bus=error",
             _ => "warn,async_nats=error",
         }
     }
@@ -111,18 +146,30 @@ pub(crate) struct DemoArgs {
 }
 
 #[derive(Debug, Clone, Args)]
+pub(crate) struct DiscoverArgs {
+    /// Seconds to listen.
+    #[arg(long, default_value_t = 3.0, value_parser = seconds)]
+    pub wait: f64,
+}
+
+#[derive(Debug, Clone, Args)]
 pub(crate) struct UpArgs {
+    /// Say on this network, by multicast DNS, where the gateway is.
+    #[arg(long, env = "FLOTILLA_ANNOUNCE")]
+    pub announce: bool,
     /// Where files live: file:///DIR or s3://BUCKET/PREFIX. Default: a directory below --dir.
     #[arg(long, env = "FLOTILLA_STORE")]
     pub store: Option<String>,
     /// Address the managed NATS server listens on.
-    #[arg(long, default_value = "127.0.0.1")]
+    #[arg(long, default_value = "127.0.0.1", env = "FLOTILLA_LISTEN")]
     pub listen: std::net::IpAddr,
+    #[command(flatten)]
+    pub closed: ClosedArgs,
     /// Port of the managed NATS server. Default: the one it had, or a free one.
-    #[arg(long)]
+    #[arg(long, env = "FLOTILLA_NATS_PORT")]
     pub port: Option<u16>,
     /// Address of the gRPC gateway. Default: the one it had, or a free port on loopback.
-    #[arg(long)]
+    #[arg(long, env = "FLOTILLA_GATEWAY")]
     pub gateway: Option<SocketAddr>,
     /// The nats-server to run. Default: found on PATH or in .tools.
     #[arg(long, env = "FLOTILLA_NATS_SERVER")]
@@ -150,8 +197,9 @@ pub(crate) struct UpArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct AgentArgs {
-    /// What it does: trainer, generator, verifier, evaluator.
-    #[arg(long, value_delimiter = ',', required_unless_present = "watch", env = "FLOTILLA_ROLES")]
+    /// What it does: trainer, generator, verifier, evaluator. Default: what it was let in for, in a
+    /// closed fleet.
+    #[arg(long, value_delimiter = ',', env = "FLOTILLA_ROLES")]
     pub roles: Vec<String>,
     #[command(flatten)]
     pub watch: WatchArgs,
@@ -167,6 +215,10 @@ pub(crate) struct AgentArgs {
     /// Its own files: cache, logs, eval history. Default: ~/.flotilla/agents/NAME.
     #[arg(long, env = "FLOTILLA_AGENT_DIR")]
     pub agent_dir: Option<PathBuf>,
+    /// Where the fleet's files are from here, file:///DIR or s3://BUCKET/PREFIX. Default: where the
+    /// fleet says, or through its gateway where that cannot be used from here.
+    #[arg(long, env = "FLOTILLA_STORE")]
+    pub store: Option<String>,
     /// Cores its workers may use. Default: all.
     #[arg(long, env = "FLOTILLA_THREADS", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub threads: Option<u32>,
@@ -316,13 +368,17 @@ pub(crate) struct CoordinatorArgs {
     #[arg(long, env = "FLOTILLA_STORE")]
     pub store: Option<String>,
     /// Address of the gRPC gateway.
-    #[arg(long, default_value = "127.0.0.1:7070")]
+    #[arg(long, default_value = "127.0.0.1:7070", env = "FLOTILLA_GATEWAY")]
     pub gateway: SocketAddr,
     /// Seconds after which the work of a silent agent is given to another.
     #[arg(long, default_value_t = 30.0, value_parser = seconds)]
     pub lease: f64,
+    /// Hours for which agents are let in; they renew it at half of that.
+    #[arg(long, default_value_t = 24.0, value_name = "HOURS", env = "FLOTILLA_MEMBER_TTL",
+          value_parser = hours)]
+    pub member_ttl: f64,
     /// Monitoring URL of each NATS server, to check that it writes to disk before it acknowledges.
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', env = "FLOTILLA_MONITOR")]
     pub monitor: Vec<String>,
     /// Cycles of each run whose samples stay in the log after they are archived: a number, or all.
     #[arg(long, default_value = "2", env = "FLOTILLA_KEEP_CYCLES")]
@@ -333,8 +389,15 @@ pub(crate) struct CoordinatorArgs {
     /// The same, if the log is yet to be created.
     #[arg(long, hide = true, value_parser = gib)]
     pub new_log_max_gib: Option<f64>,
+    /// The keys of a closed fleet: a directory `flotilla init` made. Default: the fleet is open.
+    #[arg(long, value_name = "DIR", env = "FLOTILLA_KEYS")]
+    pub keys: Option<PathBuf>,
+    /// Names or addresses by which boxes that join reach this one.
+    #[arg(long = "host", value_name = "HOST", value_delimiter = ',', env = "FLOTILLA_HOST")]
+    pub hosts: Vec<String>,
     /// Copies of the log in a NATS cluster.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=5))]
+    #[arg(long, default_value_t = 1, env = "FLOTILLA_REPLICAS",
+          value_parser = clap::value_parser!(u32).range(1..=5))]
     pub replicas: u32,
     /// End when the process that started it does.
     #[arg(long, hide = true)]
@@ -553,6 +616,10 @@ pub(crate) enum AgentsCommand {
     List,
     /// Let an agent finish what it holds, take nothing new, and leave.
     Drain {
+        agent: String,
+    },
+    /// Cut an agent off, at once and for good; nobody else notices.
+    Revoke {
         agent: String,
     },
 }
@@ -808,6 +875,8 @@ pub(crate) enum BenchWhat {
     Sandbox,
     /// Verifying short Python programs, contained, against a bare python loop.
     Verify,
+    /// What TLS and tokens cost beside an open server, and a thousand agents on a closed one.
+    Closed,
     /// The embedded engine beside llama.cpp and PyTorch, as docs/ENGINES.md has it.
     Engines,
     /// What selection, more cycles and sampling ahead do for a run, as docs/RAFT-FIGURES.md has it.
@@ -881,6 +950,13 @@ fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (1.0..=3600.0).contains(&seconds) => Ok(seconds),
         _ => Err("must be a number of seconds from 1 to 3600".into()),
+    }
+}
+
+fn hours(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(hours) if (0.001..=24.0 * 366.0).contains(&hours) => Ok(hours),
+        _ => Err("must be a number of hours from 0.001 to 8784".into()),
     }
 }
 

@@ -3,20 +3,26 @@
 pub(crate) mod agent;
 mod agents;
 mod audit;
+mod backup;
 mod checkpoint;
 mod convert;
 mod coordinator;
 mod data;
+mod discover;
 mod doctor;
 mod down;
 mod eval;
 mod explain;
 mod generate;
+mod keys;
+mod members;
 pub(crate) mod proof;
 mod reproduce;
 mod run;
 mod select;
+mod service;
 mod up;
+mod upgrade;
 pub(crate) mod verify;
 mod watching;
 pub(crate) mod worker;
@@ -40,9 +46,20 @@ pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let Cli { fleet, json, command } = cli;
     match command {
         Command::Demo(args) => demo::demo(&fleet, &args, json).await,
+        Command::Init(args) => keys::init(&fleet, &args, json),
+        Command::Keys(command) => keys::keys(&fleet, command, json).await,
+        Command::Backup(args) => backup::backup(&fleet, &args, json).await,
+        Command::Restore(args) => backup::restore(&fleet, &args, json).await,
         Command::Up(args) => up::up(&fleet, &args).await,
+        Command::Upgrade(args) => upgrade::upgrade(&fleet, &args).await,
+        Command::Service(command) => service::service(&fleet, &command).await,
         Command::Down => down::down(&fleet).await,
         Command::Agent(args) => agent::agent(&fleet, args).await,
+        Command::Join(args) => members::join::join(&fleet, args).await,
+        Command::Discover(args) => discover::discover(&args, json).await,
+        Command::Token(command) => members::token(&fleet, command, json).await,
+        Command::User(command) => members::user(&fleet, command, json).await,
+        Command::Members(command) => members::members(&fleet, command, json).await,
         Command::Coordinator(args) => coordinator::coordinator(&fleet, &args).await,
         Command::Run(command) => run::run(&fleet, command, json).await,
         Command::Eval(command) => eval::eval(&fleet, command, json).await,

@@ -2,13 +2,19 @@
 
 mod process;
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, bail};
+use authority::Identity;
 use bus::{Bus, ConnectOptions, Producer};
 use clap::Args;
-use control::Control;
+use control::{Control, Stores};
 use serde::{Deserialize, Serialize};
+use store::Door;
 use wire::v1;
 
 pub(crate) use self::process::{FleetProcess, Wanted, ready};
@@ -43,7 +49,11 @@ pub(crate) struct FleetFile {
     pub gateway: String,
     pub store: String,
     /// Of `flotilla up`.
+    #[serde(default)]
     pub pid: u32,
+    /// Who uses this directory, in a closed fleet; paths are relative to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<Identity>,
 }
 
 impl FleetFile {
@@ -54,8 +64,8 @@ impl FleetFile {
     /// The fleet of a directory; `None` when none was ever up there.
     pub(crate) fn read(directory: &Path) -> anyhow::Result<Option<Self>> {
         let path = Self::path(directory);
-        let text = match std::fs::read(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        let text = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             text => text.with_context(|| format!("read {}", path.display()))?,
         };
         let file = serde_json::from_slice(&text);
@@ -66,31 +76,40 @@ impl FleetFile {
         let path = Self::path(directory);
         let partial = path.with_extension("json.partial");
         let text = serde_json::to_vec_pretty(self)?;
-        std::fs::write(&partial, text)
-            .and_then(|()| std::fs::rename(&partial, &path))
+        write_new(&partial, &text)
+            .and_then(|()| fs::rename(&partial, &path))
             .with_context(|| format!("write {}", path.display()))
+    }
+}
+
+/// Through no link: root writes into directories of others.
+fn write_new(path: &Path, text: &[u8]) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => File::create_new(path)?.write_all(text),
     }
 }
 
 impl FleetArgs {
     /// How to reach the bus.
     pub(crate) fn options(&self, producer: &str, role: &str) -> anyhow::Result<ConnectOptions> {
-        let urls = match (&self.nats[..], &self.dir) {
-            ([], Some(directory)) => {
-                let found = FleetFile::read(directory)?;
-                let file = found.with_context(|| {
-                    let directory = directory.display();
-                    format!("no fleet was ever up in {directory}; `flotilla up --dir {directory}` starts one")
-                })?;
-                vec![file.nats]
+        let file = self.dir.as_deref().map(FleetFile::read).transpose()?.flatten();
+        let urls = match (&self.nats[..], &file, &self.dir) {
+            ([], Some(file), _) => file.nats.split(',').map(str::to_owned).collect(),
+            ([], None, Some(directory)) => {
+                let directory = directory.display();
+                bail!(
+                    "no fleet was ever up in {directory}; `flotilla up --dir {directory}` starts one"
+                )
             }
-            ([], None) => bail!(
+            ([], None, None) => bail!(
                 "which fleet? pass --dir DIR or --nats URL, or set FLOTILLA_DIR or FLOTILLA_NATS"
             ),
-            (urls, _) => urls.to_vec(),
+            (urls, ..) => urls.to_vec(),
         };
         Ok(ConnectOptions {
             urls,
+            identity: self.identity()?,
             credentials_file: self.nats_creds.clone(),
             tls_ca: self.nats_ca.clone(),
             tls_cert: self.nats_cert.clone(),
@@ -98,6 +117,13 @@ impl FleetArgs {
             monitor_urls: Vec::new(),
             producer: Producer { name: producer.to_owned(), role: role.to_owned() },
         })
+    }
+
+    /// Who we are, if the fleet is a closed one.
+    pub(crate) fn identity(&self) -> anyhow::Result<Option<Identity>> {
+        let Some(directory) = &self.dir else { return Ok(None) };
+        let file = FleetFile::read(directory)?;
+        Ok(file.and_then(|file| file.identity).map(|identity| identity.within(directory)))
     }
 
     pub(crate) async fn bus(&self, producer: &str, role: &str) -> anyhow::Result<Bus> {
@@ -108,7 +134,29 @@ impl FleetArgs {
     pub(crate) async fn control(&self) -> anyhow::Result<Control> {
         let bus = self.bus("cli", "user").await?;
         let config = config(&bus).await?;
-        Ok(Control::new(bus, config.store))
+        Ok(Control::new(bus, self.stores(&config, None)?))
+    }
+
+    /// The ways to the fleet's store from here.
+    pub(crate) fn stores(
+        &self,
+        config: &v1::FleetConfig,
+        named: Option<&str>,
+    ) -> anyhow::Result<Stores> {
+        let named = named.map(str::to_owned).or_else(|| std::env::var("FLOTILLA_STORE").ok());
+        let named = named.filter(|url| !url.is_empty());
+        Ok(Stores { url: config.store.clone(), named, door: self.door()? })
+    }
+
+    /// This member's way to the store through the gateway.
+    fn door(&self) -> anyhow::Result<Option<Door>> {
+        let Some(directory) = &self.dir else { return Ok(None) };
+        let Some(FleetFile { gateway, identity: Some(identity), .. }) = FleetFile::read(directory)?
+        else {
+            return Ok(None);
+        };
+        let Identity { ca, bearer, .. } = identity.within(directory);
+        Ok(Some(Door { gateway, ca: Some(ca), bearer: Some(bearer) }))
     }
 }
 
@@ -116,4 +164,25 @@ impl FleetArgs {
 pub(crate) async fn config(bus: &Bus) -> anyhow::Result<v1::FleetConfig> {
     let config = bus.fleet_config().await?;
     config.context("there is no fleet on this NATS server; `flotilla up` starts one")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_where_a_fleets_file_is_written_is_replaced_and_not_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let shadow = directory.path().join("shadow");
+        fs::write(&shadow, "root's").unwrap();
+        for name in ["fleet.json.partial", "fleet.json"] {
+            std::os::unix::fs::symlink(&shadow, directory.path().join(name)).unwrap();
+        }
+        let (nats, gateway, store) = ("nats://a:1".into(), "a:2".into(), "file:///c".into());
+        let file = FleetFile { nats, gateway, store, pid: 0, identity: None };
+        file.write(directory.path()).unwrap();
+        assert_eq!(fs::read_to_string(&shadow).unwrap(), "root's");
+        assert_eq!(FleetFile::read(directory.path()).unwrap().unwrap().gateway, "a:2");
+        assert!(FleetFile::path(directory.path()).symlink_metadata().unwrap().is_file());
+    }
 }

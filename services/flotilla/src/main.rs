@@ -8,14 +8,21 @@ mod cli;
 mod commands;
 mod demo;
 mod directory;
+mod discovery;
 mod fleet;
+mod keys;
 mod local;
 mod meter;
+mod notify;
+mod occupant;
 mod output;
 mod progress;
+mod service;
 mod signals;
 mod sums;
 mod supervise;
+mod upgrade;
+mod version;
 
 use std::{io::IsTerminal, process::ExitCode};
 

@@ -24,8 +24,24 @@ pub(crate) fn stop_token() -> std::io::Result<CancellationToken> {
             if told.is_cancelled() {
                 std::process::exit(TOLD_TWICE);
             }
+            crate::notify::stopping();
             told.cancel();
         }
     });
     Ok(stop)
+}
+
+/// A token that SIGUSR1 cancels: a box's owner has an agent leave when it is done.
+///
+/// # Errors
+/// When the process may not listen to signals.
+pub(crate) fn leave_token() -> std::io::Result<CancellationToken> {
+    let leave = CancellationToken::new();
+    let mut told = signal(SignalKind::user_defined1())?;
+    let token = leave.clone();
+    tokio::spawn(async move {
+        told.recv().await;
+        token.cancel();
+    });
+    Ok(leave)
 }

@@ -15,6 +15,8 @@ use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
+use crate::notify;
+
 /// Before the first restart; doubled for each that follows soon.
 const RESTART_FIRST: Duration = Duration::from_millis(200);
 const RESTART_CAP: Duration = Duration::from_secs(10);
@@ -46,7 +48,9 @@ pub(crate) struct Member {
 impl Member {
     fn spawn(&self) -> anyhow::Result<Child> {
         let program = std::env::current_exe().context("find this program")?;
-        Command::new(program)
+        let mut command = Command::new(program);
+        notify::keep_from(&mut command);
+        command
             .args(&self.arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

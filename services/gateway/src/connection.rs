@@ -1,11 +1,11 @@
-//! Accepting connections: a limited number, each closed for good when the gateway is over,
-//! even when its client holds a call open.
+//! Accepting connections: a limited number, with TLS or without, each closed for good when the
+//! gateway is over, even when its client holds a call open.
 
 use std::{
     io,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Sleep, sleep},
 };
+use tokio_rustls::{Accept, TlsAcceptor, server::TlsStream};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
 
@@ -27,15 +28,26 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Whoever means to call says so at once; others only take up room.
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
-/// HTTP/2's preface and the head of the frame that follows it.
+/// HTTP/2's preface and the head of the frame that follows it, without TLS around them.
 const HELLO_BYTES: usize = 24 + 9;
 
 /// One client's connection; reads as closed once `cut` is cancelled, or when no hello comes.
 pub(crate) struct Connection {
-    socket: TcpStream,
+    socket: Socket,
+    peer: TcpConnectInfo,
     hello: Option<Hello>,
-    cut: Pin<Box<WaitForCancellationFutureOwned>>,
+    cut: Cut,
     _one_of_the_most: OwnedSemaphorePermit,
+}
+
+type Cut = Pin<Box<WaitForCancellationFutureOwned>>;
+
+/// What bytes go over. A handshake goes on as they are wanted, so that a slow one keeps nobody
+/// else waiting; the hello's limit is its own.
+enum Socket {
+    Plain(TcpStream),
+    Shaking(Box<Accept<TcpStream>>),
+    Tls(Box<TlsStream<TcpStream>>),
 }
 
 /// A hello that has not come yet, and what is missing of it.
@@ -46,16 +58,21 @@ struct Hello {
 
 pub(crate) fn incoming(
     listener: TcpListener,
+    tls: Option<TlsAcceptor>,
     cut: CancellationToken,
 ) -> impl Stream<Item = io::Result<Connection>> {
     let sockets =
         TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
     let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    stream::unfold((sockets, free, cut), |(mut sockets, free, cut)| async move {
+    stream::unfold((sockets, free, tls, cut), |(mut sockets, free, tls, cut)| async move {
         let permit = free.clone().acquire_owned().await.expect("nobody closes the semaphore");
         let connection = match sockets.next().await? {
             Ok(socket) => Ok(Connection {
-                socket,
+                peer: socket.connect_info(),
+                socket: match &tls {
+                    Some(tls) => Socket::Shaking(Box::new(tls.accept(socket))),
+                    None => Socket::Plain(socket),
+                },
                 hello: Some(Hello { missing: HELLO_BYTES, until: Box::pin(sleep(HELLO_LIMIT)) }),
                 cut: Box::pin(cut.clone().cancelled_owned()),
                 _one_of_the_most: permit,
@@ -66,7 +83,7 @@ pub(crate) fn incoming(
                 Err(error)
             }
         };
-        Some((connection, (sockets, free, cut)))
+        Some((connection, (sockets, free, tls, cut)))
     })
 }
 
@@ -74,8 +91,35 @@ impl Connected for Connection {
     type ConnectInfo = TcpConnectInfo;
 
     fn connect_info(&self) -> TcpConnectInfo {
-        self.socket.connect_info()
+        self.peer.clone()
     }
+}
+
+/// A socket that can be read and written, or what its handshake waits for or died of.
+macro_rules! open {
+    ($self:ident, $cx:ident, $socket:ident => $go_on:expr) => {
+        loop {
+            let this = &mut *$self;
+            match &mut this.socket {
+                Socket::Plain($socket) => break $go_on,
+                Socket::Tls($socket) => break $go_on,
+                Socket::Shaking(shaking) => {
+                    // Whoever waits to write does not read, and would not come to its limit.
+                    if is_over(&mut this.hello, &mut this.cut, $cx) {
+                        break Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+                    }
+                    let shaken = ready!(Pin::new(shaking).poll($cx))?;
+                    this.socket = Socket::Tls(Box::new(shaken));
+                }
+            }
+        }
+    };
+}
+
+/// Whether the gateway is, or the time for a hello.
+fn is_over(hello: &mut Option<Hello>, cut: &mut Cut, cx: &mut Context<'_>) -> bool {
+    let is_late = |hello: &mut Hello| hello.until.as_mut().poll(cx).is_ready();
+    hello.as_mut().is_some_and(is_late) || cut.as_mut().poll(cx).is_ready()
 }
 
 impl AsyncRead for Connection {
@@ -84,16 +128,12 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.cut.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Ok(()));
-        }
-        if let Some(hello) = &mut self.hello
-            && hello.until.as_mut().poll(cx).is_ready()
-        {
+        let this = &mut *self;
+        if is_over(&mut this.hello, &mut this.cut, cx) {
             return Poll::Ready(Ok(()));
         }
         let before = buffer.filled().len();
-        let polled = Pin::new(&mut self.socket).poll_read(cx, buffer);
+        let polled = open!(self, cx, socket => Pin::new(socket).poll_read(cx, buffer));
         let read = buffer.filled().len() - before;
         if let Some(hello) = &mut self.hello {
             hello.missing = hello.missing.saturating_sub(read);
@@ -109,7 +149,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.socket).poll_write(cx, bytes)
+        open!(self, cx, socket => Pin::new(socket).poll_write(cx, bytes))
     }
 
     fn poll_write_vectored(
@@ -117,18 +157,27 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.socket).poll_write_vectored(cx, slices)
+        open!(self, cx, socket => Pin::new(socket).poll_write_vectored(cx, slices))
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
+        match &self.socket {
+            Socket::Plain(socket) => socket.is_write_vectored(),
+            Socket::Tls(socket) => socket.is_write_vectored(),
+            Socket::Shaking(_) => false,
+        }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
+        open!(self, cx, socket => Pin::new(socket).poll_flush(cx))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(cx)
+        match &mut self.socket {
+            Socket::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
+            Socket::Tls(socket) => Pin::new(socket).poll_shutdown(cx),
+            // Nothing was said yet that could be ended in order.
+            Socket::Shaking(_) => Poll::Ready(Ok(())),
+        }
     }
 }

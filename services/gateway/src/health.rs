@@ -12,13 +12,14 @@ use tonic_health::{
     server::{HealthReporter, health_reporter},
 };
 
-use crate::rpc::{checkpoints_server, evals_server, fleet_server, runs_server};
+use crate::rpc::{checkpoints_server, evals_server, fleet_server, members_server, runs_server};
 
-const SERVICES: [&str; 4] = [
+const SERVICES: [&str; 5] = [
     runs_server::SERVICE_NAME,
     evals_server::SERVICE_NAME,
     checkpoints_server::SERVICE_NAME,
     fleet_server::SERVICE_NAME,
+    members_server::SERVICE_NAME,
 ];
 const INTERVAL: Duration = Duration::from_millis(500);
 

@@ -1,34 +1,50 @@
 //! The control API over gRPC: maps the services of `control.proto` onto `control::Control`,
-//! with health and reflection. Decides limits, status codes and how calls end; what the
-//! operations do is control's business. Whoever can reach the port may do everything.
+//! with health and reflection. Decides who may call, limits, status codes and how calls end; what
+//! the operations do is control's business. In an open fleet whoever can reach the port may do
+//! everything; in a closed one everybody shows a bearer, over TLS, and members without the store's
+//! keys have its files from here too: `door`.
 //!
 //! Architecture Invariant: nothing outside this crate names tonic.
 
+mod access;
 mod arguments;
 mod call;
 mod checkpoints;
+pub mod client;
 mod connection;
+pub mod door;
 mod evals;
 mod fleet;
 mod health;
+mod members;
 mod receive;
 mod runs;
 mod status;
+mod tls;
 
 use std::{convert::Infallible, io, net::SocketAddr, time::Duration};
 
 use anyhow::Context;
-use control::Control;
-use tokio::{net::TcpListener, time::sleep};
+use control::{Control, Members, View};
+use tokio::{net::TcpListener, sync::watch, time::sleep};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Server, server::Router};
+use tonic::{
+    service::Routes,
+    transport::{Server, server::Router},
+};
+use tower_layer::{Identity, Stack};
 
 use crate::{
+    access::Access,
     call::Calls,
     rpc::{
-        checkpoints_server::CheckpointsServer, evals_server::EvalsServer, fleet_server::FleetServer,
+        checkpoints_server::CheckpointsServer, evals_server::EvalsServer,
+        fleet_server::FleetServer, members_server::MembersServer,
     },
 };
+
+pub use tls::{Tls, TlsError};
 
 /// Servers and clients of the services; their messages are `wire::v1`.
 #[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, reason = "generated code")]
@@ -49,6 +65,9 @@ const OPEN_PER_CONNECTION: u32 = 256;
 /// A peer that vanished without a word is noticed after the two together.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_LIMIT: Duration = Duration::from_secs(10);
+/// What a client may send ahead of us: enough for a part of a file on a network with some delay.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 16 << 20;
 /// What calls that are being answered have left when the gateway stops.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
@@ -57,10 +76,14 @@ const STOP_LIMIT: Duration = Duration::from_secs(2);
 pub struct Config {
     /// Port 0 takes a free one.
     pub listen: SocketAddr,
+    /// None: everything is readable on the way.
+    pub tls: Option<Tls>,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     #[error(
         "listen for gRPC on {address}: another program has that port; stop it, or choose another \
          port (0 takes a free one)"
@@ -80,10 +103,17 @@ pub enum BindError {
 }
 
 /// A gateway that has its port, but does not answer yet.
-#[derive(Debug)]
 pub struct Bound {
     listener: TcpListener,
     address: SocketAddr,
+    tls: Option<TlsAcceptor>,
+    members: Option<Members>,
+}
+
+impl std::fmt::Debug for Bound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bound").field("address", &self.address).finish_non_exhaustive()
+    }
 }
 
 /// Takes the port.
@@ -92,6 +122,7 @@ pub struct Bound {
 /// When it is taken, or may not be used.
 pub async fn bind(config: Config) -> Result<Bound, BindError> {
     let address = config.listen;
+    let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
     let error = |source: io::Error| match source.kind() {
         io::ErrorKind::AddrInUse => BindError::Taken { address },
         io::ErrorKind::AddrNotAvailable => BindError::NotHere { address },
@@ -99,13 +130,20 @@ pub async fn bind(config: Config) -> Result<Bound, BindError> {
     };
     let listener = TcpListener::bind(address).await.map_err(error)?;
     let address = listener.local_addr().map_err(error)?;
-    Ok(Bound { listener, address })
+    Ok(Bound { listener, address, tls, members: None })
 }
 
 impl Bound {
     /// Where clients connect; with the port that was chosen when the configured one was 0.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Only these may call, each what it may.
+    #[must_use]
+    pub fn closed(mut self, members: Members) -> Self {
+        self.members = Some(members);
+        self
     }
 
     /// Answers calls until `stop`: then streams end at once, calls being answered within
@@ -116,11 +154,28 @@ impl Bound {
     pub async fn serve(self, control: Control, stop: CancellationToken) -> anyhow::Result<()> {
         let cut = CancellationToken::new();
         let _cut_when_dropped = cut.clone().drop_guard();
-        let incoming = connection::incoming(self.listener, cut.clone());
+        let incoming = connection::incoming(self.listener, self.tls.clone(), cut.clone());
         let (health, health_service) = health::service();
         let calls = Calls::new(control.clone(), stop.clone());
-        let router = router(&calls)?.add_service(health_service);
-        tracing::info!(address = %self.address, "the gateway answers gRPC calls");
+        let (view, seen) = watch::channel(View::default());
+        let access = match &self.members {
+            Some(_) => Access::closed(seen),
+            None => Access::open(),
+        };
+        let store =
+            control.store().await.context("open the store that members reach through us")?;
+        let door = door::routes(store);
+        let router = router(&calls, access, self.members.clone(), door)?;
+        let router = router.add_service(health_service);
+        let (tls, closed) = (self.tls.is_some(), self.members.is_some());
+        tracing::info!(address = %self.address, tls, closed, "the gateway answers gRPC calls");
+        if !(tls && closed || self.address.ip().is_loopback()) {
+            tracing::warn!(
+                address = %self.address,
+                "whoever can reach the gateway may do everything, and read everything on the way; \
+                 keep it on a network you trust, or make a closed fleet (flotilla init)"
+            );
+        }
         let serving = router.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
         let stopping = async {
             health::report(&health, control.bus(), &stop).await;
@@ -131,11 +186,17 @@ impl Bound {
         tokio::select! {
             served = serving => served.with_context(|| format!("serve gRPC on {}", self.address)),
             never = stopping => match never {},
+            never = access::attend(self.members.as_ref(), &view) => match never {},
         }
     }
 }
 
-fn router(calls: &Calls) -> anyhow::Result<Router> {
+fn router(
+    calls: &Calls,
+    access: Access,
+    members: Option<Members>,
+    door: axum::Router,
+) -> anyhow::Result<Router<Stack<Access, Identity>>> {
     let runs = receive::BoundedRuns::new(|| runs::Runs(calls.clone()));
     let evals = EvalsServer::new(evals::Evals(calls.clone()))
         .max_decoding_message_size(REQUEST_BYTES_MAX)
@@ -146,20 +207,31 @@ fn router(calls: &Calls) -> anyhow::Result<Router> {
     let fleet = FleetServer::new(fleet::Fleet(calls.clone()))
         .max_decoding_message_size(REQUEST_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let members = MembersServer::new(members::Members(calls.clone(), members))
+        .max_decoding_message_size(REQUEST_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(wire::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
+    let mut routes = Routes::default();
+    let grpc = routes.axum_router_mut();
+    *grpc = std::mem::take(grpc).merge(door);
     Ok(Server::builder()
         .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
         .max_concurrent_streams(OPEN_PER_CONNECTION)
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_LIMIT))
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .layer(access)
+        .add_routes(routes)
         .add_service(runs)
         .add_service(evals)
         .add_service(checkpoints)
         .add_service(fleet)
+        .add_service(members)
         .add_service(reflection().build_v1().context("describe the services")?)
         .add_service(reflection().build_v1alpha().context("describe the services")?))
 }

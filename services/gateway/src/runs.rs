@@ -147,6 +147,7 @@ fn event(record: Record) -> v1::RunEvent {
         cursor: record.sequence,
         at: Some(timestamp(record.time_ms)),
         subject: record.fact.subject.to_string(),
+        author: record.author.as_ref().map(ToString::to_string).unwrap_or_default(),
         json: String::from_utf8(record.fact.encode()).expect("JSON is UTF-8"),
     }
 }

@@ -35,7 +35,8 @@ impl From<Refusal> for Status {
     }
 }
 
-fn chain(error: &dyn Error) -> String {
+/// An error with its causes, for whoever cannot see our log.
+pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {
@@ -185,7 +186,7 @@ impl Coded for RequestError {
 impl Coded for Fault {
     fn code(&self) -> Code {
         match self {
-            Self::Denied { .. } => Code::FailedPrecondition,
+            Self::Denied { .. } | Self::Refused { .. } => Code::FailedPrecondition,
             Self::Full { .. } => Code::ResourceExhausted,
             Self::Missing { .. } => Code::NotFound,
             Self::Failed { .. } => Code::Unavailable,

@@ -5,6 +5,7 @@ use std::{error::Error as StdError, io, path::PathBuf};
 use hub::Revision;
 
 use crate::{
+    door::Refusal,
     manifest::{Manifest, ManifestError, TreeFile},
     path::PathError,
 };
@@ -19,6 +20,9 @@ pub enum Fault {
          policy, or the directory's owner and mode)"
     )]
     Denied { url: String, source: Source },
+    /// The source is the gateway's sentence.
+    #[error("the fleet's gateway refuses {url}")]
+    Refused { url: String, source: Source },
     #[error("{url} has no space left: free some, or raise the quota")]
     Full { url: String, source: Source },
     #[error("{url} is not there")]
@@ -49,7 +53,9 @@ pub enum CheckError {
     Fault(#[from] Fault),
     #[error("{url} gave back other bytes than were written: do not use this store")]
     Differs { url: String },
-    #[error("{url} did not answer within {seconds} s: check the address (AWS_ENDPOINT)")]
+    #[error(
+        "{url} did not answer within {seconds} s: check the address (AWS_ENDPOINT, or the gateway's)"
+    )]
     Silent { url: String, seconds: u64 },
 }
 
@@ -156,6 +162,9 @@ impl Fault {
         use object_store::Error as E;
         match source {
             E::NotFound { source, .. } => Self::Missing { url, source },
+            E::PermissionDenied { source, .. } if source.is::<Refusal>() => {
+                Self::Refused { url, source }
+            }
             E::PermissionDenied { source, .. } | E::Unauthenticated { source, .. } => {
                 Self::Denied { url, source }
             }

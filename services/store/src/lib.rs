@@ -8,11 +8,13 @@
 mod base;
 mod cache;
 mod digests;
+mod door;
 mod download;
 mod error;
 mod examine;
 mod location;
 mod manifest;
+mod objects;
 mod path;
 mod remove;
 mod scan;
@@ -23,9 +25,14 @@ mod upload;
 pub use base::{AdoptError, Directory, Upload};
 pub use cache::{Cache, CachedBlob, CachedTree, Elsewhere};
 pub use digests::Digests;
+pub use door::{Door, Refusal, protocol as door_protocol};
 pub use error::{CacheError, CheckError, Fault, GetError, OpenError, PutError, RemoveError};
 pub use examine::{Examined, Flaw, Seen};
 pub use manifest::{About, Manifest, ManifestError, TreeFile};
+pub use objects::{
+    LISTED_MAX, OBJECT_BYTES_MAX, Objects, PARTS_MAX, PIECE_BYTES_MAX, Part, Pieces, ReceiveError,
+    Signed,
+};
 pub use path::{PathError, RelativePath, TreePlace};
 pub use store::Store;
 pub use tree::ByteStream;

@@ -5,20 +5,21 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use object_store::{
     BackoffConfig, ClientOptions, ObjectStore, RetryConfig,
-    aws::{AmazonS3Builder, AmazonS3ConfigKey},
+    aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey},
     local::LocalFileSystem,
     path::Path,
     prefix::PrefixStore,
 };
 
 use crate::{
+    door::{Door, DoorObjects},
     error::{Fault, OpenError},
     path::RelativePath,
 };
 
 /// Covers a whole request with its body, of at most one part: 16 MiB in 300 s is 56 kB/s.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a store may be away. A request is signed once, and S3 refuses signatures older
 /// than 15 minutes, so longer would only end in another error.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(600);
@@ -29,6 +30,23 @@ pub(crate) struct Location {
     pub(crate) objects: Arc<dyn ObjectStore>,
     /// The same files, for reads that go around `object_store`'s slow local stream.
     pub(crate) local: Option<LocalFileSystem>,
+    /// The same bucket, for what only S3 can do: addresses that are signed.
+    pub(crate) bucket: Option<Bucket>,
+    /// The same objects, where they are a gateway's.
+    pub(crate) door: Option<DoorObjects>,
+}
+
+/// A bucket, and where the store begins in it.
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    pub(crate) s3: AmazonS3,
+    prefix: Path,
+}
+
+impl Bucket {
+    pub(crate) fn path(&self, key: &Path) -> Path {
+        self.prefix.parts().chain(key.parts()).collect()
+    }
 }
 
 impl Location {
@@ -60,6 +78,12 @@ pub(crate) async fn open(
     }
 }
 
+pub(crate) fn through(door: &Door) -> Result<Location, OpenError> {
+    let objects = DoorObjects::new(door)?;
+    let (url, door) = (door.url(), Some(objects.clone()));
+    Ok(Location { url, objects: Arc::new(objects), local: None, bucket: None, door })
+}
+
 fn refused(url: &str, reason: String) -> OpenError {
     OpenError::Url { url: url.to_owned(), reason }
 }
@@ -73,7 +97,8 @@ async fn open_local(url: &str, dir: &str) -> Result<Location, OpenError> {
     tokio::fs::create_dir_all(&path).await.map_err(failed)?;
     let settings = |source| OpenError::Settings { url: url.to_owned(), source: Box::new(source) };
     let local = LocalFileSystem::new_with_prefix(&path).map_err(settings)?.with_fsync(true);
-    Ok(Location { url: url.to_owned(), objects: Arc::new(local.clone()), local: Some(local) })
+    let objects = Arc::new(local.clone());
+    Ok(Location { url: url.to_owned(), objects, local: Some(local), bucket: None, door: None })
 }
 
 fn open_s3(
@@ -94,9 +119,13 @@ fn open_s3(
     let prefix = Path::parse(prefix).map_err(|error| refused(url, error.to_string()))?;
     let settings = |source| OpenError::Settings { url: url.to_owned(), source: Box::new(source) };
     let s3 = s3_builder(url, env)?.with_bucket_name(bucket).build().map_err(settings)?;
-    let objects: Arc<dyn ObjectStore> =
-        if prefix.is_root() { Arc::new(s3) } else { Arc::new(PrefixStore::new(s3, prefix)) };
-    Ok(Location { url: url.to_owned(), objects, local: None })
+    let objects: Arc<dyn ObjectStore> = if prefix.is_root() {
+        Arc::new(s3.clone())
+    } else {
+        Arc::new(PrefixStore::new(s3.clone(), prefix.clone()))
+    };
+    let bucket = Some(Bucket { s3, prefix });
+    Ok(Location { url: url.to_owned(), objects, local: None, bucket, door: None })
 }
 
 fn s3_builder(
@@ -136,8 +165,8 @@ fn s3_builder(
     Ok(builder.with_client_options(client).with_retry(retry()))
 }
 
-/// The one place where requests to the store are repeated.
-fn retry() -> RetryConfig {
+/// How requests to a store are repeated, here and by `door`.
+pub(crate) fn retry() -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig {
             init_backoff: Duration::from_millis(500),

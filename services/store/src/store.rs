@@ -15,6 +15,7 @@ use object_store::{ObjectStoreExt, path::Path};
 use wire::{Digest, v1};
 
 use crate::{
+    door::Door,
     error::{CheckError, Fault, GetError, OpenError, PutError},
     location::{self, Location},
     scan,
@@ -63,13 +64,22 @@ impl Store {
         Ok(Self { at: Arc::new(location::open(url, env).await?) })
     }
 
-    /// As given to `open`, without a slash at its end.
+    /// A fleet's store through its gateway. Touches no network.
+    ///
+    /// # Errors
+    /// When the fleet's authority cannot be read, or the address is none.
+    pub fn through(door: &Door) -> Result<Self, OpenError> {
+        Ok(Self { at: Arc::new(location::through(door)?) })
+    }
+
+    /// As given to `open`, without a slash at its end; a gateway's address for a door.
     pub fn url(&self) -> &str {
         &self.at.url
     }
 
     /// Writes, reads and removes a small object, so that a wrong address, key or mode shows
-    /// within seconds and not in the middle of a run.
+    /// within seconds and not in the middle of a run. A gateway is asked whether it could, for
+    /// not everybody may write.
     ///
     /// # Errors
     /// When the store refuses, does not answer, or gives back other bytes.
@@ -85,6 +95,9 @@ impl Store {
         let text = format!("check-{}-{now}", process::id());
         let key = Path::from(text.as_str());
         let fault = |source| self.at.fault(&key, source);
+        if let Some(door) = &self.at.door {
+            return Ok(door.check().await.map_err(fault)?);
+        }
         let objects = &self.at.objects;
         objects.put(&key, text.clone().into()).await.map_err(fault)?;
         let found = objects.get(&key).await.map_err(fault)?.bytes().await.map_err(fault)?;

@@ -2,10 +2,12 @@
 """What a Python program sees of a fleet beside its API: used by the tests.
 
     ./check.py services 127.0.0.1:7070    the services that reflection lists
+    ./check.py closed KIT    the same, of a closed fleet
     ./check.py tensors adapter.safetensors    name, type and shape of each tensor
 """
 import sys
 
+import client
 import grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
@@ -15,7 +17,15 @@ from safetensors.numpy import load_file
 
 
 def services(server):
-    with grpc.insecure_channel(server) as channel:
+    describe(grpc.insecure_channel(server))
+
+
+def closed(kit):
+    describe(client.connect(None, kit))
+
+
+def describe(channel):
+    with channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         pool = DescriptorPool(database)
         for name in database.get_services():
@@ -28,4 +38,4 @@ def tensors(file):
         print(name, tensor.dtype, "x".join(map(str, tensor.shape)))
 
 
-{"services": services, "tensors": tensors}[sys.argv[1]](sys.argv[2])
+{"services": services, "closed": closed, "tensors": tensors}[sys.argv[1]](sys.argv[2])

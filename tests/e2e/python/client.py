@@ -4,6 +4,7 @@
     pip install -r requirements.txt
     ./client.py submit spec.yaml config.json tokenizer.json data.jsonl
     ./client.py --server box:7070 watch-evals --run sums-1 --after 17
+    ./client.py --kit KIT agents        # a closed fleet: `flotilla user create` makes a kit
 """
 import argparse, json, os, pathlib, sys, tempfile, time
 
@@ -20,6 +21,21 @@ OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 RETRY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def connect(server, kit):
+    """A channel to an open fleet's gateway, or to a closed one's as the owner of a kit."""
+    if kit is None:
+        return grpc.insecure_channel(server or "127.0.0.1:7070", options=OPTIONS)
+    kit = pathlib.Path(kit)
+    fleet = json.loads((kit / "fleet.json").read_text())
+    read = lambda name: (kit / fleet["identity"][name]).read_bytes()
+    tls = grpc.ssl_channel_credentials(root_certificates=read("ca"))
+    bearer = grpc.access_token_call_credentials(read("bearer").decode().strip())
+    # Boxes change their addresses; the fleet's servers have one name.
+    name = ("grpc.ssl_target_name_override", "fleet.flotilla.internal")
+    both = grpc.composite_channel_credentials(tls, bearer)
+    return grpc.secure_channel(server or fleet["gateway"], both, options=[*OPTIONS, name])
 
 
 def stubs():
@@ -104,7 +120,8 @@ def download(pb, rpc, channel, args):
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--server", default=os.environ.get("FLOTILLA_GATEWAY", "127.0.0.1:7070"))
+    parser.add_argument("--server", default=os.environ.get("FLOTILLA_GATEWAY"), help="host:port")
+    parser.add_argument("--kit", help="directory of a closed fleet's member")
     commands = parser.add_subparsers(required=True)
 
     def command(name, run, *positional):
@@ -129,7 +146,7 @@ def parse():
 def main():
     args = parse()
     pb, rpc = stubs()
-    with grpc.insecure_channel(args.server, options=OPTIONS) as channel:
+    with connect(args.server, args.kit) as channel:
         try:
             return args.call(pb, rpc, channel, args)
         except grpc.RpcError as error:

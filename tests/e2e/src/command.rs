@@ -21,6 +21,15 @@ pub struct Output {
 }
 
 impl Output {
+    /// Checks that it was done.
+    ///
+    /// # Panics
+    /// When it was not.
+    #[track_caller]
+    pub fn succeeds(&self) {
+        assert_eq!(self.code, 0, "{self:?}");
+    }
+
     /// Checks that this is one error that names all of these, and not a panic.
     ///
     /// # Panics

@@ -47,6 +47,15 @@ impl Fleet {
         Self::up_with(agents, &[], [])
     }
 
+    /// As `up`, open to whoever can reach it: for tests that speak to its servers themselves, and
+    /// for boxes that join by address alone.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    pub fn open(agents: &str) -> Self {
+        Self::up_with(agents, &["--open"], [])
+    }
+
     /// As `up`, with more arguments and environment for `flotilla up`.
     ///
     /// # Panics
@@ -88,6 +97,15 @@ impl Fleet {
     pub fn up_again(&mut self) {
         assert!(self.ended().is_some(), "one flotilla up at a time");
         self.up = start(self.path(), &self.agents, &self.arguments, &self.environment);
+    }
+
+    /// As `up_again`, with other arguments from now on.
+    ///
+    /// # Panics
+    /// As `up_again`.
+    pub fn up_again_with(&mut self, arguments: &[&str]) {
+        self.arguments = arguments.iter().map(|&one| one.to_owned()).collect();
+        self.up_again();
     }
 
     /// Waits until all agents are ready.

@@ -26,7 +26,7 @@ struct Audited {
 impl Audited {
     fn run_to_the_end() -> Self {
         let agents = "trainer,generator,verifier,evaluator";
-        let fleet = Fleet::up_with(agents, &["--keep-cycles", "all"], []);
+        let fleet = Fleet::up_with(agents, &["--open", "--keep-cycles", "all"], []);
         let files = Files::create(fleet.path());
         let base = fleet.submit(&files.sft(20, 10));
         fleet.finish(&base, LIMIT);
@@ -202,7 +202,11 @@ fn damage_to_the_log(it: &Audited) {
 
 #[test]
 fn a_done_run_is_archived_let_go_of_and_audited_from_its_archives() {
-    let fleet = Fleet::up_with("trainer,generator,verifier,evaluator", &["--keep-cycles", "0"], []);
+    let fleet = Fleet::up_with(
+        "trainer,generator,verifier,evaluator",
+        &["--open", "--keep-cycles", "0"],
+        [],
+    );
     let files = Files::create(fleet.path());
     let base = fleet.submit(&files.sft(20, 0));
     fleet.finish(&base, LIMIT);

@@ -67,7 +67,7 @@ fn metrics_address(agent: &Member) -> String {
 
 #[test]
 fn what_a_box_does_is_told_and_served_and_a_sleeping_card_is_not_touched() {
-    let fleet = Fleet::up("verifier");
+    let fleet = Fleet::open("verifier");
     let there = FakeBox::create(fleet.path().join("root"));
     let agent = agent(&fleet, &there, &["--roles", "evaluator", "--metrics", "127.0.0.1:0"]);
     let address = metrics_address(&agent);
@@ -104,7 +104,7 @@ fn what_a_box_does_is_told_and_served_and_a_sleeping_card_is_not_touched() {
 
 #[test]
 fn an_eval_in_a_storm_says_so_and_one_in_a_calm_carries_its_figures() {
-    let fleet = Fleet::up("trainer");
+    let fleet = Fleet::open("trainer");
     let there = FakeBox::create(fleet.path().join("root"));
     let _agent = agent(&fleet, &there, &["--roles", "evaluator"]);
     let files = Files::create(fleet.path());
@@ -133,7 +133,7 @@ fn an_eval_in_a_storm_says_so_and_one_in_a_calm_carries_its_figures() {
 
 #[test]
 fn an_owner_s_process_on_the_card_keeps_new_work_away_and_not_what_is_held() {
-    let fleet = Fleet::up("evaluator");
+    let fleet = Fleet::open("evaluator");
     let there = FakeBox::create(fleet.path().join("root"));
     let owner = || {
         there.write("/proc/4242/stat", "4242 (game) S 1 4242 4242 0 -1");
@@ -158,7 +158,7 @@ fn an_owner_s_process_on_the_card_keeps_new_work_away_and_not_what_is_held() {
 
 /// A training on the box, under way, and then a storm.
 fn storm_over_training(reaction: &str) -> (Fleet, FakeBox, Member, String) {
-    let fleet = Fleet::up("evaluator");
+    let fleet = Fleet::open("evaluator");
     let there = FakeBox::create(fleet.path().join("root"));
     let agent = agent(&fleet, &there, &["--roles", "trainer", "--on-storm", reaction]);
     let files = Files::create(fleet.path());
@@ -200,7 +200,7 @@ fn a_storm_ends_the_workers_and_their_job_is_done_later() {
 
 #[test]
 fn a_training_is_ended_before_unified_memory_runs_out_and_goes_on_when_there_is_some() {
-    let fleet = Fleet::up("evaluator");
+    let fleet = Fleet::open("evaluator");
     let there = FakeBox::create(fleet.path().join("root"));
     there.become_strix_halo();
     let _agent = agent(&fleet, &there, &["--roles", "trainer"]);
@@ -224,7 +224,7 @@ fn a_training_is_ended_before_unified_memory_runs_out_and_goes_on_when_there_is_
 
 #[test]
 fn a_kept_sample_s_energy_is_known_where_the_box_tells_its_power() {
-    let fleet = Fleet::up("trainer,verifier,evaluator");
+    let fleet = Fleet::open("trainer,verifier,evaluator");
     let there = FakeBox::create(fleet.path().join("root"));
     let files = Files::create(fleet.path());
     let base = fleet.submit(&files.sft(10, 0));

@@ -142,8 +142,10 @@ impl Campaign {
 }
 
 fn second_coordinator(fleet: &Fleet) -> Member {
-    let nats = fleet.nats();
-    let arguments = ["coordinator", "--nats", &nats, "--gateway", "127.0.0.1:0", "--lease", "3"];
+    let keys = fleet.path().join("keys").display().to_string();
+    let (nats, kit) = (fleet.nats(), format!("{keys}/coordinator"));
+    let fixed = ["coordinator", "--nats", &nats, "--gateway", "127.0.0.1:0", "--lease", "3"];
+    let arguments = [&fixed[..], &["--dir", &kit, "--keys", &keys]].concat();
     Member::start("coordinator-2", &[], &arguments, [], &fleet.path().join("logs"))
 }
 

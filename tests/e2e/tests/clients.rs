@@ -62,7 +62,7 @@ impl<'a> Client<'a> {
 #[test]
 fn a_python_client_misses_no_eval_though_the_gateway_is_killed() {
     let Some(python) = Python::find() else { return };
-    let fleet = Fleet::up("trainer,evaluator");
+    let fleet = Fleet::open("trainer,evaluator");
     let files = Files::create(fleet.path());
     let client = Client::new(&python, &fleet);
     files.sft(300, 30);
@@ -100,7 +100,7 @@ fn a_python_client_misses_no_eval_though_the_gateway_is_killed() {
 #[test]
 fn a_python_client_trains_an_adapter_and_loads_it() {
     let Some(python) = Python::find() else { return };
-    let fleet = Fleet::up("trainer,generator,verifier,evaluator");
+    let fleet = Fleet::open("trainer,generator,verifier,evaluator");
     let files = Files::create(fleet.path());
     let client = Client::new(&python, &fleet);
     files.sft(20, 0);
@@ -146,7 +146,7 @@ fn peft_tensors() -> Vec<String> {
 #[test]
 fn the_api_describes_itself_to_whoever_asks() {
     let Some(python) = Python::find() else { return };
-    let fleet = Fleet::up("verifier");
+    let fleet = Fleet::open("verifier");
     let services = python.run("check.py", &["services", &gateway(&fleet)]);
     for line in [
         "flotilla.v1.Runs Submit Get List Pause Resume Cancel Audit Watch",

@@ -119,7 +119,8 @@ fn a_box_that_hangs_twice_is_suspect_and_another_takes_over() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let bad = BadBox::create(directory.path(), "exec sleep 100000");
     let silence = ("FLOTILLA_WORKER_SILENCE".to_owned(), "2".to_owned());
-    let fleet = Fleet::up_with("trainer,evaluator", &["--lease", "30"], [bad.env(), silence]);
+    let fleet =
+        Fleet::up_with("trainer,evaluator", &["--open", "--lease", "30"], [bad.env(), silence]);
     let files = Files::create(fleet.path());
     let run = fleet.submit(&files.sft(5, 0));
     let suspect = await_agent(&fleet, "a quarantine", |it| it["state"] == "QUARANTINED");
@@ -152,7 +153,7 @@ fn what_the_kernel_logs_meanwhile_says_why_a_worker_died() {
 #[test]
 fn a_training_that_fits_nowhere_says_so_and_goes_to_the_larger_box_that_joins() {
     let small = ("FLOTILLA_TRAINING_GIB".to_owned(), "0.25".to_owned());
-    let fleet = Fleet::up_with("trainer,evaluator", &[], [small]);
+    let fleet = Fleet::up_with("trainer,evaluator", &["--open"], [small]);
     let files = Files::create(fleet.path());
     let run = fleet.submit(&files.sft(5, 0));
     let waits = await_agent(&fleet, "no room", |it| trouble(it).contains("no trainer has room"));
@@ -217,7 +218,7 @@ fn write(root: &Path, path: &str, text: &str) -> PathBuf {
 
 #[test]
 fn a_role_that_the_doctor_forbids_is_withheld_until_the_box_is_put_right() {
-    let fleet = Fleet::up("verifier");
+    let fleet = Fleet::open("verifier");
     let root = fleet.path().join("halo");
     let (firmware, python) = strix_halo(&root);
     let (root, python) = (root.display().to_string(), python.display().to_string());
@@ -274,7 +275,7 @@ fn a_box_that_runs_out_of_memory_halves_its_passes_twice_and_lets_another_try() 
         ("FLOTILLA_PYTHON".to_owned(), python.display().to_string()),
         ("FLOTILLA_PROFILE".to_owned(), "cpu".to_owned()),
     ];
-    let fleet = Fleet::up_with("trainer,evaluator", &[], environment);
+    let fleet = Fleet::up_with("trainer,evaluator", &["--open"], environment);
     let files = Files::create(fleet.path());
     let run = fleet.submit(&files.sft(5, 0));
     let small = await_agent(&fleet, "it is too large", |it| trouble(it).contains("oom_gpu"));
@@ -292,7 +293,7 @@ fn a_box_that_runs_out_of_memory_halves_its_passes_twice_and_lets_another_try() 
 
 #[test]
 fn a_finding_that_is_none_is_refused_by_name() {
-    let fleet = Fleet::up("verifier");
+    let fleet = Fleet::open("verifier");
     let nats = fleet.nats();
     let home = fleet.path().join("x").display().to_string();
     let fixed = ["agent", "--nats", &nats, "--roles", "verifier", "--agent-dir", &home];

@@ -226,7 +226,7 @@ fn two_engines_share_a_run_and_a_server_that_is_killed_costs_nothing() {
     let Some(directory) = llama_cpp() else { return };
     // One at a time, so that there is something left for the other.
     let slow = ("FLOTILLA_SLOTS".to_owned(), "1".to_owned());
-    let fleet = Fleet::up_with("trainer,generator,verifier,evaluator", &[], [slow]);
+    let fleet = Fleet::up_with("trainer,generator,verifier,evaluator", &["--open"], [slow]);
     let files = Files::create(fleet.path());
     let base = fleet.submit(&files.sft(20, 0));
     fleet.finish(&base, LIMIT);
@@ -293,7 +293,7 @@ fn an_endpoint_leaves_runs_that_do_not_accept_it_to_others() {
     let llama = ["--engine", "llama.cpp", "--llama-cpp", &directory, "--threads", "2"];
     made(home.path(), &[&llama[..], &["--model", &model, "--prompt", "a", "--n", "1"]].concat());
     let endpoint = Endpoint::start(&directory, &converted(home.path()));
-    let fleet = Fleet::up("trainer,generator,verifier,evaluator");
+    let fleet = Fleet::open("trainer,generator,verifier,evaluator");
     let agent_dir = fleet.path().join("agents/foreign").display().to_string();
     let nats = fleet.nats();
     let arguments = ["agent", "--nats", &nats, "--roles", "generator", "--name", "foreign"];

@@ -37,7 +37,7 @@ base: { init: { config: config.json, tokenizer: tokenizer.json } }
 
 #[test]
 fn absurd_calls_are_refused_by_name_and_the_fleet_works_on() {
-    let fleet = Fleet::up("trainer,evaluator");
+    let fleet = Fleet::open("trainer,evaluator");
     let files = Files::create(fleet.path());
     let run = fleet.submit(&files.sft(4, 0));
     fleet.finish(&run, Duration::from_secs(120));

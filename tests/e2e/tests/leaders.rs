@@ -27,7 +27,7 @@ struct Coordinators {
 
 impl Coordinators {
     fn up() -> Self {
-        let fleet = Fleet::up("trainer,generator=2,verifier,evaluator");
+        let fleet = Fleet::open("trainer,generator=2,verifier,evaluator");
         let (nats, logs) = (fleet.nats(), fleet.path().join("logs"));
         let start = |name: &str| {
             let gateway = ["--gateway", "127.0.0.1:0", "--lease", "3"];
@@ -132,7 +132,7 @@ impl RawLog {
 #[test]
 fn generators_do_all_that_was_ordered_when_there_is_no_coordinator() {
     let undisturbed = Undisturbed::of(SAMPLING);
-    let fleet = Fleet::up("trainer,generator=2,verifier,evaluator");
+    let fleet = Fleet::open("trainer,generator=2,verifier,evaluator");
     let run = fleet.submit(&undisturbed.spec(&fleet, fleet.path()));
     let log = RawLog::open(&fleet);
     until("orders are out", LIMIT, || (log.ordered(&run).len() >= 8).then_some(()));

@@ -18,7 +18,7 @@ fn a_host_that_is_cut_off_and_comes_back_changes_no_result() {
     let undisturbed = Undisturbed::of(SAMPLING);
     let server = S3Server::start_on(host.here()).unwrap();
     let here = host.here().to_string();
-    let arguments = ["--listen", &here, "--store", &server.url()];
+    let arguments = ["--open", "--listen", &here, "--store", &server.url()];
     // Slow ones: there is to be work left when the host is back, however fast the machine.
     let slow = || server.env().into_iter().chain([("FLOTILLA_SLOTS".to_owned(), "1".to_owned())]);
     let fleet = Fleet::up_with("trainer,generator,verifier,evaluator", &arguments, slow());

@@ -35,7 +35,7 @@ fn a_box_that_samples_without_the_adapter_is_found_out_and_others_draw_its_sampl
     let Some(directory) = llama_cpp() else { return };
     // One at a time, so that there is something left for the other.
     let slow = ("FLOTILLA_SLOTS".to_owned(), "1".to_owned());
-    let fleet = Fleet::up_with("trainer,generator,verifier,evaluator", &[], [slow]);
+    let fleet = Fleet::up_with("trainer,generator,verifier,evaluator", &["--open"], [slow]);
     let files = Files::create(fleet.path());
     let base = fleet.submit(&files.sft(20, 0));
     fleet.finish(&base, LIMIT);

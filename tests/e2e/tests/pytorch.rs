@@ -142,7 +142,7 @@ fn trainings_killed_and_handed_over_end_the_same_and_everybody_reads_the_adapter
 #[test]
 fn an_agent_that_cannot_train_with_pytorch_says_so_at_its_start() {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let fleet = Fleet::up("verifier");
+    let fleet = Fleet::open("verifier");
     let nats = fleet.nats();
     let agent = |more: &[&str]| {
         let home = directory.path().display().to_string();

@@ -164,7 +164,7 @@ fn a_paused_run_waits_and_a_cancelled_one_ends() {
 
 #[test]
 fn an_ordinary_nats_client_reads_the_log() {
-    let fleet = Fleet::up("trainer,evaluator");
+    let fleet = Fleet::open("trainer,evaluator");
     let files = Files::create(fleet.path());
     let url = fleet.file()["nats"].as_str().unwrap().to_owned();
     let runtime = tokio::runtime::Runtime::new().unwrap();

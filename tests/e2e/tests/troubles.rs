@@ -239,7 +239,7 @@ impl RawLog {
 
 #[test]
 fn entries_that_are_no_facts_disturb_nobody_but_the_run_they_are_in() {
-    let fleet = Fleet::up("trainer,generator,verifier,evaluator");
+    let fleet = Fleet::open("trainer,generator,verifier,evaluator");
     let files = Files::create(fleet.path());
     let base = fleet.submit(&files.sft(5, 0));
     fleet.finish(&base, LIMIT);

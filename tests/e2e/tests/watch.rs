@@ -100,7 +100,7 @@ fn steps(run: &Value, list: &str) -> Vec<u64> {
 
 #[test]
 fn a_watched_training_is_published_whole_and_once_though_the_agent_is_killed() {
-    let fleet = Fleet::up("evaluator");
+    let fleet = Fleet::open("evaluator");
     let files = Files::create(fleet.path());
     let trainer = Trainer { out: fleet.path().join("My Out"), base: files.model(), steps: 80 };
     let (out, heldout) = (trainer.out.clone(), files.path("heldout.txt"));
@@ -155,7 +155,7 @@ fn a_watched_training_is_published_whole_and_once_though_the_agent_is_killed() {
 
 #[test]
 fn a_watcher_with_a_role_measures_what_it_finds_and_says_what_it_cannot_publish() {
-    let fleet = Fleet::up("verifier");
+    let fleet = Fleet::open("verifier");
     let files = Files::create(fleet.path());
     let trainer = Trainer { out: fleet.path().join("out"), base: files.model(), steps: 20 };
     let heldout = files.path("heldout.txt");
@@ -200,7 +200,7 @@ fn a_plain_hugging_face_script_is_watched() {
         );
         return;
     };
-    let fleet = Fleet::up("evaluator");
+    let fleet = Fleet::open("evaluator");
     let files = Files::create(fleet.path());
     let (out, model) = (fleet.path().join("lora"), files.model());
     let heldout = files.path("heldout.txt");

@@ -7,6 +7,7 @@ mod workers;
 
 use std::path::Path;
 
+use authority::{Caller, Held, JoinToken, Shown};
 use bus::fuzzing::claim;
 use store::{Manifest, RelativePath, Store, TreePlace};
 use wire::{AgentId, Digest, Example, Fact, Prompt, RunId, Subject, v1};
@@ -26,6 +27,7 @@ pub const TARGETS: &[(&str, Run)] = &[
     ("specs", specs),
     ("bucket", bucket),
     ("stores", stores),
+    ("tokens", tokens),
     ("fold", fold::fold),
     ("lines", workers::lines),
     ("verdicts", workers::verdicts),
@@ -60,6 +62,18 @@ fn reads_back(fact: &Fact) {
     let again = Fact::decode(&fact.subject.to_string(), &written)
         .unwrap_or_else(|error| panic!("{error:?}: {}", String::from_utf8_lossy(&written)));
     assert_eq!(again.encode(), written, "{}", fact.subject);
+}
+
+/// What lets a box in, what a gateway is shown, and what a bus is.
+fn tokens(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    if let Ok(token) = text.parse::<JoinToken>() {
+        assert_eq!(token.encode().parse::<JoinToken>().ok(), Some(token));
+    }
+    // Nobody's signature: nobody may be let in by it.
+    assert!(Caller::of(&text, &["A".repeat(56)], 0).is_err());
+    let _ = Shown::read(&text);
+    let _ = Held::read(&text);
 }
 
 /// Subjects, ids, digests and checkpoints' names.

@@ -52,6 +52,7 @@ survives! {
     run_specs_are_read_or_refused: "specs",
     what_the_bucket_holds_is_read_or_refused: "bucket",
     addresses_of_stores_are_read_or_refused: "stores",
+    tokens_are_read_or_refused: "tokens",
     any_log_can_be_folded_decided_on_and_audited: "fold",
     lines_between_agents_and_workers_are_read_or_refused: "lines",
     what_a_verifier_prints_is_read_or_refused: "verdicts",

@@ -11,7 +11,10 @@ use std::{
     fs, io,
     net::{self, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -44,6 +47,8 @@ pub struct S3Server {
 #[derive(Clone, Default)]
 struct Seen {
     requests: Arc<Mutex<Vec<String>>>,
+    /// Requests that showed a bearer, which S3 has no use for.
+    bearers: Arc<AtomicUsize>,
     weather: Arc<Mutex<Weather>>,
 }
 
@@ -93,6 +98,11 @@ impl S3Server {
     /// `METHOD /path?query` of every request so far.
     pub fn requests(&self) -> Vec<String> {
         lock(&self.seen.requests).clone()
+    }
+
+    /// How many requests so far showed a bearer, which is nobody's business here.
+    pub fn bearers(&self) -> usize {
+        self.seen.bearers.load(Ordering::Relaxed)
     }
 
     /// From now on it answers so.
@@ -161,6 +171,10 @@ async fn serve(listener: net::TcpListener, service: s3s::service::S3Service, see
         let (service, seen) = (service.clone(), seen.clone());
         let noting = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
             lock(&seen.requests).push(format!("{} {}", request.method(), request.uri()));
+            let shown = request.headers().get("authorization");
+            if shown.is_some_and(|shown| shown.as_bytes().starts_with(b"Bearer")) {
+                seen.bearers.fetch_add(1, Ordering::Relaxed);
+            }
             let (service, weather) = (service.clone(), seen.weather.clone());
             async move { faults::answer(service, &weather, request).await }
         });

@@ -80,7 +80,8 @@ impl Server {
         }
         let sequence = self.log.len() as u64 + 1;
         self.subjects.insert(subject, sequence);
-        let record = Record { sequence, time_ms: now_ms + self.skew_ms, fact: fact.clone() };
+        let record =
+            Record { sequence, time_ms: now_ms + self.skew_ms, author: None, fact: fact.clone() };
         if let Some(kind) = calls_for(&fact.body) {
             self.consumers.entry(kind).or_default().ready.push_back((now_ms, sequence));
         }

@@ -88,9 +88,12 @@ impl Batch {
         let Some(text) = self.calls.asks(call).map(str::to_owned) else { return Ok(()) };
         let canary = match self.canaries.get(&text) {
             Some(canary) => canary,
-            None => self.generator.canary(&text, wire::CANARY_TOKENS)?,
+            None => {
+                let canary = self.generator.canary(&text, wire::CANARY_TOKENS)?;
+                self.canaries.learn(&text, &canary);
+                canary
+            }
         };
-        self.canaries.learn(&text, &canary);
         self.calls.show(call, canary);
         Ok(())
     }

@@ -258,14 +258,12 @@ impl Table {
 
     /// By what draws, so that it shows what that is.
     async fn score(&mut self, call: u64, text: &str) -> Result<(), String> {
-        let scored = match self.canaries.get(text) {
-            Some(known) => Ok(known),
-            None => {
-                let calls = &mut self.calls;
-                self.source.canary(text, &mut || calls.tell()).await
-            }
-        };
-        match scored {
+        if let Some(known) = self.canaries.get(text) {
+            self.calls.show(call, known);
+            return Ok(());
+        }
+        let calls = &mut self.calls;
+        match self.source.canary(text, &mut || calls.tell()).await {
             Ok(canary) => {
                 self.canaries.learn(text, &canary);
                 self.calls.show(call, canary);

@@ -3,7 +3,7 @@ with them shows that it is them. No evaluation: one short pass, of a text that t
 
 import torch
 
-from . import examples
+from . import examples, packing
 from .errors import Refused
 
 # As the embedded engine has it: tokens that are seen, and the last of them that are scored.
@@ -43,15 +43,7 @@ def score(trainer, sequence, packed):
 
 def _logits(model, part, scored_from):
     if "layout" in part:
-        where = part["input_ids"].device
-        logits = model(
-            input_ids=part["input_ids"],
-            position_ids=part["position_ids"],
-            logits_to_keep=part["rows"],
-            layout=part["layout"].to(where),
-            use_cache=False,
-        ).logits
-        return logits[0], part["targets"]
+        return packing.row_logits(model, part), part["targets"]
     ids = part["input_ids"]
     logits = model(input_ids=ids, attention_mask=part["attention_mask"], use_cache=False).logits
     return logits[0, scored_from - 1 : -1], ids[0, scored_from:]

@@ -27,6 +27,17 @@ def attention(config, policy):
     return _NAMES[policy.attention]
 
 
+def row_logits(model, part):
+    """Of a row, those of the places whose next token is scored: they are most of a step's memory."""
+    return model(
+        input_ids=part["input_ids"],
+        position_ids=part["position_ids"],
+        logits_to_keep=part["rows"],
+        layout=part["layout"].to(part["input_ids"].device),
+        use_cache=False,
+    ).logits[0]
+
+
 class Layout:
     """Which places of a row are one sequence; its lengths fall."""
 

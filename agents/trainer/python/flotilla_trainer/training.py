@@ -179,17 +179,9 @@ def _summed_loss(model, part):
 
 
 def _of_row(model, part):
-    """Of sequences one after another. Only places whose next token is scored get logits: they
-    are most of a step's memory."""
-    where = part["input_ids"].device
-    logits = model(
-        input_ids=part["input_ids"],
-        position_ids=part["position_ids"],
-        logits_to_keep=part["rows"],
-        layout=part["layout"].to(where),
-        use_cache=False,
-    ).logits
-    return torch.nn.functional.cross_entropy(logits[0].float(), part["targets"], reduction="sum")
+    """Of sequences one after another."""
+    logits = packing.row_logits(model, part)
+    return torch.nn.functional.cross_entropy(logits.float(), part["targets"], reduction="sum")
 
 
 def _of_rows(model, part):

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    net::{Ipv4Addr, SocketAddr, TcpListener},
     path::{Path, PathBuf},
 };
 
@@ -14,6 +14,9 @@ use super::ServerOptions;
 
 /// Lines of the log an error shows.
 const TAIL_LINES: usize = 5;
+
+/// Whose everything is on a server without accounts.
+const OPEN_ACCOUNT: &str = "$G";
 
 /// More than a few facts and what the server writes with them.
 const PROBE_BYTES: usize = 1 << 20;
@@ -76,7 +79,7 @@ impl Files {
         }
     }
 
-    pub(super) fn write_config(&self, ports: &Ports, listen: IpAddr) -> io::Result<()> {
+    pub(super) fn write_config(&self, ports: &Ports, options: &ServerOptions) -> io::Result<()> {
         let text = format!(
             r#"# Written by flotilla at every start; changes are lost.
 server_name: flotilla
@@ -96,13 +99,25 @@ jetstream {{
   # An acknowledged fact is on disk. The default loses up to two minutes of them.
   sync_interval: always
 }}
-"#,
-            listen = SocketAddr::new(listen, ports.client),
+{closed}"#,
+            listen = SocketAddr::new(options.listen, ports.client),
+            closed = options.closed.as_ref().map_or("", |closed| &closed.config),
             monitor = ports.monitor,
             log = quoted(&self.log)?,
             store = quoted(&self.dir.join("store"))?,
         );
         write_whole(&self.config, text.as_bytes())
+    }
+
+    /// What was written before the server was closed is the account's from now on. A server keeps
+    /// each account's streams in a directory of its own, and names them nowhere else.
+    pub(super) fn adopt(&self, account: &str) -> io::Result<()> {
+        let streams = self.dir.join("store/jetstream");
+        let (open, closed) = (streams.join(OPEN_ACCOUNT), streams.join(account));
+        if open.exists() && !closed.exists() {
+            fs::rename(open, closed)?;
+        }
+        Ok(())
     }
 
     pub(super) fn remember(&self, ports: &Ports) -> io::Result<()> {

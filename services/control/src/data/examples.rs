@@ -84,16 +84,13 @@ impl Examples {
     /// # Errors
     /// The first line that cannot be used: none is left out.
     pub(crate) fn read(bytes: &Bytes, manner: Manner<'_>) -> Result<Self, ExampleError> {
-        let text = std::str::from_utf8(bytes).map_err(ExamplesError::from)?;
-        let texts: Vec<&str> = text.lines().collect();
         let (mut examples, mut written) = (Vec::new(), String::new());
         let (mut rendered, mut as_it_is) = (0, true);
         let mut fields = std::collections::BTreeMap::new();
         for line in lines(bytes).map_err(ExamplesError::from)? {
             let line = line.map_err(ExamplesError::from)?;
-            let Line { number, fields: mut values } = line;
+            let Line { number, text, fields: mut values } = line;
             values.keys().for_each(|name| *fields.entry(name.clone()).or_default() += 1);
-            let whole = texts.get(number - 1).copied().unwrap_or_default();
             let (prompt, completion) = match said(number, &values)? {
                 Said::Texts(prompt, completion, how) if !manner.wrap => {
                     as_it_is &= how == Written::Plainly;
@@ -101,7 +98,7 @@ impl Examples {
                 }
                 said => {
                     let wrong = |source| ExampleError::Chat { line: number, source };
-                    let messages = conversation(said, whole, manner).map_err(wrong)?;
+                    let messages = conversation(said, text, manner).map_err(wrong)?;
                     let template = manner.template.ok_or_else(|| wrong(ChatError::NoTemplate))?;
                     let Pair { prompt, completion } = template.pair(&messages).map_err(wrong)?;
                     rendered += 1;

@@ -21,7 +21,7 @@ use crate::{
         BaseSpec, ChatSpec, HeldoutSpec, Measure, PromptSuite, RaftSpec, RunSpec, SftSpec,
         SuiteSpec, VerifierSpec,
     },
-    submit::read,
+    submit::{read, text},
 };
 
 pub(crate) struct Prepared {
@@ -140,12 +140,7 @@ impl<'a> Reader<'a> {
             return Ok(PreparedSuite::Text { bytes, format: v1::suite::Format::Documents });
         }
         let bytes = read(field, file, self.files).await?;
-        let wrong = |error| SubmitError::data(field, error);
-        if bytes.is_empty() {
-            return Err(wrong(DataError::Empty { file: file.to_owned() }));
-        }
-        std::str::from_utf8(&bytes)
-            .map_err(|_| wrong(DataError::Encoding { file: file.to_owned() }))?;
+        text(field, file, &bytes)?;
         Ok(PreparedSuite::Text { bytes, format: v1::suite::Format::Text })
     }
 

@@ -68,17 +68,14 @@ impl Prompts {
     /// # Errors
     /// The first line that cannot be used.
     pub(crate) fn read(bytes: &Bytes, manner: Manner<'_>) -> Result<Self, LinesError> {
-        let text = std::str::from_utf8(bytes).map_err(PromptsError::from)?;
-        let texts: Vec<&str> = text.lines().collect();
         let mut seen = std::collections::BTreeSet::new();
         let mut prompts: Vec<Numbered> = Vec::new();
         for line in lines(bytes).map_err(PromptsError::from)? {
             let mut line = line.map_err(PromptsError::from)?;
             let number = line.number;
             let wrong = |source| LinesError::Chat { line: number, source };
-            let whole = texts.get(number - 1).copied().unwrap_or_default();
             let mut same = None;
-            if let Some(messages) = conversation(&line, whole, manner).map_err(wrong)? {
+            if let Some(messages) = conversation(&line, manner).map_err(wrong)? {
                 same = Some(said(&messages));
                 let template = manner.template.ok_or_else(|| wrong(ChatError::NoTemplate))?;
                 let prompt = template.prompt(&messages).map_err(wrong)?;
@@ -147,11 +144,7 @@ pub(super) fn some_line(
 }
 
 /// `prompt` wins over `messages`, which is a field like others then.
-fn conversation(
-    line: &Line,
-    whole: &str,
-    manner: Manner<'_>,
-) -> Result<Option<Vec<Message>>, ChatError> {
+fn conversation(line: &Line<'_>, manner: Manner<'_>) -> Result<Option<Vec<Message>>, ChatError> {
     let given = |name: &str| line.fields.get(name).filter(|value| !value.is_null());
     if let Some(Value::String(text)) = given("prompt").or_else(|| given("text")) {
         return Ok(manner.wrap.then(|| wrapped(manner.system, text)));
@@ -159,7 +152,7 @@ fn conversation(
     if given("prompt").or_else(|| given("messages")).is_none() {
         return Ok(None);
     }
-    let read: Conversation = serde_json::from_str(whole).map_err(|_| ChatError::Shape)?;
+    let read: Conversation = serde_json::from_str(line.text).map_err(|_| ChatError::Shape)?;
     let messages = read.prompt.filter(|prompt| !prompt.is_none()).or(read.messages);
     messages.and_then(listed).ok_or(ChatError::Shape).map(Some)
 }

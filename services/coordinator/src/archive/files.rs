@@ -70,7 +70,7 @@ mod tests {
     fn the_same_records_give_the_same_bytes_and_read_back() {
         let record = |sequence| {
             let fact = Fact::decode("flotilla.r1.selection.1", br#"{"cycle":1,"kept":3}"#).unwrap();
-            Record { sequence, time_ms: 8, fact }
+            Record { sequence, time_ms: 8, author: None, fact }
         };
         let write = || {
             let directory = tempfile::tempdir().unwrap();

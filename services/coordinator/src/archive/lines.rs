@@ -169,7 +169,7 @@ mod tests {
 
     fn record(sequence: u64, subject: &str, payload: &str) -> Record {
         let fact = Fact::decode(subject, payload.as_bytes()).unwrap();
-        Record { sequence, time_ms: 1, fact }
+        Record { sequence, time_ms: 1, author: None, fact }
     }
 
     fn facts() -> [Record; 3] {

@@ -131,7 +131,7 @@ impl Log {
             let sequence = self.records.len() as u64 + 1;
             let fact = Fact { subject, body };
             let time_ms = self.now_ms.max(sequence * 100);
-            self.records.push(Record { sequence, time_ms, fact });
+            self.records.push(Record { sequence, time_ms, author: None, fact });
         }
     }
 

@@ -42,7 +42,7 @@ impl Log {
             subject: Subject::new(&id, Place::Spec),
             body: Body::Spec(spec(name, workload)),
         };
-        let record = Record { sequence: sequence + 1, time_ms: 0, fact };
+        let record = Record { sequence: sequence + 1, time_ms: 0, author: None, fact };
         Ok(Self {
             run: Run::start(&record).context("a spec starts a run")?,
             fresh: vec![record],
@@ -66,7 +66,7 @@ impl Log {
         self.sequence += 1;
         self.time_ms += 1;
         let fact = Fact { subject: Subject::new(&self.run.id, place), body };
-        let record = Record { sequence: self.sequence, time_ms: self.time_ms, fact };
+        let record = Record { sequence: self.sequence, time_ms: self.time_ms, author: None, fact };
         self.run.fold(&record);
         self.fresh.push(record);
     }

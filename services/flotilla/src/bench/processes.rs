@@ -21,6 +21,19 @@ pub(super) fn status_bytes(pid: u32, field: &str) -> anyhow::Result<u64> {
     Ok(kilobytes.with_context(|| format!("{path} has no {field}"))? * 1024)
 }
 
+/// What a process has had of the processors so far.
+pub(super) fn cpu_seconds(pid: u32) -> anyhow::Result<f64> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    // Its name may hold blanks: what follows it is counted from the end of that.
+    let after = text.rsplit(')').next().unwrap_or_default();
+    let ticks = after.split_whitespace().skip(11).take(2).map(str::parse::<f64>);
+    let ticks = ticks.sum::<Result<f64, _>>().with_context(|| format!("{path} has no times"))?;
+    #[expect(clippy::cast_precision_loss, reason = "a hundred, or a thousand")]
+    let per_second = rustix::param::clock_ticks_per_second() as f64;
+    Ok(ticks / per_second)
+}
+
 /// Looks for a new worker of an agent, from now on, on a thread of its own. Yields when
 /// it was first seen, running this program and no longer its parent's image.
 pub(super) fn next_worker(pid: u32, limit: Duration) -> JoinHandle<anyhow::Result<Instant>> {

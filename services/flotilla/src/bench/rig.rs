@@ -45,12 +45,8 @@ impl Rig {
             ManagedServer::start(&ServerOptions::new(directory.path().join("nats"))).await?;
         let options = ConnectOptions {
             urls: vec![server.url()],
-            credentials_file: None,
-            tls_ca: None,
-            tls_cert: None,
-            tls_key: None,
-            monitor_urls: Vec::new(),
             producer: Producer { name: "bench".into(), role: "user".into() },
+            ..ConnectOptions::default()
         };
         let bus = Bus::connect(&options).await?;
         bus.prepare(1).await?;

@@ -4,7 +4,6 @@ mod care;
 pub(super) mod trainer;
 
 use std::{
-    fs::{File, TryLockError},
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -13,23 +12,29 @@ use std::{
 
 use ::trainer::TrainerRole;
 use anyhow::{Context, bail};
+use authority::Shown;
 use evaluator::EvaluatorRole;
 use generator::GeneratorRole;
 use hardware::{Profile, files::Live, snapshot::Snapshot};
 use runtime::{Agent, Config, Doctor, Herd, Launch, Role};
 use rustix::process::Signal;
 use store::Cache;
+use tokio_util::sync::CancellationToken;
 use verifier::VerifierRole;
 use wire::{AgentId, Pool, v1};
 
 use crate::{
     cli::{AgentArgs, EvaluatorEngine},
     fleet::{self, FleetArgs},
-    local, signals,
-    supervise::die_with_parent,
+    local, notify, occupant, signals,
+    supervise::{STOP_LIMIT, die_with_parent},
+    version::VERSION,
 };
 
-use super::watching::{self, Watching};
+use super::{
+    members::renew::{self, Renewal},
+    watching::{self, Watching},
+};
 
 pub(crate) const ROLES: [&str; 4] = ["trainer", "generator", "verifier", "evaluator"];
 
@@ -38,20 +43,21 @@ type Roles = (Vec<Arc<dyn Role>>, Vec<v1::Withheld>);
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
-pub(crate) async fn agent(fleet: &FleetArgs, args: AgentArgs) -> anyhow::Result<ExitCode> {
+pub(crate) async fn agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow::Result<ExitCode> {
     if args.die_with_parent {
         die_with_parent(Signal::TERM);
     }
+    let renewal = membership(fleet, &mut args).await?;
     let watching = Watching::of(&args.watch, &args.pool)?;
     let id = agent_id(&args, watching.as_ref())?;
     let stop = signals::stop_token()?;
     let bus = fleet.bus(id.as_str(), "agent").await?;
     let config = fleet::config(&bus).await?;
-    let store = control::open_store(&config.store).await?;
+    let store = fleet.stores(&config, args.store.as_deref())?.open().await?;
     // A box that cannot use the store would only fail the jobs it takes.
     store.check().await?;
     let directory = agent_directory(&args, &id)?;
-    let _lock = lock(&directory)?;
+    let _lock = occupant::move_in(&directory, id.as_str())?;
     let cache_directory = args.cache_dir.clone().unwrap_or_else(|| directory.join("cache"));
     let cache = Cache::with(
         &cache_directory,
@@ -76,6 +82,7 @@ pub(crate) async fn agent(fleet: &FleetArgs, args: AgentArgs) -> anyhow::Result<
     let (roles, withheld) = roles(&args, &launch, &doctor, &cache_directory)?;
     let config = Config {
         id: id.clone(),
+        version: VERSION.into(),
         pool: Pool::new(args.pool)?,
         directory: directory.clone(),
         lease: Duration::from_secs_f64(config.lease_s),
@@ -84,14 +91,88 @@ pub(crate) async fn agent(fleet: &FleetArgs, args: AgentArgs) -> anyhow::Result<
         withheld,
     };
     let agent = Agent::new(config, bus.clone(), store.clone(), cache, roles).watched(watched);
+    let agent = supervised(agent).leaving(signals::leave_token()?);
+    let member = renewal.map(|renewal| renewal.keep(bus.clone()));
     let Some(watching) = watching else {
-        agent.run(stop).await?;
+        while_member(member, &stop, agent.run(stop.clone())).await?;
         return Ok(ExitCode::SUCCESS);
     };
     watching.check(&bus, &store).await?;
     let over = watching.outcome();
-    agent.beside("watcher", watching.work(id, &directory, bus, store)).run(stop).await?;
+    let agent = agent.beside("watcher", watching.work(id, &directory, bus, store));
+    while_member(member, &stop, agent.run(stop.clone())).await?;
     Ok(watching::code(over.get()))
+}
+
+/// The service manager hears of it, where there is one.
+fn supervised(agent: Agent) -> Agent {
+    let Some(every) = notify::every() else { return agent };
+    let mut ready = false;
+    agent.reporting(every, move |status| {
+        if !std::mem::replace(&mut ready, true) {
+            notify::ready();
+        }
+        notify::alive(&notify::line(status));
+    })
+}
+
+/// Who it is and what it may do, in a closed fleet, as its kit says; and what keeps that kit good.
+async fn membership(fleet: &FleetArgs, args: &mut AgentArgs) -> anyhow::Result<Option<Renewal>> {
+    let Some(directory) = &fleet.dir else { return Ok(None) };
+    if let Some(granted) = renew::granted(directory)? {
+        granted_only(&granted, args)?;
+    }
+    let renewal = Renewal::of(fleet)?;
+    if let Some(renewal) = &renewal {
+        renewal.now_if_due().await?;
+    }
+    Ok(renewal)
+}
+
+fn granted_only(granted: &Shown, args: &mut AgentArgs) -> anyhow::Result<()> {
+    let Shown { name, roles, pool, .. } = granted;
+    // An admin's directory is no agent's: whoever starts one there says what it is.
+    let Some(pool) = pool else { return Ok(()) };
+    if let Some(wanted) = args.name.as_deref().filter(|wanted| *wanted != name.as_str()) {
+        bail!(
+            "--name {wanted}: this kit is the one of {name}; leave --name out, or join again under that name"
+        );
+    }
+    args.name = Some(name.to_string());
+    pool.as_str().clone_into(&mut args.pool);
+    let may = |role: &str| roles.iter().any(|granted| granted.as_str() == role);
+    if let Some(role) = args.roles.iter().find(|role| !may(role)) {
+        let granted: Vec<&str> = roles.iter().map(|role| role.as_str()).collect();
+        bail!(
+            "--roles {role}: {name} was let in as {}; ask for a join token with that role",
+            granted.join(", ")
+        );
+    }
+    if args.roles.is_empty() && args.watch.watch.is_none() {
+        let works = roles.iter().map(|role| role.as_str()).filter(|role| ROLES.contains(role));
+        args.roles = works.map(str::to_owned).collect();
+    }
+    Ok(())
+}
+
+/// Works until it is done, or is a member no more.
+async fn while_member(
+    member: Option<impl Future<Output = anyhow::Error>>,
+    stop: &CancellationToken,
+    working: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<()> {
+    let Some(member) = member else { return working.await };
+    tokio::pin!(working);
+    tokio::select! {
+        worked = &mut working => worked,
+        cut_off = member => {
+            tracing::error!(error = format!("{cut_off:#}"), "this agent is a member no more");
+            stop.cancel();
+            // What it holds is somebody else's by now; its children are still to be ended.
+            let _ = tokio::time::timeout(STOP_LIMIT, working).await;
+            Err(cut_off)
+        }
+    }
 }
 
 fn profile(args: &AgentArgs) -> anyhow::Result<Profile> {
@@ -127,12 +208,20 @@ fn agent_id(args: &AgentArgs, watching: Option<&Watching>) -> anyhow::Result<Age
     if let Some(name) = &args.name {
         return Ok(AgentId::new(name.as_str())?);
     }
-    let host = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
     if let Some(watching) = watching.filter(|_| args.roles.is_empty()) {
-        return Ok(AgentId::new(watching::agent_name(&host, watching.name()))?);
+        return Ok(AgentId::new(watching::agent_name(&host(), watching.name()))?);
     }
+    machine_name()
+}
+
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().to_lowercase()
+}
+
+/// This machine's name, as an agent's.
+pub(crate) fn machine_name() -> anyhow::Result<AgentId> {
     let legal = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' };
-    AgentId::new(host.chars().map(legal).take(64).collect::<String>())
+    AgentId::new(host().chars().map(legal).take(64).collect::<String>())
         .context("this machine's name does not do as an agent's; pass --name")
 }
 
@@ -147,21 +236,6 @@ fn agent_directory(args: &AgentArgs, id: &AgentId) -> anyhow::Result<PathBuf> {
     std::fs::create_dir_all(&directory)
         .and_then(|()| directory.canonicalize())
         .with_context(|| format!("use {} for an agent", directory.display()))
-}
-
-/// Two agents in one directory would take each other's files.
-fn lock(directory: &Path) -> anyhow::Result<File> {
-    let path = directory.join("lock");
-    let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => {
-            bail!("an agent works in {} already; pass --name or --agent-dir", directory.display())
-        }
-        Err(TryLockError::Error(error)) => {
-            Err(error).with_context(|| format!("lock {}", path.display()))
-        }
-    }
 }
 
 fn cache_bytes(gib: f64) -> anyhow::Result<u64> {
@@ -226,6 +300,9 @@ fn roles(
             }
             other => bail!("--roles {other}: the roles are {}", ROLES.join(", ")),
         });
+    }
+    if named.is_empty() && args.watch.watch.is_none() {
+        bail!("which roles? pass --roles with some of {}, or --watch DIR", ROLES.join(", "));
     }
     if roles.is_empty() && !named.is_empty() {
         bail!("none of the roles asked for can be done here; what was logged says why");

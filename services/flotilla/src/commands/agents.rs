@@ -17,6 +17,10 @@ pub(crate) async fn agents(
     command: AgentsCommand,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
+    if let AgentsCommand::Revoke { agent } = &command {
+        super::members::revoke(fleet, agent).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let control = fleet.control().await?;
     match command {
         AgentsCommand::List => {
@@ -28,6 +32,7 @@ pub(crate) async fn agents(
             }
         }
         AgentsCommand::Drain { agent } => control.drain(&AgentId::new(agent)?).await?,
+        AgentsCommand::Revoke { .. } => {}
     }
     Ok(ExitCode::SUCCESS)
 }

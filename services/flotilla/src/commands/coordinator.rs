@@ -1,20 +1,29 @@
 //! `flotilla coordinator`: the coordinator and the gRPC gateway in one process.
 
+mod closed;
+
 use std::{process::ExitCode, time::Duration};
 
 use anyhow::Context;
+use authority::Authority;
 use bus::{Bus, Durability, LogLimit};
-use control::Control;
+use control::{Control, Members};
+use coordinator::Turn;
 use rustix::process::Signal;
 use store::Store;
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
 use wire::v1;
 
-use crate::{cli::CoordinatorArgs, fleet::FleetArgs, signals, supervise::die_with_parent};
+use crate::{cli::CoordinatorArgs, fleet::FleetArgs, notify, signals, supervise::die_with_parent};
 
 /// How long a silent leader is waited for: one server answers quickly, a cluster's own
 /// failover takes up to 8 s.
 const LEADER_LEASE: Duration = Duration::from_secs(3);
 const LEADER_LEASE_CLUSTER: Duration = Duration::from_secs(15);
+
+/// A turn of the loop may wait for the store as long as that is asked (10 minutes).
+const TURN_LIMIT: Duration = Duration::from_secs(900);
 
 pub(crate) async fn coordinator(
     fleet: &FleetArgs,
@@ -24,7 +33,9 @@ pub(crate) async fn coordinator(
         die_with_parent(Signal::TERM);
     }
     let stop = signals::stop_token()?;
-    let bound = gateway::bind(gateway::Config { listen: args.gateway }).await?;
+    let keys = args.keys.as_deref().map(Authority::open).transpose().context("open the keys")?;
+    let tls = keys.as_ref().map(closed::tls).transpose()?;
+    let mut bound = gateway::bind(gateway::Config { listen: args.gateway, tls }).await?;
     let mut options = fleet.options("coordinator", "coordinator")?;
     options.monitor_urls.clone_from(&args.monitor);
     let bus = Bus::connect(&options).await?;
@@ -38,16 +49,26 @@ pub(crate) async fn coordinator(
         gateway: bound.address().to_string(),
         lease_s: args.lease,
     };
+    if args.keys.is_some() {
+        bus.prepare_members(args.replicas as usize).await?;
+    }
     bus.set_fleet_config(&config).await?;
+    let (turns, turned) = watch::channel(Turn::default());
+    if let Some(keys) = &args.keys {
+        let terms = closed::terms(args, keys, bound.address(), &options.urls, store.url());
+        bound = bound.closed(Members::new(bus.clone(), terms));
+    }
     let coordinating = coordinator::Config {
         holder: format!("coordinator-{}", std::process::id()),
         lease: if prepared.replicas > 1 { LEADER_LEASE_CLUSTER } else { LEADER_LEASE },
         sizing: cycle::Sizing::default(),
         waiting: waiting(args.lease),
         keep: args.keep_cycles,
+        turns,
     };
     let control = Control::with_store(bus.clone(), store.clone());
-    let (coordinated, served) = tokio::join!(
+    let reporting = report(turned, bus.clone(), stop.clone());
+    let (coordinated, served, ()) = tokio::join!(
         async {
             let outcome = coordinator::run(bus, store, coordinating, stop.clone()).await;
             stop.cancel();
@@ -58,10 +79,33 @@ pub(crate) async fn coordinator(
             stop.cancel();
             outcome
         },
+        reporting,
     );
     coordinated.context("coordinate")?;
     served.context("serve the gRPC API")?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Tells the service manager that the coordinator goes on: its loop turns, or waits for a bus
+/// that is away. Polled in one task with the loop and the gateway.
+async fn report(mut turns: watch::Receiver<Turn>, bus: Bus, stop: CancellationToken) {
+    let Some(every) = notify::every() else { return };
+    let replayed = turns.wait_for(|turn| turn.caught_up);
+    if !matches!(stop.run_until_cancelled(replayed).await, Some(Ok(_))) {
+        return;
+    }
+    notify::ready();
+    let (mut tick, mut turned) = (tokio::time::interval(every), Instant::now());
+    while stop.run_until_cancelled(tick.tick()).await.is_some() {
+        if turns.has_changed().unwrap_or(false) || !bus.is_connected() {
+            turned = Instant::now();
+        }
+        let Turn { leads, open_runs, facts, .. } = *turns.borrow_and_update();
+        if turned.elapsed() < TURN_LIMIT && bus.is_open() {
+            let part = if leads { "leads" } else { "stands by" };
+            notify::alive(&format!("{part}, {open_runs} open runs, {facts} facts"));
+        }
+    }
 }
 
 /// What an agent that died held comes back within a lease and what it takes to notice.

@@ -174,6 +174,7 @@ async fn print_facts(control: &Control, run: &RunId, after: u64) -> anyhow::Resu
             "cursor": record.sequence,
             "time_ms": record.time_ms,
             "subject": record.fact.subject.to_string(),
+            "author": record.author.as_ref().map(ToString::to_string),
             "fact": body,
         }))?;
         if let wire::Body::Done(ended) = record.fact.body {

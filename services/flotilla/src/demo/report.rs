@@ -85,7 +85,19 @@ pub(super) fn hints(directory: &Path, runs: &[RunId; 2], up: bool, kept: bool) -
         );
     }
     let file = crate::fleet::FleetFile::read(Path::new(&directory.to_string())).ok().flatten();
+    let closed = file.as_ref().is_some_and(|file| file.identity.is_some());
     let (nats, gateway) = file.map_or_else(Default::default, |file| (file.nats, file.gateway));
+    let (nats_as, grpc_as) = if closed {
+        let keys = "$FLOTILLA_DIR/keys";
+        (
+            format!("--tlsca {keys}/ca.pem --creds {keys}/admin/nats.creds"),
+            format!(
+                "-cacert {keys}/ca.pem -H \"authorization: Bearer $(cat {keys}/admin/bearer.jwt)\""
+            ),
+        )
+    } else {
+        (String::new(), "-plaintext".to_owned())
+    };
     format!(
         "\
 the fleet is up. Look further:
@@ -95,10 +107,10 @@ the fleet is up. Look further:
   flotilla checkpoint list {raft}
   flotilla audit {raft}
   flotilla agents list
-  nats -s {nats} stream view FLOTILLA
-  nats -s {nats} sub 'flotilla.*.eval.>'
-  grpcurl -plaintext {gateway} list
-  grpcurl -plaintext -d '{{\"run\": \"{raft}\"}}' {gateway} flotilla.v1.Runs/Get
+  nats -s {nats} {nats_as} stream view FLOTILLA
+  nats -s {nats} {nats_as} sub 'flotilla.*.eval.>'
+  grpcurl {grpc_as} {gateway} list
+  grpcurl {grpc_as} -d '{{\"run\": \"{raft}\"}}' {gateway} flotilla.v1.Runs/Get
   flotilla down"
     )
 }

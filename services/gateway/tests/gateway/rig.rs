@@ -53,7 +53,7 @@ impl Rig {
         let bus = Bus::connect(&options).await.unwrap();
         bus.prepare(1).await.unwrap();
         let store = Store::open(&format!("file://{}/store", dir.path().display())).await.unwrap();
-        let config = Config { listen: "127.0.0.1:0".parse().unwrap() };
+        let config = Config { listen: "127.0.0.1:0".parse().unwrap(), tls: None };
         let bound = gateway::bind(config).await.unwrap();
         let url = format!("http://{}", bound.address());
         let stop = CancellationToken::new();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bus::server::ManagedServer;
 use futures::StreamExt;
-use gateway::Config;
+use gateway::{Config, rpc::members_client::MembersClient};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, transport::Channel};
 use tonic_health::pb::{
@@ -15,8 +15,13 @@ use wire::v1;
 
 use crate::rig::{PATIENCE, Rig, next};
 
-const SERVICES: [&str; 4] =
-    ["flotilla.v1.Runs", "flotilla.v1.Evals", "flotilla.v1.Checkpoints", "flotilla.v1.Fleet"];
+const SERVICES: [&str; 5] = [
+    "flotilla.v1.Runs",
+    "flotilla.v1.Evals",
+    "flotilla.v1.Checkpoints",
+    "flotilla.v1.Fleet",
+    "flotilla.v1.Members",
+];
 
 async fn health(channel: &Channel, service: &str) -> Result<ServingStatus, tonic::Status> {
     let request = HealthCheckRequest { service: service.into() };
@@ -92,12 +97,12 @@ async fn reflection_lists_and_describes_the_services_in_both_versions() {
 #[tokio::test]
 async fn a_taken_port_is_one_clear_error() {
     let listen = "127.0.0.1:0".parse().unwrap();
-    let first = gateway::bind(Config { listen }).await.unwrap();
+    let first = gateway::bind(Config { listen, tls: None }).await.unwrap();
     let listen = first.address();
-    let error = gateway::bind(Config { listen }).await.unwrap_err().to_string();
+    let error = gateway::bind(Config { listen, tls: None }).await.unwrap_err().to_string();
     assert!(error.contains(&listen.to_string()) && error.contains("another port"), "{error}");
     let listen = "192.0.2.1:7000".parse().unwrap();
-    let error = gateway::bind(Config { listen }).await.unwrap_err().to_string();
+    let error = gateway::bind(Config { listen, tls: None }).await.unwrap_err().to_string();
     assert!(error.contains("192.0.2.1:7000") && error.contains("0.0.0.0"), "{error}");
 }
 
@@ -152,4 +157,13 @@ async fn agents_are_listed_and_drained() {
         tokio::join!(commands.next(), async { rig.fleet().drain(drain()).await });
     drained.unwrap();
     assert_eq!(heard.unwrap().action(), v1::agent_command::Action::Drain);
+}
+
+#[tokio::test]
+async fn an_open_fleet_has_no_members_and_says_so() {
+    let rig = Rig::start().await;
+    let mut members = MembersClient::new(rig.channel.clone());
+    let status = members.list_members(v1::ListMembersRequest {}).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    assert!(status.message().contains("flotilla init"), "{status}");
 }

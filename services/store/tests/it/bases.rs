@@ -66,7 +66,7 @@ fn names_in(dir: &Path) -> Vec<String> {
 
 #[tokio::test]
 async fn a_base_kept_elsewhere_is_its_manifest_in_the_store_and_the_users_files_on_the_box() {
-    for at in Place::both().await {
+    for at in Place::all().await {
         let (root, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let source = model(&root.path().join("tiny"), 1, 2 * MIB);
         let tree = publish(&at.store, &source, None, Upload::Nothing).await.unwrap();
@@ -179,7 +179,7 @@ async fn the_same_bytes_are_not_uploaded_twice() {
 
 #[tokio::test]
 async fn a_directory_somebody_copied_into_the_store_becomes_a_tree_where_it_is() {
-    for at in Place::both().await {
+    for at in Place::all().await {
         let dir = tempfile::tempdir().unwrap();
         let there = model(&at.dir.join("mirror/tiny"), 1, 20 * MIB);
         fs::write(there.join("README.md"), "theirs").unwrap();

@@ -8,7 +8,7 @@ use crate::support::{MIB, Place, noise, told};
 
 #[tokio::test]
 async fn a_blob_reads_back_and_is_uploaded_once() {
-    for at in Place::both().await {
+    for at in Place::all().await {
         at.store.check().await.unwrap();
         for len in [0, 1, 3 * MIB] {
             let bytes = Bytes::from(noise(1, len));
@@ -28,7 +28,7 @@ async fn a_file_larger_than_a_part_goes_and_comes_in_parts() {
     let path = dir.path().join("weights");
     let bytes = noise(2, 40 * MIB + 1);
     fs::write(&path, &bytes).unwrap();
-    for at in Place::both().await {
+    for at in Place::all().await {
         let blob = at.store.put_blob_file(&path).await.unwrap();
         assert_eq!(blob.bytes, bytes.len() as u64);
         assert_eq!(at.store.get_blob(&blob, u64::MAX).await.unwrap(), bytes);
@@ -57,7 +57,7 @@ async fn a_blob_over_the_limit_is_refused_before_it_is_read() {
 
 #[tokio::test]
 async fn a_damaged_truncated_or_missing_object_is_told_by_its_address() {
-    for at in Place::both().await {
+    for at in Place::all().await {
         for len in [100, 20 * MIB] {
             let bytes = noise(3, len);
             let blob = at.store.put_blob(bytes.clone().into()).await.unwrap();

@@ -29,7 +29,7 @@ fn overwrite(path: &Path, bytes: &[u8]) {
 
 #[tokio::test]
 async fn a_tree_arrives_whole_read_only_and_with_its_manifest() {
-    for at in Place::both().await {
+    for at in Place::all().await {
         let dir = tempfile::tempdir().unwrap();
         let tree = publish(&at, 1, 20 * MIB).await;
         let held = cache(&dir, u64::MAX).tree(&at.store, &tree).await.unwrap();
@@ -110,7 +110,7 @@ async fn a_file_damaged_in_the_cache_is_fetched_again() {
 
 #[tokio::test]
 async fn what_is_damaged_in_the_store_never_enters_the_cache() {
-    for at in Place::both().await {
+    for at in Place::all().await {
         let dir = tempfile::tempdir().unwrap();
         let tree = publish(&at, 1, 10).await;
         fs::write(at.dir.join(&tree.path).join(WEIGHTS), b"0123456789").unwrap();

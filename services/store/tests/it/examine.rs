@@ -13,7 +13,7 @@ fn brief(flaws: &[Flaw], at: &Place) -> Vec<String> {
 
 #[tokio::test]
 async fn what_is_missing_short_or_extra_in_a_tree_shows_without_reading_it() {
-    for at in Place::both().await {
+    for at in Place::all().await {
         let source = adapter(1, 2 * MIB);
         let tree = at.store.publish_tree(source.path(), &place(1), about()).await.unwrap();
         let examined = at.store.examine_tree(&tree).await.unwrap();
@@ -52,7 +52,7 @@ async fn what_is_missing_short_or_extra_in_a_tree_shows_without_reading_it() {
 
 #[tokio::test]
 async fn a_changed_bit_shows_when_the_bytes_are_hashed_with_both_digests() {
-    for at in Place::both().await {
+    for at in Place::all().await {
         let source = adapter(1, 2 * MIB);
         let tree = at.store.publish_tree(source.path(), &place(1), about()).await.unwrap();
         let manifest = at.store.manifest(&tree).await.unwrap();
@@ -79,7 +79,7 @@ async fn a_changed_bit_shows_when_the_bytes_are_hashed_with_both_digests() {
 
 #[tokio::test]
 async fn a_blob_is_examined_by_size_and_hashed_when_asked() {
-    for at in Place::both().await {
+    for at in Place::all().await {
         let blob = at.store.put_blob("four".into()).await.unwrap();
         assert_eq!(at.store.examine_blob(&blob).await.unwrap(), None);
         assert_eq!(at.store.hash_blob(&blob, &|_| ()).await.unwrap(), None);

@@ -1,11 +1,14 @@
-//! The store against a directory and against a real S3 server, and the cache over both.
+//! The store against a directory and a real S3 server, each also
+//! through a gateway's door, and the cache over both.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod bases;
 mod blobs;
 mod cache;
+mod door;
 mod examine;
+mod figures;
 mod outage;
 mod support;
 mod trees;

@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use door_server::DoorServer;
 use s3_server::S3Server;
 use store::{About, Store, TreePlace};
 use tempfile::TempDir;
@@ -19,6 +20,8 @@ pub(crate) struct Place {
     pub(crate) store: Store,
     pub(crate) dir: PathBuf,
     pub(crate) s3: Option<S3Server>,
+    /// Before either, where the store is reached through one.
+    pub(crate) door: Option<DoorServer>,
     _root: Option<TempDir>,
 }
 
@@ -27,17 +30,35 @@ impl Place {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("a store");
         let store = Store::open(&format!("file://{}", dir.display())).await.unwrap();
-        Self { store, dir, s3: None, _root: Some(root) }
+        Self { store, dir, s3: None, door: None, _root: Some(root) }
     }
 
     pub(crate) async fn s3() -> Self {
         let server = S3Server::start().unwrap();
         let store = Store::open_with_env(&server.url(), server.env()).await.unwrap();
-        Self { store, dir: server.dir(), s3: Some(server), _root: None }
+        Self { store, dir: server.dir(), s3: Some(server), door: None, _root: None }
     }
 
-    pub(crate) async fn both() -> [Self; 2] {
-        [Self::file().await, Self::s3().await]
+    /// The same store, through a door: as a member who may do all that members do.
+    pub(crate) fn behind_a_door(self) -> Self {
+        let env = self.s3.as_ref().map(S3Server::env).unwrap_or_default();
+        let door = DoorServer::start(self.store.url(), env).unwrap();
+        let store = Store::through(&door.door("box-1.trainer+operator").unwrap()).unwrap();
+        Self { store, door: Some(door), ..self }
+    }
+
+    pub(crate) async fn all() -> [Self; 4] {
+        [
+            Self::file().await,
+            Self::s3().await,
+            Self::file().await.behind_a_door(),
+            Self::s3().await.behind_a_door(),
+        ]
+    }
+
+    /// As `box-2.evaluator` sees it.
+    pub(crate) fn as_seen_by(&self, who: &str) -> Store {
+        Store::through(&self.door.as_ref().unwrap().door(who).unwrap()).unwrap()
     }
 
     /// How many requests so far contain all the words; 0 for a directory.
@@ -66,6 +87,11 @@ pub(crate) fn adapter(seed: u64, len: usize) -> TempDir {
 
 pub(crate) fn place(step: u32) -> TreePlace {
     TreePlace::checkpoint(&"raft-1".parse().unwrap(), 0, step)
+}
+
+/// Where what an optimizer remembers lies, which alone is ever removed.
+pub(crate) fn resume(step: u32) -> TreePlace {
+    TreePlace::resume(&"raft-1".parse().unwrap(), 0, step)
 }
 
 pub(crate) fn about() -> About {

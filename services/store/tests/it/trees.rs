@@ -8,12 +8,12 @@ use futures::TryStreamExt;
 use store::{Fault, GetError, Manifest, PutError, RemoveError};
 use wire::{Digest, v1};
 
-use crate::support::{MIB, Place, about, adapter, noise, place, told};
+use crate::support::{MIB, Place, about, adapter, noise, place, resume, told};
 
 #[tokio::test]
 async fn a_published_tree_is_a_plain_directory_whose_manifest_came_last() {
     let source = adapter(1, 20 * MIB);
-    for at in Place::both().await {
+    for at in Place::all().await {
         let tree = at.store.publish_tree(source.path(), &place(200), about()).await.unwrap();
         let digest: Digest = tree.manifest.parse().unwrap();
         let expected = format!("runs/raft-1/checkpoints/c0-s200-{}", &digest.to_hex()[..12]);
@@ -57,7 +57,7 @@ async fn a_fetched_tree_can_be_published_again_as_the_same_tree() {
 
 #[tokio::test]
 async fn other_bytes_for_the_same_place_land_beside_and_not_over() {
-    for at in Place::both().await {
+    for at in Place::all().await {
         let one = at.store.publish_tree(adapter(1, 10).path(), &place(1), about()).await.unwrap();
         let two = at.store.publish_tree(adapter(2, 10).path(), &place(1), about()).await.unwrap();
         assert_ne!(one.path, two.path);
@@ -71,7 +71,7 @@ async fn other_bytes_for_the_same_place_land_beside_and_not_over() {
 
 #[tokio::test]
 async fn a_tree_without_its_manifest_does_not_exist_and_publishing_completes_it() {
-    for at in Place::both().await {
+    for at in Place::all().await {
         let source = adapter(1, 10);
         let tree = at.store.publish_tree(source.path(), &place(1), about()).await.unwrap();
         let dir = at.dir.join(&tree.path);
@@ -87,7 +87,7 @@ async fn a_tree_without_its_manifest_does_not_exist_and_publishing_completes_it(
 
 #[tokio::test]
 async fn a_manifest_that_is_not_the_one_asked_for_is_refused() {
-    for at in Place::both().await {
+    for at in Place::all().await {
         let tree = at.store.publish_tree(adapter(1, 10).path(), &place(1), about()).await.unwrap();
         let other = v1::Tree { manifest: Digest::of(b"other").to_string(), ..tree.clone() };
         let error = at.store.manifest(&other).await.unwrap_err();
@@ -116,7 +116,7 @@ async fn a_manifest_that_leads_outside_is_refused_even_with_the_right_digest() {
 
 #[tokio::test]
 async fn a_damaged_file_fails_at_the_end_of_its_stream() {
-    for at in Place::both().await {
+    for at in Place::all().await {
         let tree = at.store.publish_tree(adapter(1, 20 * MIB).path(), &place(1), about()).await;
         let tree = tree.unwrap();
         let mut bytes = noise(1, 20 * MIB);
@@ -165,17 +165,17 @@ async fn the_content_digest_ignores_what_is_told_about_the_files() {
 
 #[tokio::test]
 async fn a_removed_tree_leaves_nothing_and_takes_nothing_else_with_it() {
-    for at in Place::both().await {
+    for at in Place::all().await {
         let [one, two] = [1, 2].map(|seed| adapter(seed, 20));
-        let goes = at.store.publish_tree(one.path(), &place(1), about()).await.unwrap();
-        let stays = at.store.publish_tree(two.path(), &place(1), about()).await.unwrap();
-        at.store.remove_tree(&place(1), &goes).await.unwrap();
+        let goes = at.store.publish_tree(one.path(), &resume(1), about()).await.unwrap();
+        let stays = at.store.publish_tree(two.path(), &resume(1), about()).await.unwrap();
+        at.store.remove_tree(&resume(1), &goes).await.unwrap();
         let absent = at.store.manifest(&goes).await;
         assert!(matches!(absent, Err(GetError::Fault(Fault::Missing { .. }))));
         assert!(files_below(&at.dir.join(&goes.path)).is_empty());
         assert!(at.store.manifest(&stays).await.is_ok());
         assert_eq!(files_below(&at.dir.join(&stays.path)).len(), 5);
-        let removed_again = at.store.remove_tree(&place(1), &goes).await;
+        let removed_again = at.store.remove_tree(&resume(1), &goes).await;
         assert!(removed_again.is_ok(), "{removed_again:?}");
         if let Some(server) = &at.s3 {
             // One removal, of the manifest, before it is asked what else there is.
@@ -188,20 +188,20 @@ async fn a_removed_tree_leaves_nothing_and_takes_nothing_else_with_it() {
 
 #[tokio::test]
 async fn a_tree_that_was_half_removed_or_half_published_is_removed() {
-    for at in Place::both().await {
-        let tree = at.store.publish_tree(adapter(1, 20).path(), &place(1), about()).await.unwrap();
+    for at in Place::all().await {
+        let tree = at.store.publish_tree(adapter(1, 20).path(), &resume(1), about()).await.unwrap();
         let dir = at.dir.join(&tree.path);
         for name in ["manifest.json", "adapter_config.json"] {
             fs::remove_file(dir.join(name)).unwrap();
         }
-        at.store.remove_tree(&place(1), &tree).await.unwrap();
+        at.store.remove_tree(&resume(1), &tree).await.unwrap();
         assert!(files_below(&dir).is_empty());
     }
 }
 
 #[tokio::test]
 async fn a_fact_cannot_have_a_tree_of_another_place_removed() {
-    for at in Place::both().await {
+    for at in Place::all().await {
         let tree = at.store.publish_tree(adapter(1, 10).path(), &place(1), about()).await.unwrap();
         let refused = at.store.remove_tree(&place(2), &tree).await;
         assert!(matches!(refused, Err(RemoveError::Elsewhere { .. })), "{refused:?}");

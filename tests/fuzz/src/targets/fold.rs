@@ -19,7 +19,7 @@ pub(super) fn fold(input: &[u8]) {
     });
     let records: Vec<Record> = (1..)
         .zip(facts.take(FACTS_MAX))
-        .map(|(sequence, fact)| Record { sequence, time_ms: time_ms(sequence), fact })
+        .map(|(sequence, fact)| Record { sequence, time_ms: time_ms(sequence), author: None, fact })
         .collect();
     let mut run: Option<Run> = None;
     for record in &records {

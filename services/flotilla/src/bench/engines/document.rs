@@ -3,11 +3,10 @@
 use std::fmt::Write;
 
 use super::{Engine, Report, TASKS, Task};
+use crate::bench::load_text;
 
 pub(super) fn write(report: &Report) -> String {
     let mut text = String::new();
-    let load =
-        |load: &[f64]| load.iter().map(|load| format!("{load:.2}")).collect::<Vec<_>>().join(" ");
     // Writing to a string cannot fail.
     let _ = writeln!(
         text,
@@ -17,8 +16,8 @@ pub(super) fn write(report: &Report) -> String {
          Machine: {}. Load average before {}, after {}.\n",
         report.threads,
         report.machine,
-        load(&report.load_before),
-        load(&report.load_after),
+        load_text(&report.load_before),
+        load_text(&report.load_after),
     );
     for engine in &report.engines {
         let _ = writeln!(text, "- **{}**: {}", short(&engine.name), engine.name);

@@ -6,6 +6,7 @@ use super::{
     Compared, PATIENCE, Report,
     course::{Course, Mean},
 };
+use crate::bench::load_text;
 
 /// A mean difference of fewer standard errors than this is called a tie.
 const TIE: f64 = 2.0;
@@ -13,8 +14,6 @@ const TIE: f64 = 2.0;
 // Writing to a string cannot fail.
 pub(super) fn write(report: &Report) -> String {
     let mut text = String::new();
-    let load =
-        |load: &[f64]| load.iter().map(|load| format!("{load:.2}")).collect::<Vec<_>>().join(" ");
     let _ = writeln!(
         text,
         "# RAFT in figures\n\n\
@@ -22,8 +21,8 @@ pub(super) fn write(report: &Report) -> String {
          whatever the machine is doing; times do not.\n\n\
          Machine: {}. Load average before {}, after {}; {:.0} min in all{}.",
         report.machine,
-        load(&report.load_before),
-        load(&report.load_after),
+        load_text(&report.load_before),
+        load_text(&report.load_after),
         report.wall_s / 60.0,
         if report.release { "" } else { ", with a debug build" },
     );

@@ -1,0 +1,162 @@
+//! What a version one apart writes can be read: fields and values that are not known yet, fields
+//! that were not there yet. Every fact that the previous version wrote in a recorded fleet is
+//! tried, changed in each of these ways (`docs/UPGRADES.md`).
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::{collections::BTreeSet, fs::File, path::Path};
+
+use serde_json::{Value, json};
+use wire::Fact;
+
+const PREVIOUS: &str = "0.1.0";
+
+fn recorded() -> Vec<(String, Value)> {
+    let recordings = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/recordings");
+    let file = File::open(recordings.join(PREVIOUS).join("facts.jsonl.zst")).unwrap();
+    let text = String::from_utf8(zstd::decode_all(file).unwrap()).unwrap();
+    let fact = |line| {
+        let mut line: Value = serde_json::from_str(line).unwrap();
+        (line["subject"].as_str().unwrap().to_owned(), line["fact"].take())
+    };
+    text.lines().map(fact).collect()
+}
+
+fn read(subject: &str, fact: &Value) -> Result<Fact, String> {
+    let decoded = Fact::decode(subject, fact.to_string().as_bytes());
+    decoded.map_err(|error| format!("{error}: {:?}: {fact}", std::error::Error::source(&error)))
+}
+
+/// Every object of a document, by pointer.
+fn objects(value: &Value, at: &str, found: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            found.push(at.to_owned());
+            for (name, value) in fields {
+                objects(value, &format!("{at}/{}", name.replace('/', "~1")), found);
+            }
+        }
+        Value::Array(items) => {
+            // One of many is like the others.
+            for (index, item) in items.iter().enumerate().take(2) {
+                objects(item, &format!("{at}/{index}"), found);
+            }
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn every_kind_of_fact_that_a_run_writes_was_recorded() {
+    let kinds = |(subject, _): &(String, Value)| subject.split('.').nth(2).unwrap().to_owned();
+    let kinds: BTreeSet<String> = recorded().iter().map(kinds).collect();
+    for kind in [
+        "spec",
+        "control",
+        "cycle",
+        "order",
+        "samples",
+        "verdicts",
+        "selection",
+        "checkpoint",
+        "eval",
+        "failure",
+        "done",
+    ] {
+        assert!(kinds.contains(kind), "no {kind} in {kinds:?}");
+    }
+}
+
+#[test]
+fn facts_of_the_previous_version_are_read_and_written_as_they_were() {
+    for (subject, fact) in recorded() {
+        let read = read(&subject, &fact).unwrap();
+        let again: Value = serde_json::from_slice(&read.encode()).unwrap();
+        assert_eq!(again, fact, "{subject}");
+    }
+}
+
+#[test]
+fn fields_of_the_next_version_are_ignored_wherever_they_are() {
+    let strange = [json!(1), json!("x"), json!({"a": [1]}), json!([{"b": null}])];
+    for (subject, fact) in recorded() {
+        let expected = read(&subject, &fact).unwrap();
+        let mut places = Vec::new();
+        objects(&fact, "", &mut places);
+        for (place, strange) in places.iter().zip(strange.iter().cycle()) {
+            let mut changed = fact.clone();
+            let object = changed.pointer_mut(place).unwrap().as_object_mut().unwrap();
+            if is_map(place) {
+                continue;
+            }
+            object.insert("ofTomorrow".into(), strange.clone());
+            assert_eq!(read(&subject, &changed).unwrap(), expected, "{subject} at {place}");
+        }
+    }
+}
+
+/// Whose entries are not fields.
+fn is_map(place: &str) -> bool {
+    const MAPS: [&str; 4] = ["dropped", "fields", "files", "samplesByAgent"];
+    place.rsplit('/').next().is_some_and(|name| MAPS.contains(&name))
+}
+
+#[test]
+fn no_field_is_needed_to_read_a_fact() {
+    for (subject, fact) in recorded() {
+        let mut places = Vec::new();
+        objects(&fact, "", &mut places);
+        for place in places {
+            let names: Vec<String> =
+                fact.pointer(&place).unwrap().as_object().unwrap().keys().cloned().collect();
+            for name in names {
+                let mut changed = fact.clone();
+                changed.pointer_mut(&place).unwrap().as_object_mut().unwrap().remove(&name);
+                read(&subject, &changed).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_value_that_is_not_known_yet_is_read_as_not_said() {
+    let is_value =
+        |text: &str| text.len() > 2 && text.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
+    let mut tried = BTreeSet::new();
+    for (subject, fact) in recorded() {
+        let mut places = Vec::new();
+        objects(&fact, "", &mut places);
+        for place in places {
+            let values: Vec<(String, String)> = fact
+                .pointer(&place)
+                .unwrap()
+                .as_object()
+                .unwrap()
+                .iter()
+                .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
+                .filter(|(_, value)| is_value(value))
+                .collect();
+            for (name, value) in values {
+                let with = |replacement: Option<&str>| {
+                    let mut changed = fact.clone();
+                    let object = changed.pointer_mut(&place).unwrap().as_object_mut().unwrap();
+                    match replacement {
+                        Some(other) => object.insert(name.clone(), json!(other)),
+                        None => object.remove(&name),
+                    };
+                    read(&subject, &changed)
+                };
+                let unsaid = with(None).unwrap();
+                if with(Some("SOMETHING_FREE")).is_ok_and(|read| read != unsaid) {
+                    // A text that happens to be in capitals.
+                    continue;
+                }
+                tried.insert(value.clone());
+                assert_eq!(with(Some("OF_TOMORROW")).unwrap(), unsaid, "{subject} {place}/{name}");
+            }
+        }
+    }
+    for value in ["PASS", "SUCCEEDED", "FAILED", "PAUSE", "ADAPTER", "MODEL"] {
+        assert!(tried.contains(value), "no {value} in {tried:?}");
+    }
+}

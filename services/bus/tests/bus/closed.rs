@@ -1,0 +1,422 @@
+//! A closed fleet's bus: who may say and read what, tried by real clients one by one.
+
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use authority::{Authority, Identity, KitFiles, Member, Role, Scope, Standing};
+use bus::{
+    Bus, ConnectError, ConnectOptions, Followed, PublishError, Published, ReadError,
+    server::{self, ManagedServer, ServerOptions},
+};
+use futures::StreamExt;
+use tempfile::TempDir;
+use wire::{AgentId, Body, Fact, Pool, WorkKind, v1};
+
+use crate::rig::{control, order, until};
+
+const LEASE: Duration = Duration::from_secs(5);
+
+struct Closed {
+    authority: Authority,
+    server: ManagedServer,
+    /// Who runs the fleet.
+    coordinator: Bus,
+    directory: TempDir,
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
+}
+
+impl Closed {
+    async fn start() -> Self {
+        let directory = TempDir::new().unwrap();
+        let keys = directory.path().join("keys");
+        let (authority, _) = Authority::create(&keys, "test", &[], now()).unwrap();
+        let nats = directory.path().join("nats");
+        let mut options = ServerOptions::new(&nats);
+        let config = authority.nats_config(&nats.join("accounts"), now()).unwrap();
+        options.closed = Some(server::Closed { config, account: authority.account() });
+        let server = ManagedServer::start(&options).await.unwrap();
+        let member = member("coordinator", Standing::Coordinator);
+        let identity = kit(&authority, directory.path(), &member, None);
+        let coordinator = Bus::connect(&reach(&server, identity)).await.unwrap();
+        coordinator.prepare(1).await.unwrap();
+        Self { authority, server, coordinator, directory }
+    }
+
+    fn kit(&self, member: &Member) -> Identity {
+        kit(&self.authority, self.directory.path(), member, None)
+    }
+
+    async fn bus(&self, member: &Member) -> Bus {
+        Bus::connect(&reach(&self.server, self.kit(member))).await.unwrap()
+    }
+
+    async fn agent(&self, name: &str, roles: &[Role]) -> Bus {
+        self.bus(&agent(name, roles)).await
+    }
+}
+
+fn reach(server: &ManagedServer, identity: Identity) -> ConnectOptions {
+    ConnectOptions { urls: vec![server.url()], identity: Some(identity), ..Default::default() }
+}
+
+fn member(name: &str, standing: Standing) -> Member {
+    Member { name: AgentId::new(name).unwrap(), standing }
+}
+
+fn agent(name: &str, roles: &[Role]) -> Member {
+    let pool = Pool::new("default").unwrap();
+    member(name, Standing::Agent { roles: roles.iter().copied().collect(), pool })
+}
+
+fn kit(authority: &Authority, at: &Path, member: &Member, expires_at: Option<u64>) -> Identity {
+    let identity =
+        Identity::named(member.name.as_str()).within(&at.join("kits").join(member.name.as_str()));
+    let key = identity.public_key().unwrap();
+    let jwt = authority.user_jwt(member, &key, now(), expires_at).unwrap();
+    identity.write(&KitFiles { jwt: &jwt, bearer: "", ca: authority.ca_pem() }).unwrap();
+    identity
+}
+
+fn samples(job: &str, agent: &str) -> Fact {
+    let body = v1::Samples { job: job.into(), agent: agent.into(), ..Default::default() };
+    Fact {
+        subject: format!("flotilla.r1.samples.1.{job}").parse().unwrap(),
+        body: Body::Samples(body),
+    }
+}
+
+/// A client without our courtesy, that hears what it is denied.
+struct Rogue {
+    client: async_nats::Client,
+    heard: Arc<Mutex<Vec<String>>>,
+}
+
+impl Rogue {
+    async fn of(closed: &Closed, member: &Member) -> Self {
+        let identity = closed.kit(member);
+        let tls = authority::client_config(closed.authority.ca_pem().as_bytes()).unwrap();
+        let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+        let hearing = heard.clone();
+        let signing = identity.clone();
+        let prove = move |nonce: Vec<u8>| {
+            let mut auth = async_nats::Auth::new();
+            auth.jwt = signing.read_jwt().ok();
+            auth.signature = signing.sign(&nonce).ok();
+            std::future::ready(Ok(auth))
+        };
+        let client = async_nats::ConnectOptions::with_auth_callback(prove)
+            .custom_inbox_prefix(format!("_INBOX_{}", identity.name))
+            .tls_client_config(tls)
+            .require_tls(true)
+            .event_callback(move |event| {
+                if let async_nats::Event::ServerError(error) = event {
+                    hearing.lock().unwrap().push(error.to_string());
+                }
+                std::future::ready(())
+            })
+            .connect(closed.server.url())
+            .await
+            .unwrap();
+        Self { client, heard }
+    }
+
+    /// What the server says before an answer that comes in any case.
+    async fn denied(&self, subject: &str) -> bool {
+        let info = self.client.request("$JS.API.INFO", "".into()).await;
+        info.expect("everybody may ask for it");
+        let said = format!("\"{subject}\"");
+        self.heard.lock().unwrap().iter().any(|heard| heard.contains(&said))
+    }
+
+    async fn may_say(&self, subject: &str) -> bool {
+        self.client.publish(subject.to_owned(), "{}".into()).await.unwrap();
+        self.client.flush().await.unwrap();
+        !self.denied(subject).await
+    }
+
+    async fn may_hear(&self, subject: &str) -> bool {
+        let _hearing = self.client.subscribe(subject.to_owned()).await.unwrap();
+        self.client.flush().await.unwrap();
+        !self.denied(subject).await
+    }
+}
+
+/// Every kind of fact, and what else can be said; those of `a` in a name that is filled in.
+const WORDS: [(&str, &[Who]); 20] = [
+    ("flotilla.r1.spec.NAME", &[Who::Watcher, Who::Operator]),
+    ("flotilla.r1.control.1.NAME", &[Who::Operator]),
+    ("flotilla.r1.cycle.1.plan.NAME", &[]),
+    ("flotilla.r1.cycle.1.done.NAME", &[]),
+    ("flotilla.r1.cycle.1.archived.NAME", &[]),
+    ("flotilla.r1.order.generate.default.1.j1.1.NAME", &[]),
+    ("flotilla.r1.order.train.default.1.1.NAME", &[]),
+    ("flotilla.r1.samples.1.j1.NAME", &[Who::Generator]),
+    ("flotilla.r1.verdicts.1.j1.NAME", &[Who::Verifier]),
+    ("flotilla.r1.selection.1.NAME", &[]),
+    ("flotilla.r1.checkpoint.1.8.NAME", &[Who::Trainer]),
+    ("flotilla.r1.checkpoint.0.8.NAME", &[Who::Trainer, Who::Watcher]),
+    ("flotilla.r1.eval.1.8.held.NAME", &[Who::Evaluator]),
+    ("flotilla.r1.failure.generate.1-j1.1.NAME", &[Who::Generator]),
+    ("flotilla.r1.failure.verify.1-j1.1.NAME", &[Who::Verifier]),
+    ("flotilla.r1.failure.train.1.1.NAME", &[Who::Trainer]),
+    ("flotilla.r1.failure.eval.1-8.1.NAME", &[Who::Evaluator]),
+    ("flotilla.r1.quarantine.box.1.NAME", &[]),
+    ("flotilla.r1.done.NAME", &[]),
+    ("flotilla.agent.status.NAME", &Who::AGENTS),
+];
+
+/// What nobody but the coordinator and admins may say.
+const NOBODYS: [&str; 14] = [
+    "flotilla.r1.samples.1.j1",
+    "$KV.FLOTILLA_FLEET.config",
+    "$KV.FLOTILLA_FLEET.leader",
+    "$KV.FLOTILLA_FLEET.agent.somebody",
+    "$KV.FLOTILLA_MEMBERS.member.somebody",
+    "$JS.API.STREAM.CREATE.MINE",
+    "$JS.API.STREAM.UPDATE.FLOTILLA",
+    "$JS.API.STREAM.DELETE.FLOTILLA",
+    "$JS.API.STREAM.PURGE.FLOTILLA",
+    "$JS.API.STREAM.MSG.DELETE.FLOTILLA",
+    "$JS.API.STREAM.MSG.GET.KV_FLOTILLA_MEMBERS",
+    "$JS.API.CONSUMER.CREATE.FLOTILLA.read-somebody-0",
+    "$JS.API.CONSUMER.DELETE.FLOTILLA.verify",
+    "$SYS.REQ.CLAIMS.UPDATE",
+];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Who {
+    Trainer,
+    Generator,
+    Verifier,
+    Evaluator,
+    Watcher,
+    Reader,
+    Operator,
+}
+
+impl Who {
+    const AGENTS: [Self; 5] =
+        [Self::Trainer, Self::Generator, Self::Verifier, Self::Evaluator, Self::Watcher];
+
+    fn member(self) -> Member {
+        match self {
+            Self::Trainer => agent("me", &[Role::Trainer]),
+            Self::Generator => agent("me", &[Role::Generator]),
+            Self::Verifier => agent("me", &[Role::Verifier]),
+            Self::Evaluator => agent("me", &[Role::Evaluator]),
+            Self::Watcher => agent("me", &[Role::Watcher]),
+            Self::Reader => member("me", Standing::User { scope: Scope::Reader }),
+            Self::Operator => member("me", Standing::User { scope: Scope::Operator }),
+        }
+    }
+}
+
+async fn tries(who: Who) {
+    let closed = Closed::start().await;
+    let rogue = Rogue::of(&closed, &who.member()).await;
+    for (word, whose) in WORDS {
+        let own = word.replace("NAME", "me");
+        assert_eq!(rogue.may_say(&own).await, whose.contains(&who), "{who:?} says {own}");
+        let others = word.replace("NAME", "somebody");
+        assert!(!rogue.may_say(&others).await, "{who:?} says {others}");
+    }
+    for word in NOBODYS {
+        assert!(!rogue.may_say(word).await, "{who:?} says {word}");
+    }
+    let commands = matches!(who, Who::Operator);
+    assert_eq!(rogue.may_say("flotilla.agent.command.somebody").await, commands, "{who:?}");
+    for (kind, takes) in [
+        (WorkKind::Generate, Who::Generator),
+        (WorkKind::Verify, Who::Verifier),
+        (WorkKind::Train, Who::Trainer),
+        (WorkKind::Eval, Who::Evaluator),
+    ] {
+        let queue = kind.queue(&Pool::new("default").unwrap());
+        let pull = format!("$JS.API.CONSUMER.MSG.NEXT.FLOTILLA.{queue}");
+        assert_eq!(rogue.may_say(&pull).await, who == takes, "{who:?} takes {kind} work");
+        let ack = format!("$JS.ACK.FLOTILLA.{queue}.1.1.1.1.0");
+        assert_eq!(rogue.may_say(&ack).await, who == takes, "{who:?} acknowledges {kind} work");
+    }
+    let user = matches!(who, Who::Reader | Who::Operator);
+    assert!(!rogue.may_hear("_INBOX_somebody.>").await, "{who:?} hears others' answers");
+    assert!(!rogue.may_hear("$KV.>").await, "{who:?} hears the buckets");
+    assert_eq!(rogue.may_hear("flotilla.*.eval.>").await, user, "{who:?} hears facts");
+    assert!(rogue.may_hear("flotilla.agent.command.me").await, "{who:?} hears commands");
+}
+
+#[tokio::test]
+async fn a_trainer_says_what_a_trainer_may() {
+    tries(Who::Trainer).await;
+}
+
+#[tokio::test]
+async fn a_generator_says_what_a_generator_may() {
+    tries(Who::Generator).await;
+}
+
+#[tokio::test]
+async fn a_verifier_says_what_a_verifier_may() {
+    tries(Who::Verifier).await;
+}
+
+#[tokio::test]
+async fn an_evaluator_says_what_an_evaluator_may() {
+    tries(Who::Evaluator).await;
+}
+
+#[tokio::test]
+async fn a_watcher_says_what_a_watcher_may() {
+    tries(Who::Watcher).await;
+}
+
+#[tokio::test]
+async fn a_reader_says_nothing() {
+    tries(Who::Reader).await;
+}
+
+#[tokio::test]
+async fn an_operator_steers_in_its_own_name() {
+    tries(Who::Operator).await;
+}
+
+#[tokio::test]
+async fn a_denied_fact_is_told_at_once_and_names_its_subject() {
+    let closed = Closed::start().await;
+    let evaluator = closed.agent("e1", &[Role::Evaluator]).await;
+    let began = std::time::Instant::now();
+    let error = evaluator.publish(&order(1)).await.unwrap_err();
+    let said = format!("{error:?}");
+    assert!(matches!(error, PublishError::Refused { .. }), "{error}");
+    assert!(said.contains("Permissions Violation"), "{said}");
+    assert!(said.contains("order.generate.default.1.j1.1.e1"), "{said}");
+    assert!(began.elapsed() < Duration::from_secs(2), "as a denial, not as a time-out");
+}
+
+#[tokio::test]
+async fn a_place_is_written_once_whoever_writes() {
+    let closed = Closed::start().await;
+    let (a, b) =
+        (closed.agent("a", &[Role::Generator]).await, closed.agent("b", &[Role::Generator]).await);
+    for round in 0..20 {
+        let job = format!("j{round}");
+        let (first, second) = (samples(&job, "a"), samples(&job, "b"));
+        let written = tokio::join!(a.publish(&first), b.publish(&second));
+        let new = |published: &Published| matches!(published, Published::New { .. });
+        let both = [written.0.unwrap(), written.1.unwrap()];
+        assert_eq!(both.iter().filter(|one| new(one)).count(), 1, "{job}: {both:?}");
+        assert_eq!(both[0].sequence(), both[1].sequence(), "{job}: {both:?}");
+        let winner = if new(&both[0]) { "a" } else { "b" };
+        let found = closed.coordinator.get(&first.subject.to_string()).await.unwrap().unwrap();
+        assert_eq!(found.author.unwrap().as_str(), winner);
+        assert_eq!(found.fact.subject, first.subject, "the place does not name its author");
+    }
+    let again = a.publish(&samples("j0", "a")).await.unwrap();
+    assert!(matches!(again, Published::AlreadyThere { .. }), "{again:?}");
+}
+
+#[tokio::test]
+async fn nobody_is_believed_in_anothers_name() {
+    let closed = Closed::start().await;
+    let a = closed.agent("a", &[Role::Generator]).await;
+    a.publish(&samples("j1", "b")).await.unwrap();
+    let mut facts = closed.coordinator.follow(vec!["flotilla.r1.samples.1.*".into()], 0);
+    match facts.next().await.unwrap().unwrap() {
+        Followed::Unreadable { error, .. } => {
+            assert!(error.to_string().contains("a wrote it, in the name of b"), "{error}");
+        }
+        other => panic!("it was read: {other:?}"),
+    }
+    let error = closed.coordinator.get("flotilla.r1.samples.1.j1").await.unwrap_err();
+    assert!(matches!(error, ReadError::Unreadable { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn an_agent_takes_work_and_follows_the_log_as_ever() {
+    let closed = Closed::start().await;
+    let generator = closed.agent("g1", &[Role::Generator]).await;
+    let pool = Pool::new("default").unwrap();
+    let mut queue = generator.work(WorkKind::Generate, &pool, LEASE).await.unwrap();
+    closed.coordinator.publish(&order(1)).await.unwrap();
+    let taken = queue.next(Duration::from_secs(10)).await.unwrap().expect("an order");
+    assert_eq!(taken.record.as_ref().unwrap().fact, order(1));
+    generator.publish(&samples("j1", "g1")).await.unwrap();
+    taken.progress().await.unwrap();
+    taken.ack().await.unwrap();
+    closed.coordinator.publish(&control(1, "enough")).await.unwrap();
+    let mut facts = generator.follow(vec!["flotilla.*.control.*".into()], 0);
+    let Followed::Record(record) = facts.next().await.unwrap().unwrap() else { panic!("a fact") };
+    assert_eq!(record.fact, control(1, "enough"));
+    assert_eq!(record.author.unwrap().as_str(), "coordinator");
+}
+
+#[tokio::test]
+async fn a_member_reads_as_often_as_it_may_and_then_waits() {
+    let closed = Closed::start().await;
+    closed.coordinator.publish(&control(1, "go")).await.unwrap();
+    let reader = closed.bus(&member("ann", Standing::User { scope: Scope::Reader })).await;
+    let mut open = Vec::new();
+    for _ in 0..authority::READ_SLOTS {
+        let mut facts = reader.follow(vec!["flotilla.*.control.*".into()], 0);
+        let first = facts.next().await.unwrap().unwrap();
+        assert!(matches!(first, Followed::Record(_)), "{first:?}");
+        open.push(facts);
+    }
+    let mut late = reader.follow(vec!["flotilla.*.control.*".into()], 0);
+    let waits = tokio::time::timeout(Duration::from_millis(300), late.next()).await;
+    assert!(waits.is_err(), "there is no ninth");
+    open.pop();
+    let first = late.next().await.unwrap().unwrap();
+    assert!(matches!(first, Followed::Record(_)), "{first:?}");
+}
+
+#[tokio::test]
+async fn a_member_goes_on_with_its_renewed_token() {
+    let closed = Closed::start().await;
+    let generator = agent("g1", &[Role::Generator]);
+    let short = Some(now() + 2);
+    let identity = kit(&closed.authority, closed.directory.path(), &generator, short);
+    let bus = Bus::connect(&reach(&closed.server, identity)).await.unwrap();
+    closed.kit(&generator);
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    until("it is back", async || bus.is_connected()).await;
+    let written = bus.publish(&samples("j1", "g1")).await.unwrap();
+    assert!(matches!(written, Published::New { .. }), "{written:?}");
+}
+
+#[tokio::test]
+async fn strangers_stay_outside() {
+    let closed = Closed::start().await;
+    let stranger = ConnectOptions { urls: vec![closed.server.url()], ..Default::default() };
+    let error = Bus::connect(&stranger).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Tls { .. }), "{error:?}");
+    // The right place, with another fleet's word for it.
+    let other = TempDir::new().unwrap();
+    let (stranger, _) = Authority::create(&other.path().join("keys"), "other", &[], now()).unwrap();
+    let g1 = agent("g1", &[Role::Generator]);
+    let identity = kit(&stranger, other.path(), &g1, None);
+    let error = Bus::connect(&reach(&closed.server, identity.clone())).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Tls { .. }), "another authority: {error:?}");
+    std::fs::write(&identity.ca, closed.authority.ca_pem()).unwrap();
+    let error = Bus::connect(&reach(&closed.server, identity)).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Refused { .. }), "another signature: {error:?}");
+}
+
+#[tokio::test]
+async fn roles_of_one_agent_add_up() {
+    let closed = Closed::start().await;
+    let all: BTreeSet<Role> = Role::ALL.into_iter().collect();
+    let all: Vec<Role> = all.into_iter().collect();
+    let rogue = Rogue::of(&closed, &agent("me", &all)).await;
+    for (word, whose) in WORDS {
+        let expected = whose.iter().any(|who| Who::AGENTS.contains(who));
+        let own = word.replace("NAME", "me");
+        assert_eq!(rogue.may_say(&own).await, expected, "{own}");
+    }
+}

@@ -1,0 +1,546 @@
+//! A closed fleet's gateway: who may call what, for how long, and how often; and how one gets in.
+
+use std::{
+    collections::BTreeSet,
+    path::PathBuf,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use authority::{
+    Authority, Fingerprint, Identity, JoinToken, Member, Purpose, Role, Scope, Standing, Statement,
+};
+use bus::{
+    Bus, ConnectOptions,
+    server::{ManagedServer, ServerOptions},
+};
+use control::{Control, Members, Terms};
+use gateway::{
+    Config, Tls,
+    client::{Client, ClientError, PinError, Target, fetch_authority},
+    rpc::{evals_client::EvalsClient, members_client::MembersClient, runs_client::RunsClient},
+};
+use prost::Message;
+use store::Store;
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tonic::{
+    Code, Request, Status,
+    codegen::http::uri::PathAndQuery,
+    transport::{Certificate, Channel, ClientTlsConfig},
+};
+use wire::{AgentId, v1};
+
+use crate::rig::PATIENCE;
+
+struct Closed {
+    address: String,
+    ca_pem: String,
+    keys: PathBuf,
+    bus: Bus,
+    dir: TempDir,
+    _nats: ManagedServer,
+    stop: CancellationToken,
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
+}
+
+/// Somebody's.
+fn user_key() -> String {
+    let directory = TempDir::new().unwrap();
+    Identity::named("somebody").within(directory.path()).public_key().unwrap()
+}
+
+impl Closed {
+    async fn start() -> Self {
+        let dir = TempDir::new().unwrap();
+        let keys = dir.path().join("keys");
+        let (authority, _) = Authority::create(&keys, "test", &[], now().as_secs()).unwrap();
+        let server = ServerOptions::new(dir.path().join("bus"));
+        let nats = ManagedServer::start(&server).await.unwrap();
+        let options = ConnectOptions { urls: vec![nats.url()], ..Default::default() };
+        let bus = Bus::connect(&options).await.unwrap();
+        bus.prepare(1).await.unwrap();
+        bus.prepare_members(1).await.unwrap();
+        let tls = Tls {
+            cert_pem: std::fs::read(authority.server_certificate()).unwrap(),
+            key_pem: std::fs::read(authority.server_key()).unwrap(),
+        };
+        let config = Config { listen: "127.0.0.1:0".parse().unwrap(), tls: Some(tls) };
+        let bound = gateway::bind(config).await.unwrap();
+        let address = bound.address().to_string();
+        let store = Store::open(&format!("file://{}/store", dir.path().display())).await.unwrap();
+        let terms = Terms {
+            keys: keys.clone(),
+            nats: vec!["tls://127.0.0.1:1".into()],
+            gateways: vec![address.clone()],
+            store: store.url().to_owned(),
+            member_ttl: Duration::from_secs(3600),
+        };
+        let members = Members::new(bus.clone(), terms);
+        let stop = CancellationToken::new();
+        let control = Control::with_store(bus.clone(), store);
+        tokio::spawn(bound.closed(members).serve(control, stop.clone()));
+        let ca_pem = authority.ca_pem().to_owned();
+        let closed = Self { address, ca_pem, keys, bus, dir, _nats: nats, stop };
+        closed.answers().await;
+        closed
+    }
+
+    /// Until it has read who is a member, it lets nobody in.
+    async fn answers(&self) {
+        let began = Instant::now();
+        let bearer = self.bearer("admin", Scope::Admin);
+        loop {
+            let mut client = self.client(Some(&bearer)).await;
+            match client.members().await {
+                Ok(_) => return,
+                Err(error) => {
+                    assert!(began.elapsed() < PATIENCE && error.is_transient(), "{error}");
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn bearer(&self, name: &str, scope: Scope) -> String {
+        // As the fleet's own are, who have no records.
+        self.bearer_until(name, Standing::User { scope }, None)
+    }
+
+    fn bearer_until(&self, name: &str, standing: Standing, until: Option<u64>) -> String {
+        let member = Member { name: AgentId::new(name).unwrap(), standing };
+        let issued = now().as_secs() - 10;
+        let authority = Authority::open(&self.keys).unwrap();
+        authority.admit(&member, &user_key(), issued, until).unwrap().bearer
+    }
+
+    fn target(&self, bearer: Option<&str>) -> Target {
+        Target {
+            addresses: vec![self.address.clone()],
+            ca_pem: self.ca_pem.clone(),
+            bearer: bearer.map(str::to_owned),
+        }
+    }
+
+    async fn client(&self, bearer: Option<&str>) -> Client {
+        Client::connect(&self.target(bearer)).await.unwrap()
+    }
+
+    async fn admin(&self) -> Client {
+        self.client(Some(&self.bearer("admin", Scope::Admin))).await
+    }
+
+    async fn channel(&self) -> Channel {
+        let tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(&self.ca_pem))
+            .domain_name(authority::SERVER_NAME);
+        let endpoint = Channel::from_shared(format!("https://{}", self.address)).unwrap();
+        endpoint.tls_config(tls).unwrap().connect().await.unwrap()
+    }
+
+    async fn token(&self, uses: u32) -> JoinToken {
+        let request = v1::CreateTokenRequest {
+            roles: vec!["generator".into(), "evaluator".into()],
+            uses,
+            expires_in_s: 60.0,
+            ..Default::default()
+        };
+        self.admin().await.create_token(request).await.unwrap().line.parse().unwrap()
+    }
+
+    fn identity(&self, name: &str) -> Identity {
+        Identity::named(name).within(&self.dir.path().join("kits").join(name))
+    }
+
+    /// As a box of this name asks with this key, which it may have from another.
+    fn join_request(&self, token: &JoinToken, name: &str, key: &Identity) -> v1::JoinRequest {
+        let at_ms = u64::try_from(now().as_millis()).unwrap();
+        let name = AgentId::new(name).unwrap();
+        let purpose = Purpose::Join { token: &token.id };
+        let statement = Statement { purpose, fleet: token.ca, name: &name, at_ms };
+        v1::JoinRequest {
+            id: token.id.clone(),
+            secret: token.secret.clone(),
+            name: name.to_string(),
+            public_key: key.public_key().unwrap(),
+            proof: Some(v1::KeyProof { at_ms, signature: statement.sign(key).unwrap() }),
+            ..Default::default()
+        }
+    }
+
+    async fn join(&self, token: &JoinToken, name: &str) -> Result<v1::Membership, ClientError> {
+        // Proofs are told apart by their time.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        let request = self.join_request(token, name, &self.identity(name));
+        self.client(None).await.join(request).await
+    }
+
+    fn renew_request(&self, name: &str, at_ms: u64) -> v1::RenewRequest {
+        let fleet = Fingerprint::of_pem(&self.ca_pem).unwrap();
+        let id = AgentId::new(name).unwrap();
+        let statement = Statement { purpose: Purpose::Renew, fleet, name: &id, at_ms };
+        let signature = statement.sign(&self.identity(name)).unwrap();
+        v1::RenewRequest { name: name.into(), proof: Some(v1::KeyProof { at_ms, signature }) }
+    }
+
+    async fn uses_left(&self, token: &JoinToken) -> u32 {
+        let tokens = self.admin().await.tokens().await.unwrap();
+        tokens.iter().find(|one| one.id == token.id).unwrap().uses_left
+    }
+}
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn with<T>(message: T, bearer: &str) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("authorization", format!("Bearer {bearer}").parse().unwrap());
+    request
+}
+
+/// Calls any method with an empty message, and tells whether it was let through.
+async fn is_let_through(channel: &Channel, path: &str, bearer: Option<&str>) -> Result<(), Status> {
+    let mut request = match bearer {
+        Some(bearer) => with((), bearer),
+        None => Request::new(()),
+    };
+    request.set_timeout(Duration::from_millis(300));
+    let mut grpc = tonic::client::Grpc::new(channel.clone());
+    grpc.ready().await.unwrap();
+    let codec = tonic_prost::ProstCodec::<(), ()>::default();
+    let path: PathAndQuery = path.parse().unwrap();
+    let answered = timeout(PATIENCE, grpc.unary(request, path, codec)).await.unwrap();
+    match answered {
+        Err(status) if [Code::Unauthenticated, Code::PermissionDenied].contains(&status.code()) => {
+            Err(status)
+        }
+        // Whatever else became of it was decided by what was called.
+        _ => Ok(()),
+    }
+}
+
+fn methods() -> BTreeSet<String> {
+    let set = prost_types::FileDescriptorSet::decode(wire::FILE_DESCRIPTOR_SET).unwrap();
+    let services = set.file.iter().flat_map(|file| &file.service);
+    let paths = services.flat_map(|service| {
+        service.method.iter().map(|m| format!("/flotilla.v1.{}/{}", service.name(), m.name()))
+    });
+    paths.collect()
+}
+
+const OPERATORS: [&str; 5] =
+    ["Runs/Submit", "Runs/Pause", "Runs/Resume", "Runs/Cancel", "Fleet/Drain"];
+const ADMINS: [&str; 5] = [
+    "Members/CreateToken",
+    "Members/ListTokens",
+    "Members/RevokeToken",
+    "Members/Revoke",
+    "Members/CreateUser",
+];
+/// They bring a proof of their own.
+const PROVEN: [&str; 2] = ["Members/Join", "Members/Renew"];
+
+#[tokio::test]
+async fn each_scope_may_call_its_methods_and_no_others() {
+    let fleet = Closed::start().await;
+    let channel = fleet.channel().await;
+    let agent = Standing::Agent { roles: [Role::Trainer].into(), pool: "default".parse().unwrap() };
+    let callers = [
+        (0, fleet.bearer_until("box-3", agent, None)),
+        (1, fleet.bearer("rita", Scope::Reader)),
+        (2, fleet.bearer("olga", Scope::Operator)),
+        (3, fleet.bearer("ada", Scope::Admin)),
+    ];
+    for path in methods() {
+        let name = path.strip_prefix("/flotilla.v1.").unwrap();
+        if PROVEN.contains(&name) {
+            continue;
+        }
+        let needs = match name {
+            name if ADMINS.contains(&name) => 3,
+            name if OPERATORS.contains(&name) => 2,
+            _ => 1,
+        };
+        let stranger = is_let_through(&channel, &path, None).await.unwrap_err();
+        assert_eq!(stranger.code(), Code::Unauthenticated, "{path}: {stranger}");
+        for (is, bearer) in &callers {
+            match is_let_through(&channel, &path, Some(bearer)).await {
+                Ok(()) => assert!(*is >= needs, "{path} let {is} through"),
+                Err(status) => {
+                    assert!(*is < needs, "{path} refused {is}: {status}");
+                    assert_eq!(status.code(), Code::PermissionDenied);
+                    let scope = ["", "reader", "operator", "admin"][needs];
+                    assert!(status.message().contains(&format!("needs {scope}")), "{status}");
+                }
+            }
+        }
+    }
+    let health = "/grpc.health.v1.Health/Check";
+    is_let_through(&channel, health, None).await.unwrap();
+    let reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+    is_let_through(&channel, reflection, None).await.unwrap_err();
+    is_let_through(&channel, reflection, Some(&callers[0].1)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_bearer_that_is_no_good_is_refused_with_what_helps() {
+    let fleet = Closed::start().await;
+    let other = TempDir::new().unwrap();
+    let at = other.path().join("keys");
+    let (theirs, _) = Authority::create(&at, "theirs", &[], now().as_secs()).unwrap();
+    let standing = || Standing::User { scope: Scope::Admin };
+    let admin = Member { name: AgentId::new("admin").unwrap(), standing: standing() };
+    let foreign = theirs.admit(&admin, &user_key(), now().as_secs(), None).unwrap().bearer;
+    let expired = fleet.bearer_until("ada", standing(), Some(now().as_secs() - 5));
+    let mut runs = RunsClient::new(fleet.channel().await);
+    for (bearer, said) in [
+        ("rubbish", "bearer.jwt"),
+        (&foreign, "not this fleet's"),
+        (&expired, "expired 5 s ago"),
+        ("", "bearer"),
+    ] {
+        let status = runs.list(with(v1::ListRunsRequest {}, bearer)).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unauthenticated, "{status}");
+        assert!(status.message().contains(said), "{said} is not in {status}");
+    }
+    let status = runs.list(v1::ListRunsRequest {}).await.unwrap_err();
+    assert!(status.message().contains("--dir KIT"), "{status}");
+}
+
+#[tokio::test]
+async fn a_revoked_caller_loses_its_streams_within_a_second_and_another_keeps_its_own() {
+    let fleet = Closed::start().await;
+    let token = fleet.token(2).await;
+    for (name, scope) in [("rita", "reader"), ("bob", "reader")] {
+        let request = v1::CreateUserRequest {
+            name: name.into(),
+            public_key: fleet.identity(name).public_key().unwrap(),
+            scope: scope.into(),
+            expires_in_s: 60.0,
+        };
+        let made = fleet.admin().await.create_user(request).await.unwrap();
+        assert_eq!((made.scope.as_str(), made.valid_s), ("reader", 60.0));
+        std::fs::write(fleet.dir.path().join(name), made.bearer).unwrap();
+    }
+    let bearer = |name: &str| std::fs::read_to_string(fleet.dir.path().join(name)).unwrap();
+    let mut evals = EvalsClient::new(fleet.channel().await);
+    let watch = |name: &str| with(v1::WatchEvalsRequest::default(), &bearer(name));
+    let mut ritas = evals.watch(watch("rita")).await.unwrap().into_inner();
+    let mut bobs = evals.watch(watch("bob")).await.unwrap().into_inner();
+
+    // The bus of this test is an open one: it cannot be told, and that is said.
+    let began = Instant::now();
+    let revoking = tokio::spawn({
+        let mut admin = fleet.admin().await;
+        async move { admin.revoke("rita").await }
+    });
+    let status = timeout(PATIENCE, ritas.message()).await.unwrap().unwrap_err();
+    println!("the stream of who was revoked ended after {:?}", began.elapsed());
+    assert_eq!(status.code(), Code::Unauthenticated, "{status}");
+    assert!(status.message().contains("rita was revoked"), "{status}");
+    let error = revoking.await.unwrap().unwrap_err().to_string();
+    assert!(error.contains("rita is recorded as revoked") && error.contains("again"), "{error}");
+    let status = evals.history(with(v1::EvalFilter::default(), &bearer("rita"))).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unauthenticated, "{status}");
+    evals.history(with(v1::EvalFilter::default(), &bearer("bob"))).await.unwrap();
+    assert!(timeout(Duration::from_millis(300), bobs.message()).await.is_err(), "bob's goes on");
+    fleet.join(&token, "rita").await.unwrap_err();
+}
+
+#[tokio::test]
+async fn the_last_uses_of_a_token_go_to_as_many_as_there_are_of_them() {
+    let fleet = Closed::start().await;
+    let token = fleet.token(3).await;
+    let mut joining = JoinSet::new();
+    for n in 0..8 {
+        let name = format!("box-{n}");
+        let request = fleet.join_request(&token, &name, &fleet.identity(&name));
+        let target = fleet.target(None);
+        joining.spawn(async move { Client::connect(&target).await?.join(request).await });
+    }
+    let joined = joining.join_all().await;
+    let (let_in, refused): (Vec<_>, Vec<_>) = joined.into_iter().partition(Result::is_ok);
+    assert_eq!((let_in.len(), fleet.uses_left(&token).await), (3, 0), "{refused:?}");
+    for error in refused.into_iter().map(Result::unwrap_err) {
+        let error = error.to_string();
+        assert!(error.contains("used up") && error.contains("token create"), "{error}");
+    }
+    for joined in let_in.into_iter().map(Result::unwrap) {
+        assert_eq!(joined.roles, ["generator", "evaluator"]);
+        assert_eq!((joined.pool.as_str(), joined.ca_pem), ("default", fleet.ca_pem.clone()));
+        assert_eq!(joined.gateways, std::slice::from_ref(&fleet.address));
+        // The answer was lost: asking again costs nothing.
+        let again = fleet.join(&token, &joined.name).await.unwrap();
+        assert_eq!((again.name, fleet.uses_left(&token).await), (joined.name, 0));
+    }
+}
+
+#[tokio::test]
+async fn joins_that_cannot_be_say_why_and_cost_no_use() {
+    let fleet = Closed::start().await;
+    let token = fleet.token(5).await;
+    fleet.join(&token, "box-1").await.unwrap();
+    let mut client = fleet.client(None).await;
+    let good = |name: &str| fleet.join_request(&token, name, &fleet.identity(name));
+    let wrong = [
+        (v1::JoinRequest { secret: "guess".into(), ..good("box-2") }, "no such join token"),
+        (v1::JoinRequest { id: "zz".into(), ..good("box-2") }, "not signed with the key"),
+        (
+            v1::JoinRequest { roles: vec!["trainer".into()], ..good("box-2") },
+            "generator, evaluator",
+        ),
+        (v1::JoinRequest { roles: vec!["cook".into()], ..good("box-2") }, "is no role"),
+        (v1::JoinRequest { name: "Box 2".into(), ..good("box-2") }, "must be 1 to 64"),
+        (v1::JoinRequest { proof: None, ..good("box-2") }, "not signed"),
+        (fleet.join_request(&token, "box-1", &fleet.identity("box-2")), "another member's"),
+        (good("admin"), "the fleet's own"),
+    ];
+    for (request, said) in wrong {
+        let error = client.join(request).await.unwrap_err().to_string();
+        assert!(error.contains(said), "{said} is not in: {error}");
+    }
+    assert_eq!(fleet.uses_left(&token).await, 4);
+    fleet.admin().await.revoke_token(&token.id).await.unwrap();
+    let error = fleet.join(&token, "box-2").await.unwrap_err().to_string();
+    assert!(error.contains("was revoked"), "{error}");
+    let secretless = format!("{:?}", fleet.admin().await.tokens().await.unwrap());
+    assert!(!secretless.contains(&token.secret), "{secretless}");
+    assert!(secretless.contains("box-1"), "{secretless}");
+}
+
+#[tokio::test]
+async fn a_member_renews_by_its_key_once_for_each_proof_until_it_is_revoked() {
+    let fleet = Closed::start().await;
+    let token = fleet.token(1).await;
+    fleet.join(&token, "box-1").await.unwrap();
+    let mut client = fleet.client(None).await;
+    let ms = || u64::try_from(now().as_millis()).unwrap();
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    let request = fleet.renew_request("box-1", ms());
+    let renewed = client.renew(request.clone()).await.unwrap();
+    assert_eq!((renewed.valid_s, renewed.roles.len()), (3600.0, 2));
+    let error = client.renew(request).await.unwrap_err().to_string();
+    assert!(error.contains("used already"), "{error}");
+    let error = client.renew(fleet.renew_request("box-1", ms() - 900_000)).await.unwrap_err();
+    assert!(error.to_string().contains("clocks differ by 9"), "{error}");
+    fleet.identity("box-9").public_key().unwrap();
+    let error = client.renew(fleet.renew_request("box-9", ms())).await.unwrap_err();
+    assert!(error.to_string().contains("no member box-9"), "{error}");
+    fleet.identity("box-2").public_key().unwrap();
+    let mut stolen = fleet.renew_request("box-2", ms());
+    stolen.name = "box-1".into();
+    let error = client.renew(stolen).await.unwrap_err().to_string();
+    assert!(error.contains("not signed with the key of box-1"), "{error}");
+
+    fleet.admin().await.revoke("box-1").await.unwrap_err();
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    let error = client.renew(fleet.renew_request("box-1", ms())).await.unwrap_err();
+    assert!(error.is_final() && error.to_string().contains("was revoked"), "{error}");
+    // A box that was set up anew has a new key, and may have the old name.
+    std::fs::remove_dir_all(fleet.dir.path().join("kits/box-1")).unwrap();
+    let token = fleet.token(1).await;
+    fleet.join(&token, "box-1").await.unwrap();
+}
+
+#[tokio::test]
+async fn whoever_guesses_at_secrets_is_slowed_down() {
+    let fleet = Closed::start().await;
+    let token = fleet.token(1).await;
+    let mut client = MembersClient::new(fleet.channel().await);
+    let mut request = fleet.join_request(&token, "box-1", &fleet.identity("box-1"));
+    request.secret = "guess".into();
+    let mut refused = Vec::new();
+    for _ in 0..40 {
+        refused.push(client.join(request.clone()).await.unwrap_err());
+    }
+    let slowed: Vec<_> =
+        refused.iter().filter(|status| status.code() == Code::ResourceExhausted).collect();
+    assert!((5..=11).contains(&slowed.len()), "{slowed:?}");
+    assert!(slowed[0].message().contains("try again in"), "{:?}", slowed[0]);
+    assert!(slowed[0].metadata().contains_key("retry-after"), "{:?}", slowed[0]);
+    // Members have rates of their own.
+    fleet.admin().await.members().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_fleet_is_known_by_its_authority_and_by_nothing_else() {
+    let fleet = Closed::start().await;
+    let ours = Fingerprint::of_pem(&fleet.ca_pem).unwrap();
+    let fetched = fetch_authority(&fleet.address, ours).await.unwrap();
+    assert_eq!(Fingerprint::of_pem(&fetched).unwrap(), ours);
+    Client::connect(&Target { ca_pem: fetched, ..fleet.target(None) }).await.map(drop).unwrap();
+
+    let other = Fingerprint::of(b"another");
+    let error = fetch_authority(&fleet.address, other).await.unwrap_err();
+    assert!(matches!(error, PinError::Other { .. }), "{error}");
+    assert!(error.to_string().contains(&ours.to_string()), "{error}");
+
+    let directory = TempDir::new().unwrap();
+    let at = directory.path().join("keys");
+    let (theirs, _) = Authority::create(&at, "theirs", &[], now().as_secs()).unwrap();
+    let wrong = Target { ca_pem: theirs.ca_pem().to_owned(), ..fleet.target(None) };
+    let error = Client::connect(&wrong).await.map(drop).unwrap_err();
+    assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains("certificate"), "{error}");
+    let plain = Channel::from_shared(format!("http://{}", fleet.address)).unwrap().connect().await;
+    if let Ok(plain) = plain {
+        RunsClient::new(plain).list(v1::ListRunsRequest {}).await.unwrap_err();
+    }
+}
+
+#[tokio::test]
+async fn what_was_granted_outlives_the_gateway() {
+    let fleet = Closed::start().await;
+    let token = fleet.token(2).await;
+    fleet.join(&token, "box-1").await.unwrap();
+    // Another coordinator's, on the same bus and with the same keys.
+    let terms = Terms {
+        keys: fleet.keys.clone(),
+        nats: Vec::new(),
+        gateways: Vec::new(),
+        store: String::new(),
+        member_ttl: Duration::from_secs(60),
+    };
+    let second = Members::new(fleet.bus.clone(), terms);
+    let members = second.list().await.unwrap();
+    assert_eq!((members.len(), members[0].name.as_str()), (1, "box-1"));
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    let request = fleet.join_request(&token, "box-2", &fleet.identity("box-2"));
+    assert_eq!(second.join(&request).await.unwrap().valid_s, 60.0);
+    assert_eq!(fleet.uses_left(&token).await, 0);
+}
+
+#[tokio::test]
+async fn whoever_connects_and_says_nothing_is_sent_away() {
+    let fleet = Closed::start().await;
+    let mut silent = TcpStream::connect(&fleet.address).await.unwrap();
+    let mut rude = TcpStream::connect(&fleet.address).await.unwrap();
+    rude.write_all(b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n").await.unwrap();
+    let tls = authority::client_config(fleet.ca_pem.as_bytes()).unwrap();
+    let name = authority::SERVER_NAME.try_into().unwrap();
+    let socket = TcpStream::connect(&fleet.address).await.unwrap();
+    let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(tls));
+    let mut shaken = connector.connect(name, socket).await.unwrap();
+
+    let mut said = Vec::new();
+    // Told in TLS that this is none, and closed at once.
+    let _ = timeout(Duration::from_secs(5), rude.read_to_end(&mut said)).await.unwrap();
+    let closed = async {
+        let mut said = Vec::new();
+        let _ = silent.read_to_end(&mut said).await;
+        let _ = shaken.read_to_end(&mut said).await;
+    };
+    timeout(PATIENCE, closed).await.unwrap();
+    fleet.admin().await.members().await.unwrap();
+}

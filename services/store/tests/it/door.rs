@@ -1,0 +1,313 @@
+//! What is particular to a store behind a gateway: who may do what, gateways that die, and
+//! addresses that are signed.
+
+use std::{fs, time::Duration};
+
+use store::{Cache, Door, Fault, PutError, RemoveError, Store, TreePlace};
+use tempfile::TempDir;
+use wire::v1;
+
+use crate::support::{MIB, Place, about, adapter, noise, place, told};
+
+/// Waits until the door has seen so many requests with all these words.
+async fn until(at: &Place, words: &[&str], count: usize) {
+    let door = at.door.as_ref().unwrap();
+    let seen = || {
+        let all = |line: &&String| words.iter().all(|word| line.contains(word));
+        door.requests().iter().filter(all).count()
+    };
+    let waited = async {
+        while seen() < count {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), waited).await.expect("the requests were sent");
+}
+
+fn weights(mib: usize) -> (TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("weights");
+    fs::write(&path, noise(1, mib * MIB)).unwrap();
+    (dir, path)
+}
+
+fn model() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("config.json"), "{}").unwrap();
+    dir
+}
+
+/// Which of the things that members write this one may.
+async fn written_by(store: &Store, seed: u64) -> [bool; 4] {
+    let told_why = |error: &PutError| {
+        let said = told(error);
+        assert!(said.contains("may not write"), "{said}");
+        assert!(matches!(error, PutError::Fault(Fault::Refused { .. })), "{said}");
+        false
+    };
+    let checkpoint = adapter(seed, 10);
+    let run = "raft-1".parse().unwrap();
+    let step = u32::try_from(seed).unwrap();
+    let put = [
+        store.publish_tree(checkpoint.path(), &place(step), about()).await.map(|_| ()),
+        store
+            .publish_tree(checkpoint.path(), &TreePlace::resume(&run, 0, step), about())
+            .await
+            .map(|_| ()),
+        store.put_blob(noise(seed, 100).into()).await.map(|_| ()),
+        store
+            .publish_tree(model().path(), &TreePlace::model(&format!("m{seed}")).unwrap(), about())
+            .await
+            .map(|_| ()),
+    ];
+    put.map(|put| put.as_ref().map_or_else(told_why, |()| true))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_member_writes_checkpoints_resume_states_blobs_and_models_or_is_told_why_not() {
+    for at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
+        let readable = at.store.put_blob(noise(99, 1000).into()).await.unwrap();
+        for (n, (who, may)) in [
+            ("trainer", [true, true, false, false]),
+            ("watcher", [true, false, true, true]),
+            ("generator", [false; 4]),
+            ("verifier", [false; 4]),
+            ("evaluator", [false; 4]),
+            ("reader", [false; 4]),
+            ("operator", [false, false, true, true]),
+            ("admin", [false, false, true, true]),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let store = at.as_seen_by(&format!("box-{n}.{who}"));
+            store.check().await.unwrap();
+            assert_eq!(store.get_blob(&readable, 1000).await.unwrap(), noise(99, 1000), "{who}");
+            assert_eq!(written_by(&store, 100 + n as u64).await, may, "{who}");
+        }
+        assert!(!at.dir.join("blobs/xx").exists());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_a_trainer_removes_and_only_what_its_optimizer_left() {
+    for at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
+        let run = "raft-1".parse().unwrap();
+        let (kept, state) = (place(1), TreePlace::resume(&run, 0, 1));
+        let dir = adapter(1, 10);
+        let checkpoint = at.store.publish_tree(dir.path(), &kept, about()).await.unwrap();
+        let resume = at.store.publish_tree(dir.path(), &state, about()).await.unwrap();
+        let refused = |removed: Result<(), RemoveError>| {
+            let error = removed.unwrap_err();
+            assert!(told(&error).contains("may not remove"), "{}", told(&error));
+        };
+        let trainer = at.as_seen_by("box-1.trainer");
+        for who in ["box-2.evaluator", "ann.admin", "box-4.watcher"] {
+            refused(at.as_seen_by(who).remove_tree(&state, &resume).await);
+        }
+        refused(trainer.remove_tree(&kept, &checkpoint).await);
+        trainer.manifest(&checkpoint).await.unwrap();
+        trainer.remove_tree(&state, &resume).await.unwrap();
+        assert!(trainer.manifest(&resume).await.is_err());
+        assert!(!at.dir.join(&resume.path).join("adapter_config.json").exists());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_changes_what_is_committed_nor_stores_what_a_name_does_not_say() {
+    for at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
+        let tree = at.store.publish_tree(adapter(1, 10).path(), &place(1), about()).await.unwrap();
+        let door = at.door.as_ref().unwrap();
+        let url = at.store.url().to_owned();
+        let http = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
+        let put = async |key: String, body: Vec<u8>| {
+            let put = http.put(format!("{url}/{key}")).bearer_auth("box-9.trainer+operator");
+            put.body(body).send().await.unwrap().status().as_u16()
+        };
+        let manifest = format!("{}/manifest.json", tree.path);
+        assert_eq!(put(manifest.clone(), b"{}".to_vec()).await, 409);
+        let json = fs::read(at.dir.join(&manifest)).unwrap();
+        assert_eq!(put(manifest.clone(), json.clone()).await, 204, "the same again is fine");
+        // As large as it is, and other bytes; it stays.
+        let weights = format!("{}/adapter_model.safetensors", tree.path);
+        assert_eq!(put(weights.clone(), vec![0; 10]).await, 204);
+        assert_eq!(fs::read(at.dir.join(&weights)).unwrap(), noise(1, 10));
+        // Another tree's manifest, and a blob, under names that are not theirs.
+        let stranger = "runs/raft-1/checkpoints/c0-s9-0123456789ab/manifest.json";
+        assert_eq!(put(stranger.to_owned(), json).await, 400);
+        let hex = "ab".repeat(32);
+        assert_eq!(put(format!("blobs/ab/{hex}"), b"other".to_vec()).await, 400);
+        assert!(!at.dir.join(format!("blobs/ab/{hex}")).exists());
+        assert_eq!(put(".door/identity".to_owned(), b"mine".to_vec()).await, 403);
+        assert!(door.requests().len() > 6);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stranger_is_asked_who_he_is_and_told_where_the_answer_comes_from() {
+    let at = Place::file().await.behind_a_door();
+    let blob = at.store.put_blob(noise(1, 10).into()).await.unwrap();
+    let gateway = at.door.as_ref().unwrap().door("x.trainer").unwrap().gateway;
+    let stranger = Store::through(&Door { gateway, ca: None, bearer: None }).unwrap();
+    let error = stranger.get_blob(&blob, 10).await.unwrap_err();
+    assert!(told(&error).contains("from a kit of this fleet"), "{}", told(&error));
+    assert!(!error.may_pass());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ranges_lengths_and_what_is_not_there_are_told_as_http_has_it() {
+    let at = Place::file().await.behind_a_door();
+    at.store.publish_tree(adapter(7, 1000).path(), &place(1), about()).await.unwrap();
+    let tree = fs::read_dir(at.dir.join("runs/raft-1/checkpoints")).unwrap().next().unwrap();
+    let tree = tree.unwrap().file_name().into_string().unwrap();
+    let url =
+        format!("{}/runs/raft-1/checkpoints/{tree}/adapter_model.safetensors", at.store.url());
+    let http = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
+    let get = async |range: &str| {
+        let get = http.get(&url).bearer_auth("box-1.evaluator").header("range", range);
+        let answer = get.send().await.unwrap();
+        let heads = answer.headers().get("content-range").map(|v| v.to_str().unwrap().to_owned());
+        (
+            answer.status().as_u16(),
+            heads.unwrap_or_default(),
+            answer.bytes().await.unwrap().to_vec(),
+        )
+    };
+    let all = noise(7, 1000);
+    assert_eq!(get("bytes=10-19").await, (206, "bytes 10-19/1000".into(), all[10..20].to_vec()));
+    assert_eq!(get("bytes=-5").await, (206, "bytes 995-999/1000".into(), all[995..].to_vec()));
+    assert_eq!(
+        get("bytes=990-5000").await,
+        (206, "bytes 990-999/1000".into(), all[990..].to_vec())
+    );
+    let (status, heads, _) = get("bytes=1000-").await;
+    assert_eq!((status, heads.as_str()), (416, "bytes */1000"));
+    assert_eq!(get("lines=1-2").await, (200, String::new(), all));
+    let head = http.head(&url).bearer_auth("box-1.evaluator").send().await.unwrap();
+    assert_eq!(head.headers()["content-length"], "1000");
+    let gone = http.get(format!("{url}x")).bearer_auth("box-1.evaluator").send().await.unwrap();
+    assert_eq!(gone.status().as_u16(), 404);
+    assert_eq!(gone.text().await.unwrap(), "there is no such object");
+    // Nothing is taken whose size is not known, or is too large.
+    let chunked = reqwest::Body::wrap_stream(futures::stream::iter([Ok::<_, std::io::Error>("x")]));
+    let put = http.put(&url).bearer_auth("box-1.trainer").body(chunked).send().await.unwrap();
+    assert_eq!(put.status().as_u16(), 411);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_goes_on_when_the_gateway_is_killed_midway_and_comes_back() {
+    for mut at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
+        let (_dir, path) = weights(160);
+        let (store, file) = (at.store.clone(), path.clone());
+        let upload = tokio::spawn(async move { store.put_blob_file(&file).await });
+        until(&at, &["part="], 4).await;
+        at.door.as_mut().unwrap().kill();
+        assert!(!upload.is_finished());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        at.door.as_mut().unwrap().restart().unwrap();
+        let blob = upload.await.unwrap().unwrap();
+        assert_eq!(at.store.get_blob(&blob, u64::MAX).await.unwrap(), noise(1, 160 * MIB));
+        let left = fs::read_dir(at.dir.join(".door/uploads")).map_or(0, Iterator::count);
+        assert_eq!(left, 0, "nothing of it stays behind");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_goes_on_when_the_gateway_is_killed_midway_and_comes_back() {
+    for mut at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
+        let blob = at.store.put_blob(noise(1, 160 * MIB).into()).await.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::open(dir.path(), u64::MAX).unwrap();
+        let (store, wanted) = (at.store.clone(), blob.clone());
+        let fetch = tokio::spawn(async move { cache.blob(&store, &wanted).await });
+        until(&at, &["GET"], 3).await;
+        at.door.as_mut().unwrap().kill();
+        assert!(!fetch.is_finished());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        at.door.as_mut().unwrap().restart().unwrap();
+        let held = fetch.await.unwrap().unwrap();
+        assert_eq!(fs::read(held.path()).unwrap(), noise(1, 160 * MIB));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_of_an_s3_store_pass_the_gateway_by_and_no_bearer_goes_with_them() {
+    let at = Place::s3().await.behind_a_door();
+    let (_dir, path) = weights(40);
+    let blob = at.store.put_blob_file(&path).await.unwrap();
+    assert_eq!(at.store.get_blob(&blob, u64::MAX).await.unwrap(), noise(1, 40 * MIB));
+    let door = at.door.as_ref().unwrap().requests();
+    assert!(!door.iter().any(|line| line.starts_with("PUT")), "{door:?}");
+    let signed = at.s3.as_ref().unwrap().requests();
+    let signed: Vec<_> = signed.iter().filter(|line| line.contains("X-Amz-Signature")).collect();
+    assert_eq!(signed.iter().filter(|line| line.starts_with("PUT")).count(), 3);
+    assert_eq!(signed.iter().filter(|line| line.starts_with("GET")).count(), 3);
+    let bearers = at.s3.as_ref().unwrap().bearers();
+    assert_eq!(bearers, 0, "the store's server saw a bearer");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_box_that_cannot_reach_the_stores_own_server_goes_through_the_gateway() {
+    let at = Place::s3().await.behind_a_door();
+    let small = at.store.put_blob(noise(2, 10).into()).await.unwrap();
+    at.door.as_ref().unwrap().shut_elsewhere();
+    assert_eq!(at.store.get_blob(&small, 10).await.unwrap(), noise(2, 10));
+    let (_dir, path) = weights(40);
+    let blob = at.store.put_blob_file(&path).await.unwrap();
+    assert_eq!(at.store.get_blob(&blob, u64::MAX).await.unwrap(), noise(1, 40 * MIB));
+    let signed = at.s3.as_ref().unwrap().requests();
+    assert!(!signed.iter().any(|line| line.contains("X-Amz-Signature")), "{signed:?}");
+    assert!(at.door.as_ref().unwrap().requests().iter().any(|line| line.starts_with("PUT")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_members_upload_is_out_of_reach() {
+    let at = Place::file().await.behind_a_door();
+    let http = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
+    let url = format!("{}/runs/raft-1/checkpoints/c0-s1-0123456789ab/w", at.store.url());
+    let begin = http.post(format!("{url}?begin")).bearer_auth("box-1.trainer");
+    let begun = begin.send().await.unwrap().text().await.unwrap();
+    let id = begun.split('"').nth(3).unwrap().to_owned();
+    let send = async |who: &str, url: &str| {
+        let put = http.put(format!("{url}?upload={id}&part=0&offset=0")).bearer_auth(who);
+        put.body("bytes").send().await.unwrap().status().as_u16()
+    };
+    assert_eq!(send("box-2.trainer", &url).await, 409);
+    assert_eq!(send("box-1.trainer", &format!("{url}2")).await, 409);
+    assert_eq!(send("box-1.trainer", &url).await, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_transfers_than_there_is_room_for_wait_and_all_come_to_their_end() {
+    let at = Place::file().await.behind_a_door();
+    let blob = at.store.put_blob(noise(3, 4 * MIB).into()).await.unwrap();
+    let fetches = (0..100).map(|_| {
+        let (store, blob): (Store, v1::Blob) = (at.store.clone(), blob.clone());
+        tokio::spawn(async move { store.get_blob(&blob, u64::MAX).await.unwrap().len() })
+    });
+    for fetch in fetches.collect::<Vec<_>>() {
+        assert_eq!(fetch.await.unwrap(), 4 * MIB);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_error_and_no_debug_output_shows_a_bearer_or_a_signed_address() {
+    let mut at = Place::s3().await.behind_a_door();
+    let blob = at.store.put_blob(noise(3, 1000).into()).await.unwrap();
+    let bearer = "box-1.trainer+operator";
+    at.s3.as_mut().unwrap().kill();
+    let fetch = at.store.get_blob(&blob, 1000);
+    let waited = tokio::time::timeout(Duration::from_secs(3), fetch).await;
+    assert!(waited.is_err(), "it waits for the store");
+    at.s3.as_mut().unwrap().restart().unwrap();
+    fs::remove_dir_all(at.dir.join("blobs")).unwrap();
+    let error = at.store.get_blob(&blob, 1000).await.unwrap_err();
+    let refused = at.as_seen_by("box-7.generator").put_blob(noise(4, 10).into()).await.unwrap_err();
+    for said in
+        [told(&error), format!("{error:?}"), format!("{refused:?}"), format!("{:?}", at.store)]
+    {
+        for secret in [bearer, "X-Amz", "test-secret-key"] {
+            assert!(!said.contains(secret), "{said}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The Debian package: what it would hold is there, and fits together. It is built by `make deb`.
+
+use std::process::Command;
+
+use deploy::{read, root, run};
+use serde_json::Value;
+
+fn metadata() -> Value {
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(root()).args(["metadata", "--format-version=1", "--no-deps", "--offline"]);
+    let output = run(&mut command);
+    let all: Value = serde_json::from_slice(&output.stdout).expect("cargo's metadata");
+    let packages = all["packages"].as_array().expect("packages");
+    let ours = packages.iter().find(|package| package["name"] == "flotilla").expect("flotilla");
+    ours["metadata"]["deb"].clone()
+}
+
+/// Source, destination and mode of each file.
+fn assets(deb: &Value) -> Vec<[String; 3]> {
+    let assets = deb["assets"].as_array().expect("assets");
+    let text = |asset: &Value, one: usize| asset[one].as_str().expect("a text").to_owned();
+    assets.iter().map(|asset| std::array::from_fn(|one| text(asset, one))).collect()
+}
+
+#[test]
+fn everything_the_package_names_is_there_or_is_built() {
+    let deb = metadata();
+    let crate_directory = root().join("services/flotilla");
+    for [source, destination, mode] in assets(&deb) {
+        assert!(!destination.starts_with('/'), "{destination}");
+        if source.starts_with("target/") || source.starts_with("../../target/") {
+            let name = source.rsplit('/').next().expect("a name");
+            assert!(read("Makefile").contains(name) || name == "flotilla", "nobody makes {source}");
+            continue;
+        }
+        let path = crate_directory.join(&source);
+        let (directory, name) = (path.parent().expect("a directory"), path.file_name());
+        let name = name.expect("a name").to_string_lossy();
+        let entries =
+            std::fs::read_dir(directory).unwrap_or_else(|error| panic!("{source}: {error}"));
+        let ending = name.strip_prefix('*');
+        let found = entries.flatten().filter(|entry| {
+            let entry = entry.file_name().to_string_lossy().into_owned();
+            ending.map_or(entry == name, |ending| entry.ends_with(ending))
+        });
+        assert!(found.count() > 0, "{source} is not there");
+        let modes = ["644", "600", "755"];
+        assert!(modes.contains(&mode.as_str()), "{source}: {mode}");
+    }
+    for script in ["postinst", "prerm"] {
+        let path = crate_directory.join(deb["maintainer-scripts"].as_str().expect("a path"));
+        let text = std::fs::read_to_string(path.join(script)).expect("a script");
+        assert!(text.starts_with("#!/bin/sh\nset -e\n"), "{script}");
+    }
+}
+
+#[test]
+fn units_find_the_program_and_the_settings_where_the_package_puts_them() {
+    let deb = metadata();
+    let installed: Vec<String> = assets(&deb)
+        .into_iter()
+        .map(|[source, destination, _]| {
+            let name = source.rsplit('/').next().expect("a name");
+            let whole = if destination.ends_with('/') { destination + name } else { destination };
+            format!("/{whole}")
+        })
+        .collect();
+    assert!(installed.contains(&"/usr/bin/flotilla".to_owned()));
+    for name in ["flotilla-agent", "flotilla-up", "flotilla-coordinator"] {
+        let unit = format!("/usr/lib/systemd/system/{name}.service");
+        assert!(installed.contains(&unit), "{unit} is not installed");
+        let text = read(format!("deploy/systemd/{name}.service"));
+        assert!(text.contains("ExecStart=/usr/bin/flotilla "), "{name}");
+        let settings = text.lines().find_map(|line| line.strip_prefix("EnvironmentFile=-"));
+        let settings = settings.expect("settings").to_owned();
+        assert!(installed.contains(&settings), "{settings} is not installed");
+        let conf_files = deb["conf-files"].as_array().expect("conf-files");
+        assert!(conf_files.contains(&settings.as_str().into()), "{settings} would be overwritten");
+        let documentation =
+            text.lines().find_map(|line| line.strip_prefix("Documentation=file://"));
+        assert!(installed.contains(&documentation.expect("documentation").to_owned()), "{name}");
+    }
+    // Settings may hold secrets.
+    for [source, _, mode] in assets(&deb).iter().filter(|asset| asset[0].ends_with(".env")) {
+        assert_eq!(mode, "600", "{source}");
+    }
+}

@@ -1,0 +1,209 @@
+//! A fleet that the previous version left, in the hands of today's: what it wrote is read, what it
+//! began is finished. `recordings/VERSION` holds the fleet's directory as it was cut off, and what
+//! that version answered about it.
+//!
+//! A release records itself: `cargo nextest run -p e2e --run-ignored only -E 'test(=record)'`, on a
+//! machine whose name may be read by anybody, writes `recordings/VERSION`. Keep the previous one's.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use async_nats::jetstream;
+use e2e::{Files, Fleet, Sampling, until};
+use serde_json::{Value, json};
+
+const LIMIT: Duration = Duration::from_secs(180);
+const PREVIOUS: &str = "0.1.0";
+const AGENTS: &str = "trainer,generator=2,verifier,evaluator";
+/// Done by then, and archived.
+const DONE: [&str; 3] = ["base-1", "raft-1", "doomed-1"];
+const CUT: &str = "raft-2";
+const RECORDING_BYTES_MAX: u64 = 500 << 10;
+
+fn recordings() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("recordings")
+}
+
+/// What is asked about each run that had ended, in any version.
+fn questions(run: &str) -> [Vec<&str>; 3] {
+    [vec!["run", "show", run], vec!["eval", "history", run], vec!["checkpoint", "list", run]]
+}
+
+/// Whether `now` says all that `then` said: there may be more.
+fn includes(now: &Value, then: &Value, at: &str) {
+    match (now, then) {
+        (Value::Object(now), Value::Object(then)) => {
+            for (key, then) in then {
+                let now = now.get(key).unwrap_or_else(|| panic!("{at}.{key} is said no more"));
+                includes(now, then, &format!("{at}.{key}"));
+            }
+        }
+        (Value::Array(now), Value::Array(then)) => {
+            assert_eq!(now.len(), then.len(), "{at}");
+            for (index, (now, then)) in now.iter().zip(then).enumerate() {
+                includes(now, then, &format!("{at}[{index}]"));
+            }
+        }
+        _ => assert_eq!(now, then, "{at}"),
+    }
+}
+
+#[test]
+fn what_the_previous_version_wrote_is_read_and_what_it_began_is_finished() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = recordings().join(PREVIOUS);
+    let packed = File::open(recording.join("fleet.tar.zst")).unwrap();
+    tar::Archive::new(zstd::Decoder::new(packed).unwrap()).unpack(directory.path()).unwrap();
+    let then: Value =
+        serde_json::from_slice(&fs::read(directory.path().join("answers.json")).unwrap()).unwrap();
+    let fleet = Fleet::up_in(directory, AGENTS, &["--open", "--keep-cycles", "1"], []);
+
+    let finished = fleet.finish(CUT, LIMIT);
+    assert_eq!(finished["cyclesDone"].as_array().unwrap().len(), 2, "{finished:#}");
+    fleet.audit_clean(CUT);
+    let submitted = |facts: &[Value], kind: &str| {
+        let of = |fact: &&Value| fact["subject"].as_str().unwrap().contains(kind);
+        facts.iter().filter(of).count()
+    };
+    let facts = fleet.facts(CUT);
+    assert_eq!(submitted(&facts, ".spec"), 1);
+    assert!(submitted(&facts, ".checkpoint.") > 0);
+
+    for run in DONE {
+        for question in questions(run) {
+            let now = fleet.json(&question).unwrap();
+            includes(&now, &then[question.join(" ")], &question.join(" "));
+        }
+        let audit = fleet.run(&["audit", run, "--deep"]);
+        assert_eq!(audit.code, 0, "{audit:?}");
+        let explained = fleet.run(&["run", "explain", run]);
+        assert_eq!(explained.code, 0, "{explained:?}");
+    }
+    let listed = fleet.json(&["run", "list"]).unwrap();
+    let state = |run: &str| {
+        let runs = listed.as_array().unwrap().iter();
+        runs.clone().find(|shown| shown["run"] == run).map(|shown| shown["state"].clone())
+    };
+    assert_eq!(state("doomed-1"), Some(json!("FAILED")), "{listed:#}");
+    assert_eq!(state("raft-1"), Some(json!("SUCCEEDED")), "{listed:#}");
+    assert_eq!(state("spared-1"), Some(json!("CANCELLED")), "{listed:#}");
+    let exported = fleet.path().join("exported").display().to_string();
+    let export = fleet.run(&["checkpoint", "export", "raft-1", "--out", &exported]);
+    assert_eq!(export.code, 0, "{export:?}");
+}
+
+/// Makes `recordings/VERSION` of the version that is built.
+#[test]
+#[ignore = "writes the recording that later versions are tested with"]
+fn record() {
+    let version = env!("CARGO_PKG_VERSION");
+    let mut fleet = Fleet::up_with(AGENTS, &["--open", "--keep-cycles", "1"], []);
+    let files = Files::create(fleet.path());
+    let sampling = Sampling { prompts: 8, per_prompt: 2, max_new_tokens: 24, cycles: 3 };
+    let base = fleet.submit(&files.sft(20, 10));
+    fleet.finish(&base, LIMIT);
+    let run = fleet.submit(&files.raft(&base, sampling));
+    fleet.finish(&run, LIMIT);
+    let variant = |spec: PathBuf, name: &str, changes: &[(&str, &str)]| {
+        let mut text = fs::read_to_string(spec).unwrap();
+        for (from, to) in changes {
+            assert!(text.contains(from), "{from}");
+            text = text.replace(from, to);
+        }
+        let path = files.path(&format!("{name}.yaml"));
+        fs::write(&path, text).unwrap();
+        path
+    };
+    // No example fits, which no box can help.
+    let changes = [("name: base", "name: doomed"), ("max_tokens: 64", "max_tokens: 3")];
+    let doomed = fleet.submit(&variant(files.sft(20, 10), "doomed", &changes));
+    fleet.end(&doomed, "FAILED", LIMIT);
+    let changes = [
+        ("name: base", "name: spared"),
+        ("max_steps: 20", "max_steps: 100000"),
+        ("save_every: 10", "save_every: 100000"),
+    ];
+    let spared = fleet.submit(&variant(files.sft(20, 10), "spared", &changes));
+    fleet.run(&["run", "pause", &spared]);
+    fleet.run(&["run", "cancel", &spared, "--reason", "for a recording"]);
+    until("a run that nobody wants has ended", LIMIT, || fleet.outcome(&spared));
+    await_archives(&fleet);
+    let answers: serde_json::Map<String, Value> = DONE
+        .iter()
+        .flat_map(|run| questions(run))
+        .map(|question| (question.join(" "), fleet.json(&question).unwrap()))
+        .collect();
+    let heavy = Sampling { prompts: 96, per_prompt: 8, max_new_tokens: 160, cycles: 1 };
+    let cut = fleet.submit(&files.raft(&base, heavy));
+    assert_eq!(cut, CUT);
+    fleet.await_samples(&cut, 16, LIMIT);
+    let facts = facts_of(&fleet.nats());
+    assert!(fleet.outcome(&cut).is_none(), "too fast to be cut off");
+    fleet.terminate();
+    until("the fleet is down", LIMIT, || fleet.ended());
+
+    let recording = recordings().join(version);
+    fs::create_dir_all(&recording).unwrap();
+    let lines: String = facts.iter().map(|fact| format!("{fact}\n")).collect();
+    let packed = zstd::encode_all(lines.as_bytes(), 19).unwrap();
+    fs::write(recording.join("facts.jsonl.zst"), packed).unwrap();
+    let file = File::create(recording.join("fleet.tar.zst")).unwrap();
+    let mut tar = tar::Builder::new(zstd::Encoder::new(file, 19).unwrap());
+    let text = serde_json::to_vec_pretty(&answers).unwrap();
+    fs::write(fleet.path().join("answers.json"), text).unwrap();
+    tar.append_path_with_name(fleet.path().join("answers.json"), "answers.json").unwrap();
+    tar.append_dir_all("nats/store", fleet.path().join("nats/store")).unwrap();
+    for part in ["blobs", "models", "runs"] {
+        tar.append_dir_all(format!("store/{part}"), fleet.path().join("store").join(part)).unwrap();
+    }
+    tar.into_inner().unwrap().finish().unwrap().flush().unwrap();
+    let sizes = fs::read_dir(&recording).unwrap().map(|entry| entry.unwrap().metadata().unwrap());
+    let bytes: u64 = sizes.map(|meta| meta.len()).sum();
+    assert!(bytes < RECORDING_BYTES_MAX, "{bytes} bytes");
+}
+
+fn await_archives(fleet: &Fleet) {
+    let nats = fleet.nats();
+    until("done cycles are archived", LIMIT, || {
+        let facts = facts_of(&nats);
+        facts.iter().any(|fact| fact["message"] == "Archived").then_some(())
+    });
+}
+
+/// Every entry of the log: where, when, what.
+fn facts_of(nats: &str) -> Vec<Value> {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let client = async_nats::connect(nats).await.unwrap();
+        let stream = jetstream::new(client).get_stream("FLOTILLA").await.unwrap();
+        let state = &stream.cached_info().state;
+        let mut facts = Vec::new();
+        for sequence in state.first_sequence..=state.last_sequence {
+            let Ok(entry) = stream.get_raw_message(sequence).await else { continue };
+            let headers: Vec<(String, String)> = entry
+                .headers
+                .iter()
+                .flat_map(|(name, values)| {
+                    values.iter().map(|value| (name.to_string(), value.to_string()))
+                })
+                .collect();
+            let header = |wanted: &str| headers.iter().find(|(name, _)| name == wanted);
+            let message = header("Flotilla-Type").map(|(_, value)| value.clone());
+            facts.push(json!({
+                "sequence": sequence,
+                "time": entry.time.to_string(),
+                "subject": entry.subject.as_str(),
+                "message": message,
+                "headers": headers,
+                "fact": serde_json::from_slice::<Value>(&entry.payload).unwrap(),
+            }));
+        }
+        facts
+    })
+}
