@@ -106,8 +106,13 @@ impl Lineage<'_> {
     /// Removes the state of the checkpoint before a step: it is of no use any more. Whatever
     /// hinders that hinders nothing else.
     pub(crate) async fn forget_before(&self, step: u32) {
-        if let Ok(Some(old)) = self.before(step).await {
-            self.forget(&old).await;
+        match self.before(step).await {
+            Ok(Some(old)) => self.forget(&old).await,
+            Ok(None) => {}
+            Err(error) => {
+                let (run, error) = (&self.job.run, format!("{error:?}"));
+                tracing::warn!(%run, step, error, "a resume state may stay in the store");
+            }
         }
     }
 

@@ -87,16 +87,71 @@ pub(crate) fn operator(
     sign(key, &key.public_key(), name, now, None, nats)
 }
 
-/// An account; the keys of `signing` may make its users, and users of `revoked` keys whose tokens
-/// were made at or before the time given are cut off.
+/// What an account is to a server.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AccountClaims<'a> {
+    /// The public key that it goes by: `A…`.
+    pub(crate) account: &'a str,
+    pub(crate) name: &'a str,
+    /// Keys that may make its users.
+    pub(crate) signing: &'a [String],
+    /// Users of these keys whose tokens were made at or before the time given are cut off.
+    pub(crate) revoked: &'a BTreeMap<String, u64>,
+    pub(crate) part: Part<'a>,
+}
+
+/// What an account is for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Part<'a> {
+    /// Where servers hear of accounts.
+    System,
+    /// Where the log is.
+    Fleet,
+    /// One member's: what it says and hears is that account's, by import, and nothing else. Its
+    /// answers come to it alone, wherever it wants them.
+    Member { fleet: &'a str, permissions: &'a Permissions },
+}
+
+/// What the fleet's account lets accounts import that name it; only ours do. Of the API, what has
+/// more than one answer is told apart: a server remembers who asked for as long as answers may come.
+const SERVICES: [(&str, Answers); 8] = [
+    ("$JS.API.INFO", Answers::One),
+    ("$JS.API.STREAM.>", Answers::One),
+    ("$JS.API.CONSUMER.INFO.>", Answers::One),
+    ("$JS.API.CONSUMER.MSG.NEXT.>", Answers::Many),
+    ("$JS.API.DIRECT.GET.>", Answers::Many),
+    ("$JS.ACK.>", Answers::One),
+    ("$KV.>", Answers::One),
+    ("flotilla.>", Answers::One),
+];
+const STREAM: &str = "flotilla.>";
+
+#[derive(Clone, Copy)]
+enum Answers {
+    One,
+    Many,
+}
+
+impl Answers {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::One => "Singleton",
+            Self::Many => "Stream",
+        }
+    }
+}
+
+/// Connections a member may have at one server: its agents' and its scripts'.
+const MEMBER_CONNECTIONS: i64 = 256;
+const MEMBER_SUBSCRIPTIONS: i64 = 10_000;
+
+/// An account's token.
 pub(crate) fn account(
     operator: &KeyPair,
-    account: &str,
-    signing: &[String],
-    name: &str,
+    claims: &AccountClaims<'_>,
     now: u64,
-    revoked: &BTreeMap<String, u64>,
 ) -> Result<String, ClaimsError> {
+    let AccountClaims { account, name, signing, revoked, part } = *claims;
     let mut nats = json!({
         "limits": {
             "subs": UNLIMITED, "data": UNLIMITED, "payload": UNLIMITED, "imports": UNLIMITED,
@@ -106,17 +161,46 @@ pub(crate) fn account(
         "type": "account",
         "version": 2,
     });
-    // The system account has no streams, and a server refuses one that may have some.
+    match part {
+        Part::System => {}
+        Part::Fleet => {
+            // Only here: a server refuses a system account that may have streams.
+            for limit in ["mem_storage", "disk_storage", "streams", "consumer"] {
+                nats["limits"][limit] = UNLIMITED.into();
+            }
+            nats["exports"] = exports();
+        }
+        Part::Member { fleet, permissions } => {
+            nats["limits"]["conn"] = MEMBER_CONNECTIONS.into();
+            nats["limits"]["subs"] = MEMBER_SUBSCRIPTIONS.into();
+            nats["limits"]["leaf"] = 0.into();
+            nats["limits"]["exports"] = 0.into();
+            nats["imports"] = imports(fleet, permissions);
+        }
+    }
     if !signing.is_empty() {
         nats["signing_keys"] = json!(signing);
-        for limit in ["mem_storage", "disk_storage", "streams", "consumer"] {
-            nats["limits"][limit] = UNLIMITED.into();
-        }
     }
     if !revoked.is_empty() {
         nats["revocations"] = json!(revoked);
     }
     sign(operator, account, name, now, None, nats)
+}
+
+fn exports() -> Value {
+    let service = |(subject, answers): (&str, Answers)| {
+        json!({ "name": subject, "subject": subject, "type": "service",
+                "response_type": answers.as_str() })
+    };
+    let mut exports: Vec<Value> = SERVICES.into_iter().map(service).collect();
+    exports.push(json!({ "name": STREAM, "subject": STREAM, "type": "stream" }));
+    exports.into()
+}
+
+fn imports(fleet: &str, permissions: &Permissions) -> Value {
+    let import = |kind: &'static str| move |subject: &String| json!({ "name": subject, "subject": subject, "account": fleet, "type": kind });
+    let said = permissions.publish.iter().map(import("service"));
+    said.chain(permissions.heard_of_fleet().map(import("stream"))).collect()
 }
 
 /// Of `account`, made by its key or its signing key.
@@ -125,7 +209,7 @@ pub(crate) fn user(
     account: &str,
     claims: &UserClaims<'_>,
 ) -> Result<String, ClaimsError> {
-    let Permissions { publish, subscribe, answer } = claims.permissions;
+    let Permissions { publish, subscribe } = claims.permissions;
     let mut nats = json!({
         "pub": allowed(publish),
         "sub": allowed(subscribe),
@@ -135,10 +219,6 @@ pub(crate) fn user(
     });
     if signer.public_key() != account {
         nats["issuer_account"] = account.into();
-    }
-    if *answer {
-        // One answer to each request, within five seconds.
-        nats["resp"] = json!({ "max": 1, "ttl": 5_000_000_000_u64 });
     }
     sign(signer, claims.public_key, claims.name, claims.issued_at, claims.expires_at, nats)
 }

@@ -1,7 +1,8 @@
 //! The keys of a fleet, in one directory of its first machine. Whoever has them is the fleet.
 //!
-//! An *operator* key vouches for the account, the *account* is the fleet, its *signing key*
-//! makes members, and the *system account* is where a server hears of revocations.
+//! An *operator* key vouches for accounts; one *account* is the fleet, and each member but its own
+//! has another; their *signing key* makes users of them, and the *system account* is where a server
+//! hears of accounts.
 
 mod servers;
 
@@ -11,13 +12,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nkeys::KeyPair;
+use nkeys::{KeyPair, KeyPairType};
+use ring::hmac;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     FileError, Member, Permissions, bearer,
     certificates::{self, CertificateError, Pair, Use},
-    claims::{self, ClaimsError, UserClaims},
+    claims::{self, AccountClaims, ClaimsError, Part, UserClaims},
     files,
     kit::{key_pair, seed},
 };
@@ -52,7 +54,7 @@ struct About {
     /// Public keys that made members before the present one, and still count.
     #[serde(default)]
     retiring: Vec<String>,
-    /// Of members that were cut off: their keys, and when.
+    /// Of members that ran the fleet and were cut off: their keys, and when.
     #[serde(default)]
     revoked: BTreeMap<String, u64>,
 }
@@ -279,7 +281,7 @@ impl Authority {
         Ok(retired)
     }
 
-    /// Cuts off whoever has this key, for tokens made until now.
+    /// Cuts off whoever has this key in the fleet's own account, for tokens made until now.
     ///
     /// # Errors
     /// When that cannot be written down.
@@ -305,22 +307,6 @@ impl Authority {
         now: u64,
         expires_at: Option<u64>,
     ) -> Result<Admission, AuthorityError> {
-        let jwt = self.user_jwt(member, public_key, now, expires_at)?;
-        let bearer = bearer::mint(&self.signing, member, public_key, now, expires_at)?;
-        Ok(Admission { jwt, bearer })
-    }
-
-    /// A member's token for the bus.
-    ///
-    /// # Errors
-    /// When it cannot be signed.
-    pub fn user_jwt(
-        &self,
-        member: &Member,
-        public_key: &str,
-        now: u64,
-        expires_at: Option<u64>,
-    ) -> Result<String, AuthorityError> {
         let permissions = Permissions::of(member);
         let claims = UserClaims {
             name: member.name.as_str(),
@@ -329,7 +315,52 @@ impl Authority {
             expires_at,
             permissions: &permissions,
         };
-        Ok(claims::user(&self.signing, &self.account.public_key(), &claims)?)
+        let account = match member.standing.runs_the_fleet() {
+            true => self.account.public_key(),
+            false => self.account_of(public_key)?.public_key(),
+        };
+        let jwt = claims::user(&self.signing, &account, &claims)?;
+        let bearer = bearer::mint(&self.signing, member, public_key, now, expires_at)?;
+        Ok(Admission { jwt, bearer })
+    }
+
+    /// What servers are told of a member whose key this is: before it is let in, and when it is cut
+    /// off, for tokens made until `revoked`. Of those that run the fleet, [`Authority::revoke`] says
+    /// who was.
+    ///
+    /// # Errors
+    /// When it cannot be signed.
+    pub fn member_account(
+        &self,
+        member: &Member,
+        public_key: &str,
+        now: u64,
+        revoked: Option<u64>,
+    ) -> Result<String, AuthorityError> {
+        if member.standing.runs_the_fleet() {
+            return self.account_jwt(now);
+        }
+        let revoked = revoked.map(|at| (public_key.to_owned(), at));
+        let claims = AccountClaims {
+            account: &self.account_of(public_key)?.public_key(),
+            name: member.name.as_str(),
+            signing: &self.issuers(),
+            revoked: &revoked.into_iter().collect(),
+            part: Part::Member {
+                fleet: &self.account.public_key(),
+                permissions: &Permissions::of(member),
+            },
+        };
+        Ok(claims::account(&self.operator, &claims, now)?)
+    }
+
+    /// The account of a member's key follows from it and from the fleet's, so that it needs no
+    /// record, and only the fleet can tell. It signs nothing.
+    fn account_of(&self, public_key: &str) -> Result<KeyPair, AuthorityError> {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, seed(&self.account)?.as_bytes());
+        let tag = hmac::sign(&key, format!("flotilla account of {public_key}").as_bytes());
+        let bytes = tag.as_ref().try_into().expect("SHA-256 has 32 bytes");
+        KeyPair::new_from_raw(KeyPairType::Account, bytes).map_err(AuthorityError::Make)
     }
 
     /// What a server is told of the fleet as it is now.
@@ -337,14 +368,14 @@ impl Authority {
     /// # Errors
     /// When it cannot be signed.
     pub fn account_jwt(&self, now: u64) -> Result<String, AuthorityError> {
-        Ok(claims::account(
-            &self.operator,
-            &self.account.public_key(),
-            &self.issuers(),
-            &self.about.fleet,
-            now,
-            &self.about.revoked,
-        )?)
+        let claims = AccountClaims {
+            account: &self.account.public_key(),
+            name: &self.about.fleet,
+            signing: &self.issuers(),
+            revoked: &self.about.revoked,
+            part: Part::Fleet,
+        };
+        Ok(claims::account(&self.operator, &claims, now)?)
     }
 }
 

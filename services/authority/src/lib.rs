@@ -3,7 +3,8 @@
 //!
 //! A *member* is an agent, a user or a coordinator. It has a key of its own that never leaves
 //! its box; what it is given is a NATS user JWT for the bus, and a bearer for the gateway, both
-//! signed by the fleet's signing key.
+//! signed by the fleet's signing key. On the bus it has an account of its own, which imports what
+//! it may say and hear; the coordinator and admins are in the fleet's.
 //!
 //! Architecture Invariant: nothing here reads a clock or opens a connection.
 
@@ -27,6 +28,6 @@ pub use join_token::{Fingerprint, JoinToken, JoinTokenError, NoRandomness};
 pub use keys::{Admission, Authority, AuthorityError, Created};
 pub use kit::{Identity, KitFiles};
 pub use member::{Member, Role, Scope, Standing, UnknownRole, UnknownScope};
-pub use permissions::{Permissions, READ_SLOTS, reader_name};
+pub use permissions::Permissions;
 pub use proof::{ProofError, Purpose, SKEW_MS, Statement, check_user_key};
 pub use tls::{TlsError, choose_provider, client_config};

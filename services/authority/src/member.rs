@@ -38,6 +38,14 @@ pub enum Standing {
     Coordinator,
 }
 
+impl Standing {
+    /// Whether it is in the fleet's own account, where everything is allowed; others have accounts
+    /// of their own.
+    pub fn runs_the_fleet(&self) -> bool {
+        matches!(self, Self::Coordinator | Self::User { scope: Scope::Admin })
+    }
+}
+
 /// Names are unique over all members of a fleet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
@@ -68,7 +76,7 @@ impl Role {
     }
 
     /// The work it takes from the log; a watcher takes none.
-    pub(crate) fn work(self) -> Option<WorkKind> {
+    pub fn work(self) -> Option<WorkKind> {
         match self {
             Self::Trainer => Some(WorkKind::Train),
             Self::Generator => Some(WorkKind::Generate),

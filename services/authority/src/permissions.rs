@@ -1,43 +1,39 @@
 //! What each member may say and hear on the bus. NATS checks subjects, so everything that must
 //! not be said by others has its sayer's name in its subject.
 //!
+//! The same subjects are all that a member's account imports of the fleet's: what it is denied is
+//! told by its own permissions, and what it could do around them ends in an account where nobody
+//! else is.
+//!
 //! The subjects are those of `bus`, whose tests try every one of these with real clients.
+
+use std::collections::BTreeSet;
 
 use wire::{AgentId, Pool, WorkKind};
 
 use crate::{Member, Role, Scope, Standing};
 
-/// Reads of the log and of the fleet's bucket that one member can have open at a time, in all its
-/// processes. Each is a consumer, which must have a name the member may use.
-pub const READ_SLOTS: u32 = 8;
-
 const LOG: &str = "FLOTILLA";
 const BUCKET: &str = "KV_FLOTILLA_FLEET";
 
-/// Subjects of one member; everything else is refused.
+/// How the subjects begin at which a member hears its answers.
+const INBOX: &str = "_INBOX_";
+
+/// Subjects of one member; everything else is refused. No subject lies within another.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Permissions {
     pub publish: Vec<String>,
     pub subscribe: Vec<String>,
-    /// Whether it may answer what it is asked.
-    pub answer: bool,
-}
-
-/// What the consumer of one of a member's reads is called.
-pub fn reader_name(member: &AgentId, slot: u32) -> String {
-    format!("read-{member}-{slot}")
 }
 
 impl Permissions {
     pub fn of(member: &Member) -> Self {
         let name = &member.name;
-        match &member.standing {
-            // The account is the fleet: these two run it.
-            Standing::Coordinator | Standing::User { scope: Scope::Admin } => Self {
-                publish: vec![">".to_owned()],
-                subscribe: vec![">".to_owned()],
-                answer: false,
-            },
+        let mut all = match &member.standing {
+            standing if standing.runs_the_fleet() => {
+                let everything = || vec![">".to_owned()];
+                return Self { publish: everything(), subscribe: everything() };
+            }
             Standing::User { scope } => Self::user(name, *scope),
             Standing::Agent { roles, pool } => {
                 let mut all = Self::reader(name);
@@ -47,28 +43,30 @@ impl Permissions {
                 }
                 all
             }
-        }
+            Standing::Coordinator => Self::default(),
+        };
+        all.publish = widest(all.publish);
+        all
     }
 
-    /// Reads everything, hears its own answers.
+    /// What it hears that others say.
+    pub(crate) fn heard_of_fleet(&self) -> impl Iterator<Item = &String> {
+        self.subscribe.iter().filter(|subject| !subject.starts_with(INBOX))
+    }
+
+    /// Reads everything, hears everything, and its own answers. It makes no consumers: one could be
+    /// told to deliver to any subject of the fleet.
     fn reader(name: &AgentId) -> Self {
         let mut publish = vec!["$JS.API.INFO".to_owned()];
         for stream in [LOG, BUCKET] {
-            publish.push(format!("$JS.API.STREAM.INFO.{stream}"));
-            publish.push(format!("$JS.API.STREAM.MSG.GET.{stream}"));
-            for slot in 0..READ_SLOTS {
-                let reader = reader_name(name, slot);
-                // CREATE and DELETE, but not the names of others.
-                publish.push(format!("$JS.API.CONSUMER.*.{stream}.{reader}"));
-                publish.push(format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.{reader}"));
-            }
+            let verbs = ["STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET"];
+            publish.extend(verbs.map(|verb| format!("$JS.API.{verb}.{stream}")));
         }
-        Self { publish, subscribe: vec![format!("_INBOX_{name}.>")], answer: false }
+        Self { publish, subscribe: vec![format!("{INBOX}{name}.>"), "flotilla.>".to_owned()] }
     }
 
     fn user(name: &AgentId, scope: Scope) -> Self {
         let mut all = Self::reader(name);
-        all.subscribe.push("flotilla.>".to_owned());
         if scope >= Scope::Operator {
             all.publish.extend([
                 format!("flotilla.*.spec.{name}"),
@@ -83,10 +81,9 @@ impl Permissions {
     fn agent(&mut self, name: &AgentId) {
         self.publish.extend([
             format!("flotilla.agent.status.{name}"),
+            format!("flotilla.agent.answer.{name}"),
             format!("$KV.FLOTILLA_FLEET.agent.{name}"),
         ]);
-        self.subscribe.push(format!("flotilla.agent.command.{name}"));
-        self.answer = true;
     }
 
     fn role(&mut self, role: Role, name: &AgentId, pool: &Pool) {
@@ -107,13 +104,64 @@ impl Permissions {
     /// Takes work of a kind from the queue it shares with its like.
     fn work(&mut self, kind: WorkKind, pool: &Pool) {
         let queue = kind.queue(pool);
-        let filter = kind.filter(pool);
         self.publish.extend([
-            format!("$JS.API.CONSUMER.CREATE.{LOG}.{queue}.{filter}"),
+            format!("$JS.API.CONSUMER.INFO.{LOG}.{queue}"),
             format!("$JS.API.CONSUMER.MSG.NEXT.{LOG}.{queue}"),
             format!("$JS.ACK.{LOG}.{queue}.>"),
             // As newer servers name deliveries: with domain and account.
             format!("$JS.ACK.*.*.{LOG}.{queue}.>"),
         ]);
+    }
+}
+
+/// Without those that others contain: a server refuses an account that imports a subject twice.
+fn widest(subjects: Vec<String>) -> Vec<String> {
+    let unique: BTreeSet<String> = subjects.into_iter().collect();
+    let within = |one: &String| unique.iter().any(|other| one != other && contains(other, one));
+    unique.iter().filter(|one| !within(one)).cloned().collect()
+}
+
+/// Whether every subject that matches `narrow` matches `wide`.
+fn contains(wide: &str, narrow: &str) -> bool {
+    let (mut wide, mut narrow) = (wide.split('.'), narrow.split('.'));
+    loop {
+        match (wide.next(), narrow.next()) {
+            (Some(">"), Some(_)) | (None, None) => return true,
+            (Some("*"), Some(token)) if token != ">" => {}
+            (Some(one), Some(other)) if one == other => {}
+            _ => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Role;
+
+    #[test]
+    fn a_subject_contains_what_is_narrower() {
+        for (wide, narrow, expected) in [
+            ("a.*.c", "a.b.c", true),
+            ("a.>", "a.b.c", true),
+            ("a.>", "a", false),
+            ("a.*", "a.>", false),
+            ("a.b", "a.b.c", false),
+            ("a.*.c", "a.*.c", true),
+            ("a.b.c", "a.*.c", false),
+            ("a.>", "a.>", true),
+        ] {
+            assert_eq!(contains(wide, narrow), expected, "{wide} contains {narrow}");
+        }
+    }
+
+    #[test]
+    fn roles_that_overlap_give_each_subject_once() {
+        let roles = [Role::Trainer, Role::Watcher].into();
+        let standing = Standing::Agent { roles, pool: "default".parse().unwrap() };
+        let member = Member { name: "me".parse().unwrap(), standing };
+        let Permissions { publish, .. } = Permissions::of(&member);
+        let checkpoints: Vec<_> = publish.iter().filter(|s| s.contains("checkpoint")).collect();
+        assert_eq!(checkpoints, ["flotilla.*.checkpoint.*.*.me"]);
     }
 }

@@ -4,7 +4,10 @@ use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use async_nats::{Auth, AuthError, Client, ConnectErrorKind, ServerAddr, jetstream};
 use authority::{AuthorityError, Held, Identity};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout, timeout_at},
+};
 use wire::AgentId;
 
 use crate::{
@@ -68,8 +71,8 @@ pub(crate) struct Shared {
     pub(crate) producer: Producer,
     /// In a closed fleet: what all facts are signed with, as their subject's end.
     pub(crate) author: Option<AgentId>,
-    /// Set when the names of consumers are not ours to choose.
-    pub(crate) reader: Option<AgentId>,
+    /// In an account of our own, with what it imports of the fleet's: we make no consumers there.
+    pub(crate) restricted: bool,
     /// How the subjects begin at which answers come.
     pub(crate) inbox: String,
     pub(crate) monitor_urls: Vec<String>,
@@ -169,7 +172,7 @@ impl Bus {
                 connection,
                 producer: options.producer.clone(),
                 inbox: member.as_ref().map_or("_INBOX".to_owned(), Entering::inbox),
-                reader: member.as_ref().filter(|m| !m.unlimited).map(|m| m.name.clone()),
+                restricted: member.as_ref().is_some_and(|member| !member.unlimited),
                 author: member.map(|member| member.name),
                 monitor_urls: options.monitor_urls.clone(),
             }),
@@ -216,6 +219,11 @@ impl Bus {
     /// Whether the server can be reached right now.
     pub fn is_connected(&self) -> bool {
         *self.shared.connection.connected.borrow()
+    }
+
+    /// Changes with each new connection: what servers were told may be gone with the one before.
+    pub fn connections(&self) -> watch::Receiver<u64> {
+        self.shared.connection.generation.subscribe()
     }
 
     /// Whether it is connected or tries to be; false once it is closed for good.

@@ -5,6 +5,7 @@
 //! Architecture Invariant: nothing outside this crate names async-nats.
 
 mod backoff;
+mod batch;
 mod connect;
 mod connection;
 mod delivery;
@@ -19,6 +20,7 @@ mod publish;
 mod pull;
 mod purge;
 mod read;
+mod reading;
 mod request;
 pub mod server;
 mod snapshot;

@@ -199,8 +199,8 @@ fn log_config(replicas: usize, bytes_max: Option<u64>) -> Config {
         max_message_size: MAX_FACT_BYTES,
         // Nobody edits history entry by entry; what is archived is purged by subject.
         deny_delete: true,
-        // Reads decide things: they go to the leader.
-        allow_direct: false,
+        // In batches, by members of closed fleets; what a read decides is asked of the leader.
+        allow_direct: true,
         ..Config::default()
     }
 }
@@ -221,6 +221,7 @@ pub(crate) fn bucket_config(bucket: &str, description: &str, replicas: usize) ->
         max_consumers: -1,
         allow_rollup: true,
         deny_delete: true,
+        allow_direct: true,
         ..Config::default()
     }
 }
@@ -266,12 +267,14 @@ fn addition(found: &Config, wanted: &Config) -> Option<Config> {
     let too_small = found.max_message_size > 0
         && (wanted.max_message_size <= 0 || found.max_message_size < wanted.max_message_size);
     let other_bound = wanted.max_bytes > 0 && found.max_bytes != wanted.max_bytes;
-    if missing.is_empty() && !too_small && !other_bound {
+    let direct = wanted.allow_direct && !found.allow_direct;
+    if missing.is_empty() && !too_small && !other_bound && !direct {
         return None;
     }
     let mut update = found.clone();
     update.subjects.extend(missing);
     update.max_message_size = wanted.max_message_size;
+    update.allow_direct |= wanted.allow_direct;
     if other_bound {
         update.max_bytes = wanted.max_bytes;
     }

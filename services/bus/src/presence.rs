@@ -21,6 +21,8 @@ use crate::{
 const CONFIG_KEY: &str = "config";
 const AGENT_PREFIX: &str = "agent.";
 const STATUS_PREFIX: &str = "flotilla.agent.status.";
+/// Names a command, so that its answer can.
+const COMMAND_HEADER: &str = "Flotilla-Command";
 /// An agent that listens confirms a command at once.
 const COMMAND_LIMIT: Duration = Duration::from_secs(3);
 
@@ -106,12 +108,26 @@ impl Bus {
         agent: &AgentId,
         command: &AgentCommand,
     ) -> Result<(), PresenceError> {
-        let sent = self.ask(command_subject(agent), HeaderMap::new(), json(command), COMMAND_LIMIT);
-        match sent.await {
+        let not_listening = || PresenceError::NotListening { agent: agent.to_string() };
+        let client = &self.shared.client;
+        let heard = client.subscribe(answer_subject(agent)).await;
+        let heard = heard.map_err(|error| closed("command an agent", error))?;
+        let nonce = client.new_inbox();
+        let ours = |message: &async_nats::Message| {
+            let confirmed = message.payload == nonce.as_bytes();
+            std::future::ready(confirmed)
+        };
+        let mut heard = std::pin::pin!(heard.filter(ours));
+        let mut headers = HeaderMap::new();
+        headers.insert(COMMAND_HEADER, nonce.as_str());
+        let sent = self.ask(command_subject(agent), headers, json(command), COMMAND_LIMIT);
+        let sent = tokio::select! {
+            sent = sent => sent,
+            Some(_) = heard.next() => return Ok(()),
+        };
+        match sent {
             Ok(_) => Ok(()),
-            Err(RequestError::NoResponders { .. }) => {
-                Err(PresenceError::NotListening { agent: agent.to_string() })
-            }
+            Err(RequestError::NoResponders { .. }) => Err(not_listening()),
             Err(source) => {
                 Err(PresenceError::Request { what: format!("command agent {agent}"), source })
             }
@@ -132,21 +148,31 @@ impl Bus {
             .subscribe(command_subject(agent))
             .await
             .map_err(|error| closed("listen for commands", error))?;
-        let client = self.shared.client.clone();
+        let bus = self.clone();
+        let answers = answer_subject(agent);
         let confirm = move |message: async_nats::Message| {
-            let client = client.clone();
+            let (bus, answers) = (bus.clone(), answers.clone());
             async move {
                 let command = lenient(&message.subject, &message.payload)?;
-                if let Some(reply) = message.reply {
-                    // The sender notices a lost confirmation by itself.
-                    let _ = client.publish(reply, Bytes::new()).await;
-                    // Whoever is told to leave may drop the connection next.
-                    let _ = client.flush().await;
-                }
+                bus.confirm(answers, &message).await;
                 Some(command)
             }
         };
         Ok(heard.filter_map(confirm).boxed())
+    }
+
+    /// The sender notices a lost confirmation by itself.
+    async fn confirm(&self, answers: String, command: &async_nats::Message) {
+        let client = &self.shared.client;
+        // Where the sender wants its answer is, in an account of our own, nowhere.
+        let nonce = command.headers.as_ref().and_then(|headers| headers.get(COMMAND_HEADER));
+        if let Some(nonce) = nonce {
+            let _ = client.publish(answers, Bytes::from(nonce.as_str().to_owned())).await;
+        } else if let Some(reply) = &command.reply {
+            let _ = client.publish(reply.clone(), Bytes::new()).await;
+        }
+        // Whoever is told to leave may drop the connection next.
+        let _ = client.flush().await;
     }
 
     /// What a box must know to join; None when nobody has said yet.
@@ -179,6 +205,10 @@ impl Bus {
             .map(|_| ())
             .map_err(|source| PresenceError::Request { what: what.to_owned(), source })
     }
+}
+
+fn answer_subject(agent: &AgentId) -> String {
+    format!("flotilla.agent.answer.{agent}")
 }
 
 fn command_subject(agent: &AgentId) -> String {

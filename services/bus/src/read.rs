@@ -183,7 +183,7 @@ impl Bus {
         self.message(stream, &json!({ "last_by_subj": subject })).await
     }
 
-    async fn message(
+    pub(crate) async fn message(
         &self,
         stream: &str,
         which: &serde_json::Value,

@@ -17,12 +17,12 @@ pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// Server error codes this crate acts on (nats-server `errors.json`).
 pub(crate) mod code {
     pub(crate) const CLUSTER_NOT_AVAILABLE: u64 = 10008;
+    pub(crate) const CONSUMER_NOT_FOUND: u64 = 10014;
     pub(crate) const NO_MESSAGE: u64 = 10037;
     pub(crate) const STREAM_EXISTS: u64 = 10058;
     pub(crate) const STREAM_NOT_FOUND: u64 = 10059;
     pub(crate) const WRONG_LAST_SEQUENCE: u64 = 10071;
     pub(crate) const STORE_FULL: [u64; 4] = [10002, 10023, 10047, 10077];
-    pub(crate) const CONSUMER_EXISTS: u64 = 10148;
     pub(crate) const DUPLICATE_IN_PROCESS: u64 = 10158;
     /// The same, for expected sequences: another write to the subject is being replicated.
     pub(crate) const SEQUENCE_IN_PROCESS: u64 = 10164;
@@ -47,11 +47,6 @@ pub enum RequestError {
     Malformed { detail: String },
     #[error("entry {sequence} stands there already and is not a fact we understand")]
     Occupied { sequence: u64 },
-    #[error(
-        "this member reads the log {limit} times at the moment, which is all it may; end one of its \
-         other commands"
-    )]
-    ReadsTaken { limit: u32 },
     #[error("the connection was closed for good")]
     Closed,
 }
@@ -63,7 +58,6 @@ impl RequestError {
             Self::TimedOut { .. }
             | Self::Disconnected { .. }
             | Self::Interrupted
-            | Self::ReadsTaken { .. }
             | Self::NoResponders { .. } => true,
             Self::Refused { code, error, .. } => {
                 *code == 503

@@ -1,5 +1,5 @@
-//! Telling the servers of a closed fleet who was cut off: the account's new token goes to the
-//! system account, on a connection made for it alone.
+//! Telling the servers of a closed fleet who is let in and who was cut off: accounts' new tokens go
+//! to the system account, on a connection made for it alone.
 
 use std::time::Duration;
 
@@ -13,6 +13,8 @@ use crate::connect::{addresses, shown};
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Every server of a cluster answers; this long after the first the rest count as away.
 const REST_LIMIT: Duration = Duration::from_millis(300);
+/// Tokens on their way.
+const AT_ONCE: usize = 64;
 const UPDATE: &str = "$SYS.REQ.CLAIMS.UPDATE";
 
 /// Who may tell them.
@@ -23,21 +25,21 @@ pub struct SystemUser {
 
 #[derive(Debug, thiserror::Error)]
 pub enum SystemError {
-    #[error("tell the nats-servers of the revocation: {0:?} is not a NATS URL")]
+    #[error("tell the nats-servers of the fleet's members: {0:?} is not a NATS URL")]
     Url(String),
     #[error(
-        "tell the nats-server at {urls} of the revocation: it refuses the fleet's system account; was it started with another fleet's keys?"
+        "tell the nats-server at {urls} of the fleet's members: it refuses the fleet's system account; was it started with another fleet's keys?"
     )]
     Refused { urls: String },
-    #[error("tell the nats-server at {urls} of the revocation: cannot connect")]
+    #[error("tell the nats-server at {urls} of the fleet's members: cannot connect")]
     Unreachable {
         urls: String,
         #[source]
         source: async_nats::ConnectError,
     },
-    #[error("tell the nats-server at {urls} of the revocation: no answer")]
+    #[error("tell the nats-server at {urls} of the fleet's members: no answer")]
     Silent { urls: String },
-    #[error("the nats-server did not take the revocation: {description}")]
+    #[error("the nats-server did not take a member's account: {description}")]
     Rejected { description: String },
 }
 
@@ -53,16 +55,26 @@ struct Rejection {
     description: String,
 }
 
-/// Hands the servers a new account token, and returns how many took it.
+/// How many servers are to have heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heard {
+    /// One, which tells the others, or is asked by them: enough to let somebody in.
+    ByOne,
+    /// All that answer: who is cut off is cut off everywhere.
+    ByAll,
+}
+
+/// Hands the servers accounts' new tokens.
 ///
 /// # Errors
-/// When none can be reached, or one refuses it.
-pub async fn push_account(
+/// When none can be reached, or one refuses a token.
+pub async fn push_accounts(
     urls: &[String],
     tls: rustls::ClientConfig,
     user: &SystemUser,
-    account_jwt: &str,
-) -> Result<usize, SystemError> {
+    accounts: &[String],
+    heard: Heard,
+) -> Result<(), SystemError> {
     let addresses = addresses(urls).map_err(|_| SystemError::Url(urls.join(", ")))?;
     let urls = shown(&addresses);
     let options = async_nats::ConnectOptions::with_credentials(&credentials(user))
@@ -77,10 +89,10 @@ pub async fn push_account(
         }
         _ => SystemError::Unreachable { urls: urls.clone(), source },
     })?;
-    let taken = tell(&client, &urls, account_jwt).await;
+    let told = tell(&client, &urls, accounts, heard).await;
     // Fails only when the connection is closed already.
     let _ = client.drain().await;
-    taken
+    told
 }
 
 /// As a `.creds` file has it.
@@ -94,26 +106,42 @@ fn credentials(SystemUser { seed, jwt }: &SystemUser) -> String {
 async fn tell(
     client: &async_nats::Client,
     urls: &str,
-    account_jwt: &str,
-) -> Result<usize, SystemError> {
+    accounts: &[String],
+    heard: Heard,
+) -> Result<(), SystemError> {
     let silent = || SystemError::Silent { urls: urls.to_owned() };
-    let inbox = client.new_inbox();
-    let mut answers = client.subscribe(inbox.clone()).await.map_err(|_| silent())?;
-    client
-        .publish_with_reply(UPDATE, inbox, account_jwt.to_owned().into())
-        .await
-        .map_err(|_| silent())?;
-    let mut taken = 0;
-    let mut limit = CONNECT_LIMIT;
-    while let Ok(Some(message)) = timeout(limit, answers.next()).await {
-        match serde_json::from_slice::<Answer>(&message.payload) {
-            Ok(Answer { error: None }) => taken += 1,
-            Ok(Answer { error: Some(Rejection { description }) }) => {
-                return Err(SystemError::Rejected { description });
-            }
-            Err(error) => return Err(SystemError::Rejected { description: error.to_string() }),
+    for some in accounts.chunks(AT_ONCE) {
+        let inbox = client.new_inbox();
+        let mut answers = client.subscribe(inbox.clone()).await.map_err(|_| silent())?;
+        for account in some {
+            let sent = client.publish_with_reply(UPDATE, inbox.clone(), account.clone().into());
+            sent.await.map_err(|_| silent())?;
         }
-        limit = REST_LIMIT;
+        let mut taken = 0;
+        let mut limit = CONNECT_LIMIT;
+        while let Ok(Some(message)) = timeout(limit, answers.next()).await {
+            taken_by(&message.payload)?;
+            taken += 1;
+            if taken >= some.len() {
+                match heard {
+                    Heard::ByOne => break,
+                    Heard::ByAll => limit = REST_LIMIT,
+                }
+            }
+        }
+        if taken < some.len() {
+            return Err(silent());
+        }
     }
-    if taken == 0 { Err(silent()) } else { Ok(taken) }
+    Ok(())
+}
+
+fn taken_by(answer: &[u8]) -> Result<(), SystemError> {
+    match serde_json::from_slice::<Answer>(answer) {
+        Ok(Answer { error: None }) => Ok(()),
+        Ok(Answer { error: Some(Rejection { description }) }) => {
+            Err(SystemError::Rejected { description })
+        }
+        Err(error) => Err(SystemError::Rejected { description: error.to_string() }),
+    }
 }

@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use authority::{READ_SLOTS, reader_name};
 use bytes::Bytes;
 use futures::FutureExt;
 use serde_json::{Value, json};
@@ -14,7 +13,8 @@ use crate::{
     backoff::Backoff,
     pull::{Pull, Pulled, nanoseconds},
     read::milliseconds,
-    request::{RequestError, code},
+    reading::{Reading, Step},
+    request::RequestError,
 };
 
 /// Messages a pull asks for: few round trips, and little is sent twice after a break.
@@ -45,8 +45,15 @@ enum Target {
     Position(u64),
 }
 
-struct Session {
-    consumer: String,
+#[expect(clippy::large_enum_variant, reason = "one for each tail, which is on the heap")]
+enum Session {
+    Consumer(Consumer),
+    /// Of a member that may make no consumers.
+    Reading(Reading),
+}
+
+struct Consumer {
+    name: String,
     /// Deliveries are numbered by the server: a jump is a lost message.
     deliveries: u64,
     pull: Option<Pull>,
@@ -102,19 +109,27 @@ impl Tail {
                 return Ok(Item::CaughtUp);
             }
             if let Err(error) = self.open().await {
-                self.session = None;
-                self.backoff.wait().await;
-                match error {
-                    TailError::Request(error) if error.is_transient() && !self.outage() => continue,
-                    error => return Err(error),
-                }
+                self.failed(error).await?;
+                continue;
             }
             if self.reached_target() {
                 continue;
             }
-            if let Some(message) = self.receive().await? {
-                return Ok(Item::Message(message));
+            match self.receive().await {
+                Ok(Some(message)) => return Ok(Item::Message(message)),
+                Ok(None) => {}
+                Err(error) => self.failed(error).await?,
             }
+        }
+    }
+
+    /// Begins anew a little later, unless the error is one to be told.
+    async fn failed(&mut self, error: TailError) -> Result<(), TailError> {
+        self.session = None;
+        self.backoff.wait().await;
+        match error {
+            TailError::Request(error) if error.is_transient() && !self.outage() => Ok(()),
+            error => Err(error),
         }
     }
 
@@ -132,9 +147,6 @@ impl Tail {
     }
 
     async fn open(&mut self) -> Result<(), TailError> {
-        if self.session.as_ref().is_some_and(|session| session.pull.is_some()) {
-            return Ok(());
-        }
         if self.session.is_none() {
             let last = self.bus.stream_end(&self.stream).await?;
             if last < self.position {
@@ -143,14 +155,24 @@ impl Tail {
             if let Some(Target::Unknown) = self.target {
                 self.target = Some(Target::Position(self.find_target(last).await?));
             }
-            let consumer = self.create_consumer().await?;
-            self.session = Some(Session { consumer, deliveries: 0, pull: None });
+            self.session = Some(self.begin().await?);
         }
-        if let Some(session) = &mut self.session {
-            let pull = Pull::open(&self.bus, &self.stream, &session.consumer, BATCH, EXPIRES);
-            session.pull = Some(pull.await?);
+        if let Some(Session::Consumer(consumer)) = &mut self.session
+            && consumer.pull.is_none()
+        {
+            let pull = Pull::open(&self.bus, &self.stream, &consumer.name, BATCH, EXPIRES);
+            consumer.pull = Some(pull.await?);
         }
         Ok(())
+    }
+
+    async fn begin(&self) -> Result<Session, RequestError> {
+        if self.bus.shared.restricted {
+            let Self { bus, stream, filters, position, .. } = self;
+            return Ok(Session::Reading(Reading::open(bus, stream, filters, *position).await?));
+        }
+        let name = self.create_consumer().await?;
+        Ok(Session::Consumer(Consumer { name, deliveries: 0, pull: None }))
     }
 
     async fn find_target(&self, last: u64) -> Result<u64, RequestError> {
@@ -165,25 +187,9 @@ impl Tail {
         Ok(target)
     }
 
-    /// Under a name of its own, or the first of the names a member has that no other read of its
-    /// has taken, in whatever process.
     async fn create_consumer(&self) -> Result<String, RequestError> {
         let inbox = self.bus.shared.client.new_inbox();
-        let unique = inbox.rsplit('.').next().unwrap_or(&inbox);
-        let Some(reader) = &self.bus.shared.reader else {
-            let name = format!("tail-{unique}");
-            return self.create_named(name, unique).await;
-        };
-        for slot in 0..READ_SLOTS {
-            match self.create_named(reader_name(reader, slot), unique).await {
-                Err(error) if error.is_code(code::CONSUMER_EXISTS) => {}
-                created => return created,
-            }
-        }
-        Err(RequestError::ReadsTaken { limit: READ_SLOTS })
-    }
-
-    async fn create_named(&self, name: String, unique: &str) -> Result<String, RequestError> {
+        let name = format!("tail-{}", inbox.rsplit('.').next().unwrap_or(&inbox));
         let config = json!({
             "name": name,
             "deliver_policy": "by_start_sequence",
@@ -194,8 +200,6 @@ impl Tail {
             "inactive_threshold": nanoseconds(FORGET_AFTER),
             "mem_storage": true,
             "num_replicas": 1,
-            // Never the same as one that is there: that would be shared with it.
-            "metadata": { "read": unique },
         });
         let body = json!({ "stream_name": self.stream, "config": config, "action": "create" });
         let verb = format!("CONSUMER.CREATE.{}.{name}", self.stream);
@@ -205,9 +209,33 @@ impl Tail {
 
     /// Waits for one thing to come: a message, or nothing that the caller needs to know.
     async fn receive(&mut self) -> Result<Option<Message>, TailError> {
-        let Some(session) = &mut self.session else { return Ok(None) };
-        let Some(pull) = &mut session.pull else { return Ok(None) };
-        match pull.next().await {
+        match &mut self.session {
+            None => Ok(None),
+            Some(Session::Reading(reading)) => {
+                let step = reading.next(self.position).await?;
+                self.healthy();
+                Ok(match step {
+                    Step::Message(message) => {
+                        self.position = message.sequence;
+                        Some(message)
+                    }
+                    // What we aimed at may have been removed meanwhile.
+                    Step::Through(end) => {
+                        self.position = end;
+                        None
+                    }
+                })
+            }
+            Some(Session::Consumer(consumer)) => {
+                let Some(pull) = &mut consumer.pull else { return Ok(None) };
+                let pulled = pull.next().await;
+                self.pulled(pulled).await
+            }
+        }
+    }
+
+    async fn pulled(&mut self, pulled: Pulled) -> Result<Option<Message>, TailError> {
+        match pulled {
             Pulled::Message(message) => return Ok(self.accept(message)),
             Pulled::Idle => {
                 self.healthy();
@@ -217,17 +245,13 @@ impl Tail {
                 }
             }
             Pulled::Over => {
-                session.pull = None;
+                if let Some(Session::Consumer(consumer)) = &mut self.session {
+                    consumer.pull = None;
+                }
                 self.healthy();
             }
-            Pulled::NoConsumer | Pulled::Broken => {
-                self.session = None;
-                self.backoff.wait().await;
-            }
-            Pulled::Denied(violation) => {
-                self.session = None;
-                return Err(RequestError::Denied { violation }.into());
-            }
+            Pulled::NoConsumer | Pulled::Broken => return Err(RequestError::Interrupted.into()),
+            Pulled::Denied(violation) => return Err(RequestError::Denied { violation }.into()),
         }
         Ok(None)
     }
@@ -241,14 +265,14 @@ impl Tail {
             tracing::warn!(subject = %message.subject, "a message without position was skipped");
             return None;
         };
-        let session = self.session.as_mut()?;
-        if info.consumer_sequence != session.deliveries + 1 || info.stream_sequence <= self.position
-        {
+        let Some(Session::Consumer(consumer)) = &mut self.session else { return None };
+        let is_next = info.consumer_sequence == consumer.deliveries + 1;
+        if !is_next || info.stream_sequence <= self.position {
             tracing::debug!(position = self.position, "messages were lost on the way; resuming");
             self.session = None;
             return None;
         }
-        session.deliveries += 1;
+        consumer.deliveries += 1;
         self.position = info.stream_sequence;
         let time_ms = milliseconds(info.published.unix_timestamp_nanos());
         let sequence = info.stream_sequence;
@@ -271,8 +295,8 @@ impl Drop for Tail {
     /// Gives the consumer back: a script that asks many times a second would use up the server's
     /// room for them.
     fn drop(&mut self) {
-        let Some(session) = &self.session else { return };
-        let subject = format!("$JS.API.CONSUMER.DELETE.{}.{}", self.stream, session.consumer);
+        let Some(Session::Consumer(consumer)) = &self.session else { return };
+        let subject = format!("$JS.API.CONSUMER.DELETE.{}.{}", self.stream, consumer.name);
         // Without room in the channel or a server, its silence says it.
         let _ = self.bus.shared.client.publish(subject, Bytes::new()).now_or_never();
     }

@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream;
+use async_nats::{HeaderMap, jetstream};
+use bytes::Bytes;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 use wire::{Pool, WorkKind};
@@ -14,7 +16,7 @@ use crate::{
     backoff::Backoff,
     pull::{Pull, Pulled, nanoseconds},
     read::{self, milliseconds, patiently},
-    request::{ANSWER_LIMIT, RequestError},
+    request::{ANSWER_LIMIT, RequestError, code, parse},
 };
 
 /// Each idle agent waits with one pull; more than the biggest fleet.
@@ -26,6 +28,8 @@ const MAX_ACK_PENDING: i64 = 10_000;
 const MAX_DELIVER: i64 = -1;
 /// The server forgets a waiting pull after this; we renew it.
 const LONGEST_PULL: Duration = Duration::from_secs(30);
+/// A coordinator that starts has its queues ready by then.
+const PREPARE_LIMIT: Duration = Duration::from_secs(30);
 const SHORTEST_PULL: Duration = Duration::from_millis(20);
 
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +61,8 @@ pub struct WorkQueue {
 
 impl Bus {
     /// Joins the agents that share work of a kind in a pool. `lease` is how long a delivery may
-    /// stay without `progress`; the last to join decides it for all.
+    /// stay without `progress`; the last to join decides it for all. In a closed fleet an agent
+    /// finds the queue with the lease it was prepared with.
     ///
     /// Verify and eval work is not divided by pool: all pools share it.
     ///
@@ -69,18 +74,51 @@ impl Bus {
         pool: &Pool,
         lease: Duration,
     ) -> Result<WorkQueue, WorkError> {
-        let queue = WorkQueue {
+        let mut queue = self.queue(kind, pool, lease);
+        let joined = if self.shared.restricted {
+            queue.find().await.map(|lease| queue.lease = lease)
+        } else {
+            patiently(|| queue.create_consumer()).await
+        };
+        joined.map_err(|source| queue.error(source))?;
+        Ok(queue)
+    }
+
+    /// Makes a queue for agents that may not make it themselves, or sets its lease.
+    ///
+    /// # Errors
+    /// When the server refuses the consumer, or did not answer.
+    pub async fn prepare_work(
+        &self,
+        kind: WorkKind,
+        pool: &Pool,
+        lease: Duration,
+    ) -> Result<(), WorkError> {
+        let queue = self.queue(kind, pool, lease);
+        patiently(|| queue.create_consumer()).await.map_err(|source| queue.error(source))
+    }
+
+    fn queue(&self, kind: WorkKind, pool: &Pool, lease: Duration) -> WorkQueue {
+        WorkQueue {
             bus: self.clone(),
             name: kind.queue(pool),
             filter: kind.filter(pool),
             lease,
             pull: None,
             polled_at: Instant::now(),
-        };
-        let created = patiently(|| queue.create_consumer()).await;
-        created.map_err(|source| queue.error(source))?;
-        Ok(queue)
+        }
     }
+}
+
+#[derive(Deserialize)]
+struct Found {
+    config: FoundConfig,
+}
+
+#[derive(Deserialize)]
+struct FoundConfig {
+    /// In nanoseconds.
+    ack_wait: u64,
 }
 
 impl WorkQueue {
@@ -158,7 +196,9 @@ impl WorkQueue {
                 }
                 Pulled::NoConsumer => {
                     self.pull = None;
-                    self.create_consumer().await?;
+                    if !self.bus.shared.restricted {
+                        self.create_consumer().await?;
+                    }
                     return Err(RequestError::Interrupted);
                 }
                 Pulled::Broken => {
@@ -214,6 +254,21 @@ impl WorkQueue {
         self.bus.api::<Value>(&verb, &body).await.map(|_| ())
     }
 
+    /// The lease of the queue that a coordinator has made, or is about to make.
+    async fn find(&self) -> Result<Duration, RequestError> {
+        let subject = format!("$JS.API.CONSUMER.INFO.{STREAM}.{}", self.name);
+        let mut backoff = Backoff::until(Instant::now() + PREPARE_LIMIT);
+        loop {
+            // Refused with a body, be it `null`.
+            let asked = self.bus.ask(subject.clone(), HeaderMap::new(), Bytes::new(), ANSWER_LIMIT);
+            match asked.await.and_then(|answer| parse::<Found>(&answer)) {
+                Ok(found) => return Ok(Duration::from_nanos(found.config.ack_wait)),
+                Err(error) if is_passing(&error) && backoff.wait().await => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// Asks for nothing until the next call of `next`; what arrived meanwhile goes back at once.
     pub fn give_back(&mut self) {
         if let Some(pull) = self.pull.take()
@@ -230,6 +285,12 @@ impl WorkQueue {
         }
         WorkError::Refused { queue, source }
     }
+}
+
+/// A log that is not there yet, or its queue, is made by a coordinator as it starts.
+fn is_passing(error: &RequestError) -> bool {
+    let missing = [code::CONSUMER_NOT_FOUND, code::STREAM_NOT_FOUND];
+    error.is_transient() || missing.iter().any(|code| error.is_code(*code))
 }
 
 impl Drop for WorkQueue {

@@ -4,6 +4,7 @@
 //!
 //! Architecture Invariant: a secret is in no record; a member's key never comes here.
 
+mod admit;
 mod join;
 mod records;
 mod revoke;
@@ -22,7 +23,6 @@ use authority::{
     ProofError, Role, Standing, UnknownRole, UnknownScope,
 };
 use bus::{Bus, MembersError as BucketError, Slot, Written, system::SystemError};
-use bytes::Bytes;
 use futures::StreamExt;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{sync::watch, time::interval};
@@ -47,12 +47,17 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub struct Terms {
     /// The fleet's keys.
     pub keys: PathBuf,
+    /// NATS servers, as this process reaches them.
+    pub servers: Vec<String>,
+    /// And as boxes do.
     pub nats: Vec<String>,
     /// `host:port`, as boxes reach it.
     pub gateways: Vec<String>,
     pub store: String,
     /// What an agent is let in for, until it renews.
     pub member_ttl: Duration,
+    /// What work is handed out for, until it is kept.
+    pub lease: Duration,
 }
 
 /// The membership of a closed fleet.
@@ -98,10 +103,10 @@ pub enum Refusal {
     )]
     NotOffered { role: Role, offered: String },
     #[error(
-        "the name {name} is another member's; choose one with --name, or revoke that one (flotilla agents revoke {name})"
+        "the name {name} is another member's; choose another name, or revoke that one (flotilla agents revoke {name})"
     )]
     NameTaken { name: String },
-    #[error("the name {name} is the fleet's own; choose another with --name")]
+    #[error("the name {name} is the fleet's own; choose another name")]
     Reserved { name: String },
     #[error(
         "{name} is a member with other rights, which its key keeps; revoke it (flotilla agents revoke {name}), remove its kit, and let it in anew"
@@ -163,6 +168,12 @@ pub enum MembersError {
         #[source]
         source: SystemError,
     },
+    #[error("the bus was not told of {name}, who is a member all the same; ask again")]
+    NotAdmitted {
+        name: String,
+        #[source]
+        source: SystemError,
+    },
     #[error(transparent)]
     Random(#[from] NoRandomness),
 }
@@ -178,8 +189,13 @@ impl Members {
         Authority::open(&self.shared.terms.keys)
     }
 
-    /// Keeps `view` as the bucket and the keys are, for as long as it is polled.
+    /// Keeps `view` as the bucket and the keys are, and the servers told of both, for as long as it
+    /// is polled.
     pub async fn attend(&self, view: &watch::Sender<View>) {
+        tokio::join!(self.keep(view), self.keep_servers_told(view.subscribe()));
+    }
+
+    async fn keep(&self, view: &watch::Sender<View>) {
         let mut events = std::pin::pin!(self.shared.bus.follow_members());
         let mut look = interval(KEYS_EVERY);
         loop {
@@ -212,25 +228,19 @@ impl Members {
     /// # Errors
     /// When the records cannot be read.
     pub async fn list(&self) -> Result<Vec<v1::MemberInfo>, MembersError> {
-        let slots = self.shared.bus.member_slots(MEMBER).await?;
-        let info = |(key, value): (String, Bytes)| {
-            let name = key.strip_prefix(MEMBER)?.to_owned();
-            let read = serde_json::from_slice::<MemberRecord>(&value);
-            read.inspect_err(|error| tracing::warn!(key, %error, "a record cannot be read"))
-                .ok()
-                .map(|record| info(name, record))
-        };
-        Ok(slots.into_iter().filter_map(info).collect())
+        let everybody = self.everybody().await?.into_iter();
+        Ok(everybody.map(|(member, record)| info(member.name.to_string(), record)).collect())
     }
 
-    /// What a member is given, for so long.
-    fn membership(
+    /// What a member is given, for so long; the bus lets it in from now on.
+    async fn membership(
         &self,
         name: &AgentId,
         record: &MemberRecord,
     ) -> Result<v1::Membership, MembersError> {
         let authority = self.authority()?;
         let member = Member { name: name.clone(), standing: record.standing.clone() };
+        self.admit(&authority, &member, record).await?;
         let (now, until) = (record.renewed_ms / 1000, record.expires_ms / 1000);
         let Admission { jwt, bearer } = authority.admit(&member, &record.key, now, Some(until))?;
         let terms = &self.shared.terms;

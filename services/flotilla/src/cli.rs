@@ -35,6 +35,9 @@ pub(crate) struct Cli {
     /// Print JSON on stdout instead of text for people.
     #[arg(long, global = true)]
     pub json: bool,
+    /// Print what the command would run with, and where each setting comes from, and do nothing.
+    #[arg(long, global = true)]
+    pub print_config: bool,
     #[command(subcommand)]
     pub command: Command,
 }

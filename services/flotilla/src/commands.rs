@@ -43,7 +43,7 @@ use crate::{
 pub(crate) const FINDINGS: u8 = 3;
 
 pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
-    let Cli { fleet, json, command } = cli;
+    let Cli { fleet, json, command, print_config: _ } = cli;
     match command {
         Command::Demo(args) => demo::demo(&fleet, &args, json).await,
         Command::Init(args) => keys::init(&fleet, &args, json),

@@ -10,7 +10,7 @@ use anyhow::Context;
 use authority::{Authority, Created, Identity, KitFiles, Member, Standing};
 use bus::{
     server::Closed,
-    system::{SystemError, SystemUser, push_account},
+    system::{Heard, SystemError, SystemUser, push_accounts},
 };
 use wire::AgentId;
 
@@ -88,8 +88,8 @@ impl Keys {
         let urls: Vec<String> = file.nats.split(',').map(str::to_owned).collect();
         let account = self.authority.account_jwt(now())?;
         let user = SystemUser { seed, jwt };
-        match push_account(&urls, tls, &user, &account).await {
-            Ok(_) => Ok(true),
+        match push_accounts(&urls, tls, &user, &[account], Heard::ByAll).await {
+            Ok(()) => Ok(true),
             // They read it when they start.
             Err(SystemError::Unreachable { .. }) => Ok(false),
             Err(error) => Err(error).context("tell the fleet's NATS servers of its keys"),

@@ -6,6 +6,7 @@
 mod bench;
 mod cli;
 mod commands;
+mod config;
 mod demo;
 mod directory;
 mod discovery;
@@ -26,7 +27,7 @@ mod version;
 
 use std::{io::IsTerminal, process::ExitCode};
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::Cli;
@@ -35,16 +36,15 @@ use crate::cli::Cli;
 const ASYNC_THREADS: usize = 2;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let command = Cli::command();
+    let matches = command.clone().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    if cli.print_config {
+        return done(config::print(&command, &matches, cli.json));
+    }
     start_logging(cli.command.default_log());
     if let cli::Command::Worker(worker) = cli.command {
-        return match commands::worker::work(worker) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                output::complain(&error);
-                ExitCode::FAILURE
-            }
-        };
+        return done(commands::worker::work(worker));
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(ASYNC_THREADS)
@@ -56,6 +56,16 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(code) => code,
+        Err(error) => {
+            output::complain(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn done(outcome: anyhow::Result<()>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::complain(&error);
             ExitCode::FAILURE

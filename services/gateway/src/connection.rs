@@ -1,5 +1,7 @@
-//! Accepting connections: a limited number, with TLS or without, each closed for good when the
-//! gateway is over, even when its client holds a call open.
+//! Accepting connections: a limited number, in all and from each address, with TLS or without, each
+//! closed for good when the gateway is over, even when its client holds a call open.
+
+mod crowd;
 
 use std::{
     io,
@@ -20,6 +22,8 @@ use tokio_rustls::{Accept, TlsAcceptor, server::TlsStream};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
 
+use self::crowd::{Crowd, Place};
+
 /// Well below the usual 1024 open files; more wait until one closes.
 const CONNECTIONS_MAX: usize = 512;
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
@@ -38,6 +42,7 @@ pub(crate) struct Connection {
     hello: Option<Hello>,
     cut: Cut,
     _one_of_the_most: OwnedSemaphorePermit,
+    _one_of_its_address: Option<Place>,
 }
 
 type Cut = Pin<Box<WaitForCancellationFutureOwned>>;
@@ -64,26 +69,42 @@ pub(crate) fn incoming(
     let sockets =
         TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
     let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    stream::unfold((sockets, free, tls, cut), |(mut sockets, free, tls, cut)| async move {
+    let crowd = Crowd::default();
+    let state = (sockets, free, crowd, tls, cut);
+    stream::unfold(state, |(mut sockets, free, crowd, tls, cut)| async move {
         let permit = free.clone().acquire_owned().await.expect("nobody closes the semaphore");
-        let connection = match sockets.next().await? {
-            Ok(socket) => Ok(Connection {
-                peer: socket.connect_info(),
-                socket: match &tls {
-                    Some(tls) => Socket::Shaking(Box::new(tls.accept(socket))),
-                    None => Socket::Plain(socket),
-                },
-                hello: Some(Hello { missing: HELLO_BYTES, until: Box::pin(sleep(HELLO_LIMIT)) }),
-                cut: Box::pin(cut.clone().cancelled_owned()),
-                _one_of_the_most: permit,
-            }),
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
-                sleep(ACCEPT_PAUSE).await;
-                Err(error)
+        let connection = loop {
+            match sockets.next().await? {
+                Ok(socket) => {
+                    let peer = socket.connect_info();
+                    let Ok(place) = crowd.place(peer.remote_addr().map(|address| address.ip()))
+                    else {
+                        tracing::debug!(peer = ?peer.remote_addr(), "too many connections of one address");
+                        continue;
+                    };
+                    break Ok(Connection {
+                        peer,
+                        socket: match &tls {
+                            Some(tls) => Socket::Shaking(Box::new(tls.accept(socket))),
+                            None => Socket::Plain(socket),
+                        },
+                        hello: Some(Hello {
+                            missing: HELLO_BYTES,
+                            until: Box::pin(sleep(HELLO_LIMIT)),
+                        }),
+                        cut: Box::pin(cut.clone().cancelled_owned()),
+                        _one_of_the_most: permit,
+                        _one_of_its_address: place,
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    sleep(ACCEPT_PAUSE).await;
+                    break Err(error);
+                }
             }
         };
-        Some((connection, (sockets, free, tls, cut)))
+        Some((connection, (sockets, free, crowd, tls, cut)))
     })
 }
 

@@ -80,6 +80,10 @@ impl Door {
             Ask::List { below, directories } => self.list(&below, directories).await,
             Ask::Put { key, bytes } => self.put((owner, &key), bytes, body).await,
             Ask::Begin { key } => {
+                // Manifests come whole, to be looked at.
+                if is_manifest(&key) {
+                    return Err(Refusal::Parts { key: key.to_string() });
+                }
                 let there = self.is_kept(&key).await?;
                 let begin = self.objects.begin(owner, &key);
                 let upload = if there { None } else { Some(in_time(begin).await?) };
@@ -219,7 +223,7 @@ impl Door {
 
     async fn complete(
         &self,
-        whose: (&str, &RelativePath),
+        (owner, key): (&str, &RelativePath),
         upload: &str,
         bytes: u64,
         body: Body,
@@ -231,7 +235,15 @@ impl Door {
         if parts.len() > PARTS_MAX {
             return Err(Refusal::Body(format!("more than {PARTS_MAX} parts")));
         }
-        let complete = self.objects.complete(whose, upload, parts, bytes);
+        if is_manifest(key) {
+            return Err(Refusal::Parts { key: key.to_string() });
+        }
+        // An upload may be older than the manifest that makes its file a part of what is committed.
+        if self.is_kept(key).await? {
+            in_time(self.objects.abort(owner, key, upload)).await?;
+            return Ok(nothing());
+        }
+        let complete = self.objects.complete((owner, key), upload, parts, bytes);
         limited(COMPLETE_LIMIT, complete).await?;
         Ok(nothing())
     }

@@ -122,7 +122,7 @@ impl Coded for MembersError {
             Self::Busy(_) => Code::Aborted,
             Self::Presence(error) => error.code(),
             Self::Damaged { .. } => Code::DataLoss,
-            Self::Bucket(_) | Self::NotTold { .. } => Code::Unavailable,
+            Self::Bucket(_) | Self::NotTold { .. } | Self::NotAdmitted { .. } => Code::Unavailable,
             Self::Keys(_) | Self::Certificate(_) | Self::Tls(_) | Self::Random(_) => Code::Internal,
         }
     }

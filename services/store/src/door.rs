@@ -33,6 +33,8 @@ pub use request::Refusal;
 
 /// Deciding which way to take may take so long.
 const IDENTITY_LIMIT: Duration = Duration::from_secs(10);
+const IDENTITY_TRIES: u32 = 10;
+const IDENTITY_PAUSE: Duration = Duration::from_millis(200);
 
 /// How a member reaches its fleet's store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,11 +68,22 @@ impl Door {
     /// told is no.
     pub async fn leads_to(&self, directory: &FsPath) -> bool {
         let Ok(client) = Client::new(self) else { return false };
-        let asked = tokio::time::timeout(IDENTITY_LIMIT, client.identity()).await;
+        let there = tokio::time::timeout(IDENTITY_LIMIT, identity(&client)).await;
         // Asked first, for the answer may be why the directory has a name.
         let here = tokio::fs::read_to_string(identity_file(directory)).await;
-        matches!((asked, here), (Ok(Ok(Some(there))), Ok(here)) if there == here.trim())
+        matches!((there, here), (Ok(Some(there)), Ok(here)) if there == here.trim())
     }
+}
+
+/// Asked again where it is refused, for a gateway hears of a new member a moment after it.
+async fn identity(client: &Client) -> Option<String> {
+    for _ in 0..IDENTITY_TRIES {
+        match client.identity().await {
+            Ok(identity) => return identity,
+            Err(_) => tokio::time::sleep(IDENTITY_PAUSE).await,
+        }
+    }
+    None
 }
 
 /// The objects behind a door.

@@ -273,11 +273,23 @@ impl Objects {
         Ok(aborted.map_err(|source| self.at.fault(&at, source))?)
     }
 
+    /// Removes an object, and the directories of its tree that are empty without it.
+    ///
     /// # Errors
     /// When there is no such object, or the store fails.
     pub async fn remove(&self, key: &RelativePath) -> Result<(), Fault> {
         let at = path(key);
-        self.at.objects.delete(&at).await.map_err(|source| self.at.fault(&at, source))
+        self.at.objects.delete(&at).await.map_err(|source| self.at.fault(&at, source))?;
+        if let Some(file) = self.file(&at) {
+            let (file, directories) = (file?, directories_of_tree(key));
+            // One that is not empty stays.
+            blocking(move || {
+                let above = file.ancestors().skip(1).take(directories);
+                above.map(std::fs::remove_dir).take_while(Result::is_ok).for_each(drop);
+            })
+            .await;
+        }
+        Ok(())
     }
 
     /// # Errors
@@ -393,6 +405,12 @@ fn named(key: &RelativePath) -> Option<String> {
         }
         _ => None,
     }
+}
+
+/// How many directories of a key are its tree's: of `runs/r-1/resume/c0-s8-…/a/b`, two.
+fn directories_of_tree(key: &RelativePath) -> usize {
+    const TREES_LIE_AT: usize = 3;
+    key.as_str().split('/').count().saturating_sub(TREES_LIE_AT + 1)
 }
 
 /// Hashes a file of this machine.

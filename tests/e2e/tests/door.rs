@@ -148,6 +148,11 @@ fn boxes_and_users_that_cannot_see_a_fleets_directory_work_through_its_gateway()
     }
     closed.on.clone_from(&on);
     a_run_is_made_and_looked_at(&mut closed, &on);
+    let left: Vec<_> = std::fs::read_dir(store.join("runs"))
+        .unwrap()
+        .flat_map(|run| std::fs::read_dir(run.unwrap().path().join("resume")).into_iter().flatten())
+        .collect();
+    assert!(left.is_empty(), "no state is left of trainings that are over: {left:?}");
 }
 
 #[test]

@@ -8,11 +8,11 @@ use std::{collections::BTreeMap, path::Path};
 use nkeys::KeyPair;
 use wire::AgentId;
 
-use super::{Authority, AuthorityError};
+use super::{Admission, Authority, AuthorityError};
 use crate::{
     Member, Permissions, Standing,
     certificates::{self, Use},
-    claims::{self, UserClaims},
+    claims::{self, AccountClaims, Part, UserClaims},
     files,
     kit::{credentials, seed},
 };
@@ -99,8 +99,14 @@ impl Authority {
         let fleet = &self.about.fleet;
         let operator_jwt = claims::operator(&self.operator, &system, fleet, now)?;
         let account_jwt = self.account_jwt(now)?;
-        let no_one = BTreeMap::new();
-        let system_jwt = claims::account(&self.operator, &system, &[], "SYS", now, &no_one)?;
+        let system_claims = AccountClaims {
+            account: &system,
+            name: "SYS",
+            signing: &[],
+            revoked: &BTreeMap::new(),
+            part: Part::System,
+        };
+        let system_jwt = claims::account(&self.operator, &system_claims, now)?;
         Ok(format!(
             r#"{WRITTEN}operator: {operator_jwt}
 system_account: {system}
@@ -159,7 +165,7 @@ tls {{
         let name = AgentId::new(LEAF).expect("a constant is a name");
         let member = Member { name, standing: Standing::Coordinator };
         let key = KeyPair::new_user();
-        let jwt = self.user_jwt(&member, &key.public_key(), now, None)?;
+        let Admission { jwt, .. } = self.admit(&member, &key.public_key(), now, None)?;
         Ok(credentials(&jwt, &seed(&key)?))
     }
 
@@ -168,7 +174,6 @@ tls {{
         let permissions = Permissions {
             publish: vec!["$SYS.REQ.CLAIMS.PACK".to_owned(), "_INBOX.>".to_owned()],
             subscribe: vec!["$SYS.REQ.CLAIMS.UPDATE".to_owned(), "$SYS._INBOX.>".to_owned()],
-            answer: false,
         };
         let (seed, jwt) = self.system_token(LEAF, &permissions, now, None)?;
         Ok(credentials(&jwt, &seed))
@@ -182,7 +187,6 @@ tls {{
         let permissions = Permissions {
             publish: vec!["$SYS.REQ.CLAIMS.UPDATE".to_owned()],
             subscribe: vec!["_INBOX.>".to_owned()],
-            answer: false,
         };
         self.system_token("flotilla", &permissions, now, Some(now + SYSTEM_TOKEN_S))
     }

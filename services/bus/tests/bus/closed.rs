@@ -11,6 +11,7 @@ use authority::{Authority, Identity, KitFiles, Member, Role, Scope, Standing};
 use bus::{
     Bus, ConnectError, ConnectOptions, Followed, PublishError, Published, ReadError,
     server::{self, ManagedServer, ServerOptions},
+    system::{Heard, SystemUser, push_accounts},
 };
 use futures::StreamExt;
 use tempfile::TempDir;
@@ -46,15 +47,33 @@ impl Closed {
         let identity = kit(&authority, directory.path(), &member, None);
         let coordinator = Bus::connect(&reach(&server, identity)).await.unwrap();
         coordinator.prepare(1).await.unwrap();
+        coordinator.prepare_members(1).await.unwrap();
+        let pool = Pool::new("default").unwrap();
+        for kind in [WorkKind::Generate, WorkKind::Verify, WorkKind::Train, WorkKind::Eval] {
+            coordinator.prepare_work(kind, &pool, LEASE).await.unwrap();
+        }
         Self { authority, server, coordinator, directory }
     }
 
-    fn kit(&self, member: &Member) -> Identity {
-        kit(&self.authority, self.directory.path(), member, None)
+    /// Lets a member in, as a coordinator does.
+    async fn admit(&self, member: &Member, expires_at: Option<u64>) -> Identity {
+        let identity = kit(&self.authority, self.directory.path(), member, expires_at);
+        self.tell(member, &identity, None).await;
+        identity
+    }
+
+    async fn tell(&self, member: &Member, identity: &Identity, revoked: Option<u64>) {
+        let key = identity.public_key().unwrap();
+        let account = self.authority.member_account(member, &key, now(), revoked).unwrap();
+        let (seed, jwt) = self.authority.system_user(now()).unwrap();
+        let tls = authority::client_config(self.authority.ca_pem().as_bytes()).unwrap();
+        let (urls, user) = ([self.server.url()], SystemUser { seed, jwt });
+        push_accounts(&urls, tls, &user, &[account], Heard::ByAll).await.unwrap();
     }
 
     async fn bus(&self, member: &Member) -> Bus {
-        Bus::connect(&reach(&self.server, self.kit(member))).await.unwrap()
+        let identity = self.admit(member, None).await;
+        Bus::connect(&reach(&self.server, identity)).await.unwrap()
     }
 
     async fn agent(&self, name: &str, roles: &[Role]) -> Bus {
@@ -79,8 +98,8 @@ fn kit(authority: &Authority, at: &Path, member: &Member, expires_at: Option<u64
     let identity =
         Identity::named(member.name.as_str()).within(&at.join("kits").join(member.name.as_str()));
     let key = identity.public_key().unwrap();
-    let jwt = authority.user_jwt(member, &key, now(), expires_at).unwrap();
-    identity.write(&KitFiles { jwt: &jwt, bearer: "", ca: authority.ca_pem() }).unwrap();
+    let admitted = authority.admit(member, &key, now(), expires_at).unwrap();
+    identity.write(&KitFiles { jwt: &admitted.jwt, bearer: "", ca: authority.ca_pem() }).unwrap();
     identity
 }
 
@@ -100,7 +119,7 @@ struct Rogue {
 
 impl Rogue {
     async fn of(closed: &Closed, member: &Member) -> Self {
-        let identity = closed.kit(member);
+        let identity = closed.admit(member, None).await;
         let tls = authority::client_config(closed.authority.ca_pem().as_bytes()).unwrap();
         let heard: Arc<Mutex<Vec<String>>> = Arc::default();
         let hearing = heard.clone();
@@ -149,7 +168,7 @@ impl Rogue {
 }
 
 /// Every kind of fact, and what else can be said; those of `a` in a name that is filled in.
-const WORDS: [(&str, &[Who]); 20] = [
+const WORDS: [(&str, &[Who]); 21] = [
     ("flotilla.r1.spec.NAME", &[Who::Watcher, Who::Operator]),
     ("flotilla.r1.control.1.NAME", &[Who::Operator]),
     ("flotilla.r1.cycle.1.plan.NAME", &[]),
@@ -170,10 +189,11 @@ const WORDS: [(&str, &[Who]); 20] = [
     ("flotilla.r1.quarantine.box.1.NAME", &[]),
     ("flotilla.r1.done.NAME", &[]),
     ("flotilla.agent.status.NAME", &Who::AGENTS),
+    ("flotilla.agent.answer.NAME", &Who::AGENTS),
 ];
 
 /// What nobody but the coordinator and admins may say.
-const NOBODYS: [&str; 14] = [
+const NOBODYS: [&str; 17] = [
     "flotilla.r1.samples.1.j1",
     "$KV.FLOTILLA_FLEET.config",
     "$KV.FLOTILLA_FLEET.leader",
@@ -185,7 +205,10 @@ const NOBODYS: [&str; 14] = [
     "$JS.API.STREAM.PURGE.FLOTILLA",
     "$JS.API.STREAM.MSG.DELETE.FLOTILLA",
     "$JS.API.STREAM.MSG.GET.KV_FLOTILLA_MEMBERS",
-    "$JS.API.CONSUMER.CREATE.FLOTILLA.read-somebody-0",
+    "$JS.API.CONSUMER.CREATE.FLOTILLA.mine",
+    "$JS.API.CONSUMER.CREATE.FLOTILLA.generate-default",
+    "$JS.API.CONSUMER.DURABLE.CREATE.FLOTILLA.mine",
+    "flotilla.agent.answer.somebody",
     "$JS.API.CONSUMER.DELETE.FLOTILLA.verify",
     "$SYS.REQ.CLAIMS.UPDATE",
 ];
@@ -244,10 +267,10 @@ async fn tries(who: Who) {
         let ack = format!("$JS.ACK.FLOTILLA.{queue}.1.1.1.1.0");
         assert_eq!(rogue.may_say(&ack).await, who == takes, "{who:?} acknowledges {kind} work");
     }
-    let user = matches!(who, Who::Reader | Who::Operator);
     assert!(!rogue.may_hear("_INBOX_somebody.>").await, "{who:?} hears others' answers");
     assert!(!rogue.may_hear("$KV.>").await, "{who:?} hears the buckets");
-    assert_eq!(rogue.may_hear("flotilla.*.eval.>").await, user, "{who:?} hears facts");
+    assert!(!rogue.may_hear("$JS.>").await, "{who:?} hears what is asked");
+    assert!(rogue.may_hear("flotilla.*.eval.>").await, "{who:?} hears facts");
     assert!(rogue.may_hear("flotilla.agent.command.me").await, "{who:?} hears commands");
 }
 
@@ -357,23 +380,159 @@ async fn an_agent_takes_work_and_follows_the_log_as_ever() {
 }
 
 #[tokio::test]
-async fn a_member_reads_as_often_as_it_may_and_then_waits() {
+async fn a_member_reads_in_the_order_of_the_log_and_on_as_it_grows() {
+    const FACTS: u32 = 600;
     let closed = Closed::start().await;
-    closed.coordinator.publish(&control(1, "go")).await.unwrap();
-    let reader = closed.bus(&member("ann", Standing::User { scope: Scope::Reader })).await;
-    let mut open = Vec::new();
-    for _ in 0..authority::READ_SLOTS {
-        let mut facts = reader.follow(vec!["flotilla.*.control.*".into()], 0);
-        let first = facts.next().await.unwrap().unwrap();
-        assert!(matches!(first, Followed::Record(_)), "{first:?}");
-        open.push(facts);
+    for number in 0..FACTS {
+        closed.coordinator.publish(&control(number.into(), "go")).await.unwrap();
+        if number % 3 == 0 {
+            let fact = samples(&format!("j{number}"), "coordinator");
+            closed.coordinator.publish(&fact).await.unwrap();
+        }
     }
-    let mut late = reader.follow(vec!["flotilla.*.control.*".into()], 0);
-    let waits = tokio::time::timeout(Duration::from_millis(300), late.next()).await;
-    assert!(waits.is_err(), "there is no ninth");
-    open.pop();
-    let first = late.next().await.unwrap().unwrap();
-    assert!(matches!(first, Followed::Record(_)), "{first:?}");
+    let reader = closed.bus(&member("ann", Standing::User { scope: Scope::Reader })).await;
+    let filters = || vec!["flotilla.*.control.*".to_owned(), "flotilla.*.samples.*.*".to_owned()];
+    let expected = sequences(&closed.coordinator, filters()).await;
+    assert_eq!(expected.len(), FACTS as usize + 200);
+    assert_eq!(sequences(&reader, filters()).await, expected);
+    assert_eq!(sequences(&reader, Vec::new()).await, expected);
+    assert_eq!(sequences(&reader, vec!["flotilla.*.done".to_owned()]).await, [0_u64; 0]);
+    let mut all: Vec<_> = Vec::new();
+    for _ in 0..20 {
+        all.push(reader.follow(vec!["flotilla.*.control.*".into()], *expected.last().unwrap()));
+    }
+    for (number, facts) in all.iter_mut().enumerate() {
+        let caught_up = facts.next().await.unwrap().unwrap();
+        assert!(matches!(caught_up, Followed::CaughtUp), "{number}: {caught_up:?}");
+    }
+    let began = std::time::Instant::now();
+    let fact = control(FACTS.into(), "enough");
+    closed.coordinator.publish(&fact).await.unwrap();
+    for facts in &mut all {
+        let Followed::Record(record) = facts.next().await.unwrap().unwrap() else {
+            panic!("a fact")
+        };
+        assert_eq!(record.fact, fact);
+    }
+    assert!(began.elapsed() < Duration::from_secs(5), "heard, not looked for");
+}
+
+/// Of all facts of the filters that there are.
+async fn sequences(bus: &Bus, filters: Vec<String>) -> Vec<u64> {
+    let mut facts = bus.follow(filters, 0);
+    let mut sequences = Vec::new();
+    loop {
+        match facts.next().await.unwrap().unwrap() {
+            Followed::Record(record) => sequences.push(record.sequence),
+            Followed::CaughtUp => return sequences,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// What can be asked by everybody or by some, and is answered.
+const QUESTIONS: [(&str, &str); 7] = [
+    ("$JS.API.INFO", ""),
+    ("$JS.API.STREAM.INFO.FLOTILLA", ""),
+    ("$JS.API.STREAM.MSG.GET.FLOTILLA", r#"{"seq":1}"#),
+    ("$JS.API.DIRECT.GET.FLOTILLA", r#"{"seq":1,"next_by_subj":">","batch":9}"#),
+    ("$JS.API.CONSUMER.INFO.FLOTILLA.generate-default", ""),
+    ("$JS.API.CONSUMER.MSG.NEXT.FLOTILLA.generate-default", r#"{"batch":1,"no_wait":true}"#),
+    ("flotilla.r9.samples.1.j9.me", "{}"),
+];
+
+/// Where an answer does harm.
+const HARMFUL: [&str; 9] = [
+    "$JS.API.STREAM.PURGE.FLOTILLA",
+    "$JS.API.STREAM.DELETE.FLOTILLA",
+    "$JS.API.STREAM.DELETE.KV_FLOTILLA_MEMBERS",
+    "$JS.API.CONSUMER.DELETE.FLOTILLA.generate-default",
+    "$KV.FLOTILLA_FLEET.leader",
+    "$KV.FLOTILLA_MEMBERS.member.somebody",
+    "flotilla.r1.done.coordinator",
+    "flotilla.r1.samples.1.j1.somebody",
+    "flotilla.agent.command.somebody",
+];
+
+#[tokio::test]
+async fn an_answer_goes_to_who_asked_wherever_it_is_wanted() {
+    let closed = Closed::start().await;
+    closed.coordinator.publish(&order(1)).await.unwrap();
+    let before = closed.everything().await;
+    let heard = closed.listen("flotilla.agent.command.>").await;
+    for who in [Who::Generator, Who::Reader, Who::Operator] {
+        let rogue = Rogue::of(&closed, &who.member()).await;
+        for (question, body) in QUESTIONS {
+            for reply in HARMFUL {
+                let asked = rogue.client.publish_with_reply(question, reply, body.into());
+                asked.await.unwrap();
+            }
+        }
+        rogue.client.flush().await.unwrap();
+        // Answered after them all.
+        rogue.client.request("$JS.API.INFO", "".into()).await.unwrap();
+    }
+    assert_eq!(closed.everything().await, before);
+    assert_eq!(heard.borrow().clone(), [""; 0], "an agent was told something");
+}
+
+#[tokio::test]
+async fn an_answer_can_be_no_acknowledgement_of_anothers_work() {
+    let closed = Closed::start().await;
+    closed.coordinator.publish(&order(1)).await.unwrap();
+    let (honest, pool) =
+        (closed.agent("g1", &[Role::Generator]).await, Pool::new("default").unwrap());
+    let mut queue = honest.work(WorkKind::Generate, &pool, LEASE).await.unwrap();
+    let taken = queue.next(Duration::from_secs(10)).await.unwrap().expect("an order");
+    let rogue = Rogue::of(&closed, &Who::Evaluator.member()).await;
+    let delivery = taken.name().to_owned();
+    for (question, body) in QUESTIONS
+        .into_iter()
+        .chain([("$JS.API.CONSUMER.MSG.NEXT.FLOTILLA.eval", r#"{"batch":1,"no_wait":true}"#)])
+    {
+        let asked = rogue.client.publish_with_reply(question, delivery.clone(), body.into());
+        asked.await.unwrap();
+    }
+    rogue.client.request("$JS.API.INFO", "".into()).await.unwrap();
+    drop(taken);
+    let again = queue.next(LEASE * 3).await.unwrap();
+    assert!(again.is_some(), "the order is handed out again, for nobody acknowledged it");
+}
+
+impl Closed {
+    /// Every subject of the log and of what the fleet is run with, with its entries; but what a
+    /// member may say in its own name.
+    async fn everything(&self) -> Vec<String> {
+        let rogue = Rogue::of(self, &member("coordinator", Standing::Coordinator)).await;
+        let mut everything = Vec::new();
+        for stream in ["FLOTILLA", "KV_FLOTILLA_FLEET", "KV_FLOTILLA_MEMBERS"] {
+            let asked = r#"{"subjects_filter":">"}"#;
+            let verb = format!("$JS.API.STREAM.INFO.{stream}");
+            let info = rogue.client.request(verb, asked.into()).await.unwrap();
+            let info: serde_json::Value = serde_json::from_slice(&info.payload).unwrap();
+            let state = &info["state"];
+            everything.push(format!("{stream} has {} consumers", state["consumer_count"]));
+            let subjects = state["subjects"].as_object().cloned().unwrap_or_default();
+            let subjects = subjects.iter().filter(|(subject, _)| !subject.ends_with(".me"));
+            everything.extend(subjects.map(|(subject, entries)| format!("{subject}: {entries}")));
+        }
+        everything
+    }
+
+    /// What is said at a subject.
+    async fn listen(&self, subject: &'static str) -> tokio::sync::watch::Receiver<Vec<String>> {
+        let rogue = Rogue::of(self, &member("coordinator", Standing::Coordinator)).await;
+        let mut messages = rogue.client.subscribe(subject).await.unwrap();
+        rogue.client.flush().await.unwrap();
+        let (told, heard) = tokio::sync::watch::channel(Vec::new());
+        tokio::spawn(async move {
+            let _connected = rogue;
+            while let Some(message) = messages.next().await {
+                told.send_modify(|told: &mut Vec<String>| told.push(message.subject.to_string()));
+            }
+        });
+        heard
+    }
 }
 
 #[tokio::test]
@@ -381,9 +540,9 @@ async fn a_member_goes_on_with_its_renewed_token() {
     let closed = Closed::start().await;
     let generator = agent("g1", &[Role::Generator]);
     let short = Some(now() + 2);
-    let identity = kit(&closed.authority, closed.directory.path(), &generator, short);
+    let identity = closed.admit(&generator, short).await;
     let bus = Bus::connect(&reach(&closed.server, identity)).await.unwrap();
-    closed.kit(&generator);
+    kit(&closed.authority, closed.directory.path(), &generator, None);
     tokio::time::sleep(Duration::from_millis(2500)).await;
     until("it is back", async || bus.is_connected()).await;
     let written = bus.publish(&samples("j1", "g1")).await.unwrap();

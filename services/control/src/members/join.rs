@@ -45,7 +45,7 @@ impl Members {
         }
         let record = enlisted?;
         tracing::info!(%name, token = request.id, host = ?record.host, "joined");
-        self.membership(&name, &record)
+        self.membership(&name, &record).await
     }
 
     /// Spends a use of the token, once for each member however often it asks.
@@ -157,7 +157,7 @@ impl Members {
             })
             .await?;
         let record = enlisted.ok_or_else(|| MembersError::Busy(key(&member.name)))?;
-        self.membership(&member.name, &record)
+        self.membership(&member.name, &record).await
     }
 
     /// What an agent is let in for.
@@ -197,7 +197,7 @@ impl Members {
             })
             .await?;
         tracing::info!(%name, "renewed");
-        self.membership(&name, &renewed.ok_or_else(no_member)?)
+        self.membership(&name, &renewed.ok_or_else(no_member)?).await
     }
 
     /// A user, whose key was made where the kit is.
@@ -224,7 +224,7 @@ impl Members {
         };
         let record = self.enlist(&name, &granted).await?;
         tracing::info!(%name, %scope, by, "a user was made");
-        self.membership(&name, &record)
+        self.membership(&name, &record).await
     }
 
     fn check(

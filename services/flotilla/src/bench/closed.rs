@@ -8,6 +8,7 @@ use authority::{Authority, Identity, KitFiles, Member, Role, Standing};
 use bus::{
     Bus, ConnectOptions, Producer,
     server::{Closed, ManagedServer, ServerOptions},
+    system::{Heard, SystemUser, push_accounts},
 };
 use futures::{StreamExt, TryStreamExt, stream};
 use wire::{AgentId, Body, Fact, Place, Pool, RunId, Subject, WorkKind, v1};
@@ -52,8 +53,8 @@ impl Rig {
         Ok(Self { authority, server, directory })
     }
 
-    /// How a member connects that has just been let in.
-    fn member(&self, name: &str, standing: Standing) -> anyhow::Result<ConnectOptions> {
+    /// How a member connects, and its account, which the server has yet to hear of.
+    fn member(&self, name: &str, standing: Standing) -> anyhow::Result<(ConnectOptions, String)> {
         let member = Member { name: AgentId::new(name)?, standing };
         let identity = Identity::named(name).within(&self.directory.path().join("kits").join(name));
         let admitted = self.authority.admit(&member, &identity.public_key()?, now(), None)?;
@@ -62,13 +63,22 @@ impl Rig {
             bearer: &admitted.bearer,
             ca: self.authority.ca_pem(),
         })?;
+        let key = identity.public_key()?;
+        let account = self.authority.member_account(&member, &key, now(), None)?;
         let options = open(&self.server.url(), name);
-        Ok(ConnectOptions { identity: Some(identity), ..options })
+        Ok((ConnectOptions { identity: Some(identity), ..options }, account))
     }
 
-    fn generator(&self, number: u32) -> anyhow::Result<ConnectOptions> {
+    fn generator(&self, name: &str) -> anyhow::Result<(ConnectOptions, String)> {
         let (roles, pool) = ([Role::Generator].into(), Pool::new("default")?);
-        self.member(&format!("generator-{number}"), Standing::Agent { roles, pool })
+        self.member(name, Standing::Agent { roles, pool })
+    }
+
+    async fn tell(&self, accounts: &[String], heard: Heard) -> anyhow::Result<()> {
+        let (seed, jwt) = self.authority.system_user(now())?;
+        let tls = authority::client_config(self.authority.ca_pem().as_bytes())?;
+        let user = SystemUser { seed, jwt };
+        Ok(push_accounts(&[self.server.url()], tls, &user, accounts, heard).await?)
     }
 }
 
@@ -79,16 +89,23 @@ fn open(url: &str, name: &str) -> ConnectOptions {
 
 pub(super) async fn measure() -> anyhow::Result<Vec<Figure>> {
     output::say("closed: facts, connections and cuts, beside an open server …");
-    let closed = Rig::start().await?;
+    let mut closed = Rig::start().await?;
     let plain = Directory::choose(None, "bench-open")?;
     let mut server = ManagedServer::start(&ServerOptions::new(plain.path().join("nats"))).await?;
-    let coordinator = closed.member("coordinator", Standing::Coordinator)?;
+    let (coordinator, _) = closed.member("coordinator", Standing::Coordinator)?;
+    let running = Bus::connect(&coordinator).await?;
+    running.prepare(1).await?;
+    running.prepare_work(WorkKind::Generate, &Pool::new("default")?, LEASE).await?;
+    running.close().await;
+    let roles = [Role::Evaluator].into();
+    let standing = Standing::Agent { roles, pool: Pool::new("default")? };
+    let (evaluator, account) = closed.member("evaluator", standing)?;
+    closed.tell(&[account], Heard::ByOne).await?;
     let outside = open(&server.url(), "bench");
-    let mut figures = facts(&coordinator, &outside).await?;
-    figures.push(connections(&coordinator, &outside).await?);
+    let mut figures = facts(&evaluator, &outside).await?;
+    figures.push(connections(&evaluator, &outside).await?);
     server.stop().await;
-    let mut closed = closed;
-    figures.push(cuts(&mut closed).await?);
+    figures.push(cuts(&closed).await?);
     figures.extend(crowd(&closed).await?);
     closed.server.stop().await;
     Ok(figures)
@@ -96,9 +113,7 @@ pub(super) async fn measure() -> anyhow::Result<Vec<Figure>> {
 
 async fn facts(closed: &ConnectOptions, open: &ConnectOptions) -> anyhow::Result<Vec<Figure>> {
     let buses = [Bus::connect(closed).await?, Bus::connect(open).await?];
-    for bus in &buses {
-        bus.prepare(1).await?;
-    }
+    buses[1].prepare(1).await?;
     let mut taken: [Vec<f64>; 2] = Default::default();
     for round in 0..ROUNDS {
         for (bus, taken) in buses.iter().zip(&mut taken) {
@@ -162,25 +177,29 @@ async fn connections(closed: &ConnectOptions, open: &ConnectOptions) -> anyhow::
 }
 
 /// From the word to the connection's end, each time of another member.
-async fn cuts(rig: &mut Rig) -> anyhow::Result<Figure> {
+async fn cuts(rig: &Rig) -> anyhow::Result<Figure> {
     let mut taken = Vec::new();
     for number in 0..CUTS {
         let name = format!("cut-{number}");
-        let roles = [Role::Generator].into();
-        let standing = Standing::Agent { roles, pool: Pool::new("default")? };
-        let options = rig.member(&name, standing)?;
+        let (options, account) = rig.generator(&name)?;
+        rig.tell(&[account], Heard::ByOne).await?;
         let bus = Bus::connect(&options).await?;
         let identity = options.identity.context("it was just let in")?;
+        let (roles, pool) = ([Role::Generator].into(), Pool::new("default")?);
+        let member =
+            Member { name: AgentId::new(name)?, standing: Standing::Agent { roles, pool } };
         let began = Instant::now();
-        rig.authority.revoke(&identity.public_key()?, now())?;
+        let key = identity.public_key()?;
+        let account = rig.authority.member_account(&member, &key, now(), Some(now()))?;
         let cut = async {
             while bus.is_connected() {
                 tokio::time::sleep(Duration::from_micros(200)).await;
             }
             milliseconds(began)
         };
-        let (pushed, cut) = tokio::join!(push(rig), cut);
-        pushed?;
+        let accounts = [account];
+        let (told, cut) = tokio::join!(rig.tell(&accounts, Heard::ByAll), cut);
+        told?;
         taken.push(cut);
         bus.close().await;
     }
@@ -190,18 +209,9 @@ async fn cuts(rig: &mut Rig) -> anyhow::Result<Figure> {
         unit: "ms",
         limit: Some(CUT_LIMIT_MS),
         how: format!(
-            "from writing down that a member is revoked to its connection's end, median of {CUTS}"
+            "from the word that a member is revoked to its connection's end, median of {CUTS}"
         ),
     })
-}
-
-async fn push(rig: &Rig) -> anyhow::Result<()> {
-    let (seed, jwt) = rig.authority.system_user(now())?;
-    let tls = authority::client_config(rig.authority.ca_pem().as_bytes())?;
-    let account = rig.authority.account_jwt(now())?;
-    let user = bus::system::SystemUser { seed, jwt };
-    bus::system::push_account(&[rig.server.url()], tls, &user, &account).await?;
-    Ok(())
 }
 
 /// Agents that do what idle ones do: wait for work, follow the log, and say every second that
@@ -209,8 +219,10 @@ async fn push(rig: &Rig) -> anyhow::Result<()> {
 async fn crowd(rig: &Rig) -> anyhow::Result<[Figure; 2]> {
     output::say(&format!("closed: {AGENTS} agents on one server …"));
     let before = processes::status_bytes(rig.server.pid(), "VmRSS")?;
-    let members: Vec<ConnectOptions> =
-        (0..AGENTS).map(|number| rig.generator(number)).collect::<anyhow::Result<_>>()?;
+    let members = (0..AGENTS).map(|number| rig.generator(&format!("generator-{number}")));
+    let (members, accounts): (Vec<_>, Vec<_>) =
+        members.collect::<anyhow::Result<Vec<_>>>()?.into_iter().unzip();
+    rig.tell(&accounts, Heard::ByOne).await?;
     let began = Instant::now();
     let agents: Vec<Bus> = stream::iter(&members)
         .map(Bus::connect)

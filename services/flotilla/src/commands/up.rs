@@ -76,7 +76,9 @@ pub(crate) async fn up(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Result<ExitC
     };
     file.write(&directory)?;
     let member_ttl = args.closed.member_ttl;
-    let local = Local { file: &file, directory: &directory, keys: keys.as_ref(), member_ttl };
+    let lease = Duration::from_secs_f64(args.lease);
+    let local =
+        Local { file: &file, directory: &directory, keys: keys.as_ref(), member_ttl, lease };
     let (working, coordinating) = (CancellationToken::new(), CancellationToken::new());
     let (workers, services) = (TaskTracker::new(), TaskTracker::new());
     let coordinator = local.coordinator(&server, args)?;
@@ -255,6 +257,7 @@ struct Local<'a> {
     keys: Option<&'a Keys>,
     /// In hours.
     member_ttl: f64,
+    lease: Duration,
 }
 
 impl Local<'_> {
@@ -310,10 +313,12 @@ impl Local<'_> {
         bus.prepare_members(1).await?;
         let terms = Terms {
             keys: keys.directory(),
+            servers: vec![self.file.nats.clone()],
             nats: vec![self.file.nats.clone()],
             gateways: vec![self.file.gateway.clone()],
             store: self.file.store.clone(),
             member_ttl: hours(self.member_ttl),
+            lease: self.lease,
         };
         let members = Members::new(bus.clone(), terms);
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();

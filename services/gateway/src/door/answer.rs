@@ -23,6 +23,8 @@ pub(super) enum Refusal {
     Denied(#[from] Denied),
     #[error("{key} is committed and stays as it is")]
     Committed { key: String },
+    #[error("{key} is a manifest: send it in one piece")]
+    Parts { key: String },
     #[error("the object has {size} bytes, and none of those asked for")]
     Range { size: u64 },
     #[error("{transfers} transfers are under way, which is the most; try again")]
@@ -41,7 +43,9 @@ impl Refusal {
     fn status(&self) -> StatusCode {
         match self {
             Self::Ask(AskError::Length) => StatusCode::LENGTH_REQUIRED,
-            Self::Ask(AskError::Wrong(_)) | Self::Body(_) => StatusCode::BAD_REQUEST,
+            Self::Ask(AskError::Wrong(_)) | Self::Body(_) | Self::Parts { .. } => {
+                StatusCode::BAD_REQUEST
+            }
             Self::Stranger => StatusCode::UNAUTHORIZED,
             Self::Denied(_) => StatusCode::FORBIDDEN,
             Self::Committed { .. } => StatusCode::CONFLICT,

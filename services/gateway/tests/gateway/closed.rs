@@ -7,7 +7,8 @@ use std::{
 };
 
 use authority::{
-    Authority, Fingerprint, Identity, JoinToken, Member, Purpose, Role, Scope, Standing, Statement,
+    Admission, Authority, Fingerprint, Identity, JoinToken, KitFiles, Member, Purpose, Role, Scope,
+    Standing, Statement,
 };
 use bus::{
     Bus, ConnectOptions,
@@ -44,7 +45,7 @@ struct Closed {
     keys: PathBuf,
     bus: Bus,
     dir: TempDir,
-    _nats: ManagedServer,
+    nats: ManagedServer,
     stop: CancellationToken,
 }
 
@@ -63,9 +64,24 @@ impl Closed {
         let dir = TempDir::new().unwrap();
         let keys = dir.path().join("keys");
         let (authority, _) = Authority::create(&keys, "test", &[], now().as_secs()).unwrap();
-        let server = ServerOptions::new(dir.path().join("bus"));
+        let nats = dir.path().join("bus");
+        let mut server = ServerOptions::new(&nats);
+        let config = authority.nats_config(&nats.join("accounts"), now().as_secs()).unwrap();
+        server.closed = Some(bus::server::Closed { config, account: authority.account() });
         let nats = ManagedServer::start(&server).await.unwrap();
-        let options = ConnectOptions { urls: vec![nats.url()], ..Default::default() };
+        let coordinator =
+            Member { name: AgentId::new("coordinator").unwrap(), standing: Standing::Coordinator };
+        let identity = Identity::named("coordinator").within(&dir.path().join("coordinator"));
+        let key = identity.public_key().unwrap();
+        let Admission { jwt, bearer } =
+            authority.admit(&coordinator, &key, now().as_secs(), None).unwrap();
+        let kit = KitFiles { jwt: &jwt, bearer: &bearer, ca: authority.ca_pem() };
+        identity.write(&kit).unwrap();
+        let options = ConnectOptions {
+            urls: vec![nats.url()],
+            identity: Some(identity),
+            ..Default::default()
+        };
         let bus = Bus::connect(&options).await.unwrap();
         bus.prepare(1).await.unwrap();
         bus.prepare_members(1).await.unwrap();
@@ -79,17 +95,19 @@ impl Closed {
         let store = Store::open(&format!("file://{}/store", dir.path().display())).await.unwrap();
         let terms = Terms {
             keys: keys.clone(),
+            servers: vec![nats.url()],
             nats: vec!["tls://127.0.0.1:1".into()],
             gateways: vec![address.clone()],
             store: store.url().to_owned(),
             member_ttl: Duration::from_secs(3600),
+            lease: Duration::from_secs(60),
         };
         let members = Members::new(bus.clone(), terms);
         let stop = CancellationToken::new();
         let control = Control::with_store(bus.clone(), store);
         tokio::spawn(bound.closed(members).serve(control, stop.clone()));
         let ca_pem = authority.ca_pem().to_owned();
-        let closed = Self { address, ca_pem, keys, bus, dir, _nats: nats, stop };
+        let closed = Self { address, ca_pem, keys, bus, dir, nats, stop };
         closed.answers().await;
         closed
     }
@@ -339,7 +357,6 @@ async fn a_revoked_caller_loses_its_streams_within_a_second_and_another_keeps_it
     let mut ritas = evals.watch(watch("rita")).await.unwrap().into_inner();
     let mut bobs = evals.watch(watch("bob")).await.unwrap().into_inner();
 
-    // The bus of this test is an open one: it cannot be told, and that is said.
     let began = Instant::now();
     let revoking = tokio::spawn({
         let mut admin = fleet.admin().await;
@@ -349,8 +366,7 @@ async fn a_revoked_caller_loses_its_streams_within_a_second_and_another_keeps_it
     println!("the stream of who was revoked ended after {:?}", began.elapsed());
     assert_eq!(status.code(), Code::Unauthenticated, "{status}");
     assert!(status.message().contains("rita was revoked"), "{status}");
-    let error = revoking.await.unwrap().unwrap_err().to_string();
-    assert!(error.contains("rita is recorded as revoked") && error.contains("again"), "{error}");
+    revoking.await.unwrap().unwrap();
     let status = evals.history(with(v1::EvalFilter::default(), &bearer("rita"))).await.unwrap_err();
     assert_eq!(status.code(), Code::Unauthenticated, "{status}");
     evals.history(with(v1::EvalFilter::default(), &bearer("bob"))).await.unwrap();
@@ -443,7 +459,7 @@ async fn a_member_renews_by_its_key_once_for_each_proof_until_it_is_revoked() {
     let error = client.renew(stolen).await.unwrap_err().to_string();
     assert!(error.contains("not signed with the key of box-1"), "{error}");
 
-    fleet.admin().await.revoke("box-1").await.unwrap_err();
+    fleet.admin().await.revoke("box-1").await.unwrap();
     tokio::time::sleep(Duration::from_millis(2)).await;
     let error = client.renew(fleet.renew_request("box-1", ms())).await.unwrap_err();
     assert!(error.is_final() && error.to_string().contains("was revoked"), "{error}");
@@ -507,10 +523,12 @@ async fn what_was_granted_outlives_the_gateway() {
     // Another coordinator's, on the same bus and with the same keys.
     let terms = Terms {
         keys: fleet.keys.clone(),
+        servers: vec![fleet.nats.url()],
         nats: Vec::new(),
         gateways: Vec::new(),
         store: String::new(),
         member_ttl: Duration::from_secs(60),
+        lease: Duration::from_secs(60),
     };
     let second = Members::new(fleet.bus.clone(), terms);
     let members = second.list().await.unwrap();

@@ -144,6 +144,40 @@ async fn nobody_changes_what_is_committed_nor_stores_what_a_name_does_not_say() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_upload_that_is_older_than_a_commit_changes_nothing_of_it() {
+    let publish = async |at: &Place| {
+        at.store.publish_tree(adapter(1, 10).path(), &place(1), about()).await.unwrap().path
+    };
+    // Where it will be.
+    let tree = publish(&Place::file().await).await;
+    for at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
+        let http = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
+        let weights = format!("{tree}/adapter_model.safetensors");
+        let url = format!("{}/{weights}", at.store.url());
+        let ask = async |request: reqwest::RequestBuilder| {
+            let answer = request.bearer_auth("box-1.trainer").header("flotilla-through", "1");
+            let answer = answer.send().await.unwrap();
+            (answer.status().as_u16(), answer.text().await.unwrap())
+        };
+        let (_, begun) = ask(http.post(format!("{url}?begin"))).await;
+        let id = begun.split('"').nth(3).unwrap().to_owned();
+        let put = http.put(format!("{url}?upload={id}&part=0&offset=0")).body("otherbytes");
+        let (status, sent) = ask(put).await;
+        assert_eq!(status, 200, "{sent}");
+        let part = sent.split('"').nth(3).unwrap().to_owned();
+        assert_eq!(publish(&at).await, tree);
+        let parts = serde_json::json!({ "parts": [part] }).to_string();
+        let complete = http.post(format!("{url}?complete=10&upload={id}")).body(parts);
+        assert_eq!(ask(complete).await.0, 204, "what is there is there");
+        assert_eq!(fs::read(at.dir.join(&weights)).unwrap(), noise(1, 10));
+        let (status, said) =
+            ask(http.post(format!("{}/{tree}/manifest.json?begin", at.store.url()))).await;
+        assert_eq!(status, 400, "{said}");
+        assert!(said.contains("send it in one piece"), "{said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_stranger_is_asked_who_he_is_and_told_where_the_answer_comes_from() {
     let at = Place::file().await.behind_a_door();
     let blob = at.store.put_blob(noise(1, 10).into()).await.unwrap();

@@ -39,10 +39,12 @@ pub(super) fn terms(
     };
     Terms {
         keys: keys.to_owned(),
+        servers: nats.to_vec(),
         nats: nats_urls(&hosts, nats),
         gateways: hosts.iter().map(|host| at(host, gateway.port())).collect(),
         store: store.to_owned(),
         member_ttl: Duration::from_secs_f64(args.member_ttl * HOUR_S),
+        lease: Duration::from_secs_f64(args.lease),
     }
 }
 
