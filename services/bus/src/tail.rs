@@ -45,7 +45,6 @@ enum Target {
     Position(u64),
 }
 
-#[expect(clippy::large_enum_variant, reason = "one for each tail, which is on the heap")]
 enum Session {
     Consumer(Consumer),
     /// Of a member that may make no consumers.
@@ -229,12 +228,12 @@ impl Tail {
             Some(Session::Consumer(consumer)) => {
                 let Some(pull) = &mut consumer.pull else { return Ok(None) };
                 let pulled = pull.next().await;
-                self.pulled(pulled).await
+                self.pulled(pulled)
             }
         }
     }
 
-    async fn pulled(&mut self, pulled: Pulled) -> Result<Option<Message>, TailError> {
+    fn pulled(&mut self, pulled: Pulled) -> Result<Option<Message>, TailError> {
         match pulled {
             Pulled::Message(message) => return Ok(self.accept(message)),
             Pulled::Idle => {
