@@ -13,6 +13,8 @@ use crate::Permissions;
 /// The only header there is.
 const HEADER: &str = r#"{"typ":"JWT","alg":"ed25519-nkey"}"#;
 const UNLIMITED: i64 = -1;
+/// The end of the year 9999.
+const FOREVER_S: u64 = 253_402_300_799;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimsError {
@@ -95,8 +97,8 @@ pub(crate) struct AccountClaims<'a> {
     pub(crate) name: &'a str,
     /// Keys that may make its users.
     pub(crate) signing: &'a [String],
-    /// Users of these keys whose tokens were made at or before the time given are cut off.
-    pub(crate) revoked: &'a BTreeMap<String, u64>,
+    /// Users of these keys are cut off.
+    pub(crate) revoked: &'a [&'a str],
     pub(crate) part: Part<'a>,
 }
 
@@ -110,6 +112,8 @@ pub(crate) enum Part<'a> {
     /// One member's: what it says and hears is that account's, by import, and nothing else. Its
     /// answers come to it alone, wherever it wants them.
     Member { fleet: &'a str, permissions: &'a Permissions },
+    /// A member's that is one no more.
+    Over,
 }
 
 /// What the fleet's account lets accounts import that name it; only ours do. Of the API, what has
@@ -141,7 +145,7 @@ impl Answers {
     }
 }
 
-/// Connections a member may have at one server: its agents' and its scripts'.
+/// Connections a member may have, at all servers together: its agents' and its scripts'.
 const MEMBER_CONNECTIONS: i64 = 256;
 const MEMBER_SUBSCRIPTIONS: i64 = 10_000;
 
@@ -162,7 +166,8 @@ pub(crate) fn account(
         "version": 2,
     });
     match part {
-        Part::System => {}
+        // Who is cut off is told so; no connections allowed would be another reason.
+        Part::System | Part::Over => {}
         Part::Fleet => {
             // Only here: a server refuses a system account that may have streams.
             for limit in ["mem_storage", "disk_storage", "streams", "consumer"] {
@@ -182,7 +187,9 @@ pub(crate) fn account(
         nats["signing_keys"] = json!(signing);
     }
     if !revoked.is_empty() {
-        nats["revocations"] = json!(revoked);
+        // Whenever their tokens were made, by whichever clock.
+        let all: BTreeMap<&str, u64> = revoked.iter().map(|key| (*key, FOREVER_S)).collect();
+        nats["revocations"] = json!(all);
     }
     sign(operator, account, name, now, None, nats)
 }

@@ -54,9 +54,21 @@ struct About {
     /// Public keys that made members before the present one, and still count.
     #[serde(default)]
     retiring: Vec<String>,
+    /// When it was last changed which keys make members.
+    #[serde(default)]
+    issuers_since: u64,
     /// Of members that ran the fleet and were cut off: their keys, and when.
     #[serde(default)]
     revoked: BTreeMap<String, u64>,
+}
+
+/// Whether a member may connect. Times are in seconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// For as long as its token says.
+    Granted { at: u64 },
+    /// It was cut off, or its time is over; what it had was granted then.
+    Over { granted_at: u64 },
 }
 
 /// What proves that a key is a member's.
@@ -143,6 +155,7 @@ impl Authority {
             hosts: Vec::new(),
             server_made: 0,
             retiring: Vec::new(),
+            issuers_since: 0,
             revoked: BTreeMap::new(),
         };
         // Last: with it they are complete.
@@ -155,18 +168,20 @@ impl Authority {
     /// # Errors
     /// When a file is missing, damaged, or open to others.
     pub fn open(directory: &Path) -> Result<Self, AuthorityError> {
-        let about = read_about(directory)?;
         let key = |name: &str| key_pair(&directory.join(name));
+        let keys = (key("operator.nk")?, key("account.nk")?, key("signing.nk")?, key("system.nk")?);
+        let (operator, account, signing, system) = keys;
         Ok(Self {
-            about,
-            operator: key("operator.nk")?,
-            account: key("account.nk")?,
-            signing: key("signing.nk")?,
-            system: key("system.nk")?,
+            operator,
+            account,
+            signing,
+            system,
             ca: Pair {
                 certificate: files::read(&directory.join("ca.pem"))?,
                 key: files::read_secret(&directory.join("ca-key.pem"))?,
             },
+            // Last: a signing key that is replaced meanwhile is in it before.
+            about: read_about(directory)?,
             directory: directory.to_owned(),
         })
     }
@@ -262,10 +277,13 @@ impl Authority {
     ///
     /// # Errors
     /// When a file cannot be written.
-    pub fn rotate_signing(&mut self) -> Result<(), AuthorityError> {
+    pub fn rotate_signing(&mut self, now: u64) -> Result<(), AuthorityError> {
         let (new, old) = (KeyPair::new_account(), self.signing.public_key());
         // First: what was signed with the old key counts at every moment.
-        self.change(|about| about.retiring.push(old))?;
+        self.change(|about| {
+            about.retiring.push(old);
+            about.issuers_since = now;
+        })?;
         files::write_secret(&self.directory.join("signing.nk"), seed(&new)?.as_bytes())?;
         self.signing = new;
         Ok(())
@@ -275,13 +293,16 @@ impl Authority {
     ///
     /// # Errors
     /// When a file cannot be written.
-    pub fn retire(&mut self) -> Result<usize, AuthorityError> {
+    pub fn retire(&mut self, now: u64) -> Result<usize, AuthorityError> {
         let mut retired = 0;
-        self.change(|about| retired = std::mem::take(&mut about.retiring).len())?;
+        self.change(|about| {
+            retired = std::mem::take(&mut about.retiring).len();
+            about.issuers_since = now;
+        })?;
         Ok(retired)
     }
 
-    /// Cuts off whoever has this key in the fleet's own account, for tokens made until now.
+    /// Cuts off whoever has this key in the fleet's own account, for good.
     ///
     /// # Errors
     /// When that cannot be written down.
@@ -324,9 +345,11 @@ impl Authority {
         Ok(Admission { jwt, bearer })
     }
 
-    /// What servers are told of a member whose key this is: before it is let in, and when it is cut
-    /// off, for tokens made until `revoked`. Of those that run the fleet, [`Authority::revoke`] says
-    /// who was.
+    /// What servers are told of a member whose key this is: when it is let in, or let in for longer,
+    /// and when that is over. Of those that run the fleet, [`Authority::revoke`] says who was cut off.
+    ///
+    /// A token that says that it is over is newer than those before it, by whichever clock they were
+    /// made: servers that tell each other keep the newest.
     ///
     /// # Errors
     /// When it cannot be signed.
@@ -334,24 +357,39 @@ impl Authority {
         &self,
         member: &Member,
         public_key: &str,
-        now: u64,
-        revoked: Option<u64>,
+        access: Access,
     ) -> Result<String, AuthorityError> {
-        if member.standing.runs_the_fleet() {
-            return self.account_jwt(now);
+        let (name, account) = (member.name.as_str(), self.account_of(public_key)?.public_key());
+        let since = self.about.issuers_since;
+        match access {
+            Access::Granted { at } if member.standing.runs_the_fleet() => self.account_jwt(at),
+            Access::Over { granted_at } if member.standing.runs_the_fleet() => {
+                self.account_jwt(granted_at + 1)
+            }
+            Access::Granted { at } => {
+                let claims = AccountClaims {
+                    account: &account,
+                    name,
+                    signing: &self.issuers(),
+                    revoked: &[],
+                    part: Part::Member {
+                        fleet: &self.account.public_key(),
+                        permissions: &Permissions::of(member),
+                    },
+                };
+                Ok(claims::account(&self.operator, &claims, at.max(since))?)
+            }
+            Access::Over { granted_at } => {
+                let claims = AccountClaims {
+                    account: &account,
+                    name,
+                    signing: &[],
+                    revoked: &[public_key],
+                    part: Part::Over,
+                };
+                Ok(claims::account(&self.operator, &claims, granted_at.max(since) + 1)?)
+            }
         }
-        let revoked = revoked.map(|at| (public_key.to_owned(), at));
-        let claims = AccountClaims {
-            account: &self.account_of(public_key)?.public_key(),
-            name: member.name.as_str(),
-            signing: &self.issuers(),
-            revoked: &revoked.into_iter().collect(),
-            part: Part::Member {
-                fleet: &self.account.public_key(),
-                permissions: &Permissions::of(member),
-            },
-        };
-        Ok(claims::account(&self.operator, &claims, now)?)
     }
 
     /// The account of a member's key follows from it and from the fleet's, so that it needs no
@@ -372,8 +410,23 @@ impl Authority {
             account: &self.account.public_key(),
             name: &self.about.fleet,
             signing: &self.issuers(),
-            revoked: &self.about.revoked,
+            revoked: &self.about.revoked.keys().map(String::as_str).collect::<Vec<_>>(),
             part: Part::Fleet,
+        };
+        Ok(claims::account(&self.operator, &claims, now)?)
+    }
+
+    /// And of its system account.
+    ///
+    /// # Errors
+    /// When it cannot be signed.
+    pub fn system_jwt(&self, now: u64) -> Result<String, AuthorityError> {
+        let claims = AccountClaims {
+            account: &self.system.public_key(),
+            name: "SYS",
+            signing: &self.issuers(),
+            revoked: &[],
+            part: Part::System,
         };
         Ok(claims::account(&self.operator, &claims, now)?)
     }

@@ -25,7 +25,7 @@ pub use certificates::{CertificateError, SERVER_NAME};
 pub use claims::{ClaimsError, Held};
 pub use files::FileError;
 pub use join_token::{Fingerprint, JoinToken, JoinTokenError, NoRandomness};
-pub use keys::{Admission, Authority, AuthorityError, Created};
+pub use keys::{Access, Admission, Authority, AuthorityError, Created};
 pub use kit::{Identity, KitFiles};
 pub use member::{Member, Role, Scope, Standing, UnknownRole, UnknownScope};
 pub use permissions::Permissions;

@@ -14,7 +14,7 @@ use wire::{AgentId, Pool, WorkKind};
 use crate::{Member, Role, Scope, Standing};
 
 const LOG: &str = "FLOTILLA";
-const BUCKET: &str = "KV_FLOTILLA_FLEET";
+const FLEET: &str = "FLOTILLA_FLEET";
 
 /// How the subjects begin at which a member hears its answers.
 const INBOX: &str = "_INBOX_";
@@ -49,6 +49,20 @@ impl Permissions {
         all
     }
 
+    /// Of a leaf node, which carries what members of its site say, whoever they are, and nothing
+    /// that only the coordinator and admins say to the bus itself.
+    pub(crate) fn carrier() -> Self {
+        let mut publish = vec!["flotilla.>".to_owned(), format!("$KV.{FLEET}.agent.*")];
+        publish.extend(reads());
+        publish.extend([
+            format!("$JS.API.CONSUMER.INFO.{LOG}.*"),
+            format!("$JS.API.CONSUMER.MSG.NEXT.{LOG}.*"),
+            format!("$JS.ACK.{LOG}.>"),
+            format!("$JS.ACK.*.*.{LOG}.>"),
+        ]);
+        Self { publish, subscribe: vec![">".to_owned()] }
+    }
+
     /// What it hears that others say.
     pub(crate) fn heard_of_fleet(&self) -> impl Iterator<Item = &String> {
         self.subscribe.iter().filter(|subject| !subject.starts_with(INBOX))
@@ -57,12 +71,8 @@ impl Permissions {
     /// Reads everything, hears everything, and its own answers. It makes no consumers: one could be
     /// told to deliver to any subject of the fleet.
     fn reader(name: &AgentId) -> Self {
-        let mut publish = vec!["$JS.API.INFO".to_owned()];
-        for stream in [LOG, BUCKET] {
-            let verbs = ["STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET"];
-            publish.extend(verbs.map(|verb| format!("$JS.API.{verb}.{stream}")));
-        }
-        Self { publish, subscribe: vec![format!("{INBOX}{name}.>"), "flotilla.>".to_owned()] }
+        let subscribe = vec![format!("{INBOX}{name}.>"), "flotilla.>".to_owned()];
+        Self { publish: reads().collect(), subscribe }
     }
 
     fn user(name: &AgentId, scope: Scope) -> Self {
@@ -82,7 +92,7 @@ impl Permissions {
         self.publish.extend([
             format!("flotilla.agent.status.{name}"),
             format!("flotilla.agent.answer.{name}"),
-            format!("$KV.FLOTILLA_FLEET.agent.{name}"),
+            format!("$KV.{FLEET}.agent.{name}"),
         ]);
     }
 
@@ -107,11 +117,23 @@ impl Permissions {
         self.publish.extend([
             format!("$JS.API.CONSUMER.INFO.{LOG}.{queue}"),
             format!("$JS.API.CONSUMER.MSG.NEXT.{LOG}.{queue}"),
-            format!("$JS.ACK.{LOG}.{queue}.>"),
-            // As newer servers name deliveries: with domain and account.
-            format!("$JS.ACK.*.*.{LOG}.{queue}.>"),
+            format!("$JS.ACK.{LOG}.{queue}.*.*.*.*.*"),
+            // As newer servers name deliveries: with domain and account, and so many tokens that no
+            // other queue's can be meant.
+            format!("$JS.ACK.*.*.{LOG}.{queue}.*.*.*.*.>"),
         ]);
     }
+}
+
+/// How a stream is read without a consumer.
+fn reads() -> impl Iterator<Item = String> {
+    let bucket = format!("KV_{FLEET}");
+    let of = |stream: &str| {
+        let verbs = ["STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET"];
+        verbs.map(|verb| format!("$JS.API.{verb}.{stream}"))
+    };
+    let all = [of(LOG), of(&bucket)].into_iter().flatten();
+    all.chain(["$JS.API.INFO".to_owned()])
 }
 
 /// Without those that others contain: a server refuses an account that imports a subject twice.

@@ -9,7 +9,7 @@ use futures::{Stream, stream};
 use crate::{
     Bus, MEMBERS_BUCKET,
     kv::{self, Entry},
-    prepare::{PrepareError, bucket_config},
+    prepare::PrepareError,
     read::patiently_for,
     request::{RequestError, code},
     tail::{Item, Tail, TailError},
@@ -73,7 +73,7 @@ impl Bus {
     /// When the server refuses, or holds something else under that name.
     pub async fn prepare_members(&self, replicas: usize) -> Result<(), PrepareError> {
         let config =
-            || bucket_config(MEMBERS_BUCKET, "flotilla: members and join tokens", replicas);
+            || self.bucket_config(MEMBERS_BUCKET, "flotilla: members and join tokens", replicas);
         self.ensure(config(), config()).await.map(|_| ())
     }
 

@@ -116,7 +116,8 @@ impl Bus {
     ) -> Result<Prepared, PrepareError> {
         let fresh = log_config(replicas, limit.set.or(limit.at_creation));
         let log = self.ensure(log_config(replicas, limit.set), fresh).await?;
-        let bucket = || bucket_config(BUCKET, "flotilla: leader, agents and how to join", replicas);
+        let about = "flotilla: leader, agents and how to join";
+        let bucket = || self.bucket_config(BUCKET, about, replicas);
         self.ensure(bucket(), bucket()).await?;
         if log.config.num_replicas != replicas {
             tracing::info!(
@@ -180,6 +181,28 @@ impl Bus {
         let verb = format!("STREAM.{verb}.{stream}");
         patiently(|| self.api(&verb, body)).await
     }
+
+    /// What `nats kv add` makes, so that `nats kv get` works on it; but read from the leader, and in
+    /// a closed fleet without rollups: whoever may write one key could replace them all with it.
+    pub(crate) fn bucket_config(&self, bucket: &str, description: &str, replicas: usize) -> Config {
+        Config {
+            name: format!("KV_{bucket}"),
+            description: Some(description.to_owned()),
+            subjects: vec![format!("$KV.{bucket}.>")],
+            retention: RetentionPolicy::Limits,
+            storage: StorageType::File,
+            num_replicas: replicas,
+            discard: DiscardPolicy::New,
+            max_bytes: UNLIMITED,
+            max_messages: UNLIMITED,
+            max_messages_per_subject: 1,
+            max_consumers: -1,
+            allow_rollup: self.shared.author.is_none(),
+            deny_delete: true,
+            allow_direct: true,
+            ..Config::default()
+        }
+    }
 }
 
 fn log_config(replicas: usize, bytes_max: Option<u64>) -> Config {
@@ -205,27 +228,6 @@ fn log_config(replicas: usize, bytes_max: Option<u64>) -> Config {
     }
 }
 
-/// What `nats kv add` makes, so that `nats kv get` works on it; but read from the leader.
-pub(crate) fn bucket_config(bucket: &str, description: &str, replicas: usize) -> Config {
-    Config {
-        name: format!("KV_{bucket}"),
-        description: Some(description.to_owned()),
-        subjects: vec![format!("$KV.{bucket}.>")],
-        retention: RetentionPolicy::Limits,
-        storage: StorageType::File,
-        num_replicas: replicas,
-        discard: DiscardPolicy::New,
-        max_bytes: UNLIMITED,
-        max_messages: UNLIMITED,
-        max_messages_per_subject: 1,
-        max_consumers: -1,
-        allow_rollup: true,
-        deny_delete: true,
-        allow_direct: true,
-        ..Config::default()
-    }
-}
-
 /// What cannot be repaired by adding to it.
 fn compare(found: &Config, wanted: &Config) -> Result<(), PrepareError> {
     let rows = [
@@ -240,7 +242,12 @@ fn compare(found: &Config, wanted: &Config) -> Result<(), PrepareError> {
         ),
         ("no_ack", found.no_ack.to_string(), wanted.no_ack.to_string()),
         ("sealed", found.sealed.to_string(), wanted.sealed.to_string()),
-        ("allow_rollup", found.allow_rollup.to_string(), wanted.allow_rollup.to_string()),
+        // Rollups that are there can be forbidden.
+        (
+            "allow_rollup",
+            (wanted.allow_rollup && found.allow_rollup).to_string(),
+            wanted.allow_rollup.to_string(),
+        ),
         ("deny_delete", found.deny_delete.to_string(), wanted.deny_delete.to_string()),
         ("deny_purge", found.deny_purge.to_string(), wanted.deny_purge.to_string()),
         ("a mirror", found.mirror.is_some().to_string(), false.to_string()),
@@ -255,8 +262,8 @@ fn compare(found: &Config, wanted: &Config) -> Result<(), PrepareError> {
     Ok(())
 }
 
-/// The found configuration with what a newer version of us needs; never takes anything away,
-/// so that versions can run side by side.
+/// The found configuration with what a newer version of us needs; never takes anything away that
+/// another needs, so that versions can run side by side.
 fn addition(found: &Config, wanted: &Config) -> Option<Config> {
     let missing: Vec<String> = wanted
         .subjects
@@ -268,13 +275,15 @@ fn addition(found: &Config, wanted: &Config) -> Option<Config> {
         && (wanted.max_message_size <= 0 || found.max_message_size < wanted.max_message_size);
     let other_bound = wanted.max_bytes > 0 && found.max_bytes != wanted.max_bytes;
     let direct = wanted.allow_direct && !found.allow_direct;
-    if missing.is_empty() && !too_small && !other_bound && !direct {
+    let rollups = found.allow_rollup && !wanted.allow_rollup;
+    if missing.is_empty() && !too_small && !other_bound && !direct && !rollups {
         return None;
     }
     let mut update = found.clone();
     update.subjects.extend(missing);
     update.max_message_size = wanted.max_message_size;
     update.allow_direct |= wanted.allow_direct;
+    update.allow_rollup &= wanted.allow_rollup;
     if other_bound {
         update.max_bytes = wanted.max_bytes;
     }

@@ -12,12 +12,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::{
-    Bus, STREAM, batch,
-    read::milliseconds,
-    request::{RequestError, code},
-    tail::Message,
-};
+use crate::{Bus, STREAM, batch, read::milliseconds, request::RequestError, tail::Message};
 
 /// What is said is heard before it is stored: after a word, the log is looked at again and again
 /// for so long, and so soon at first.
@@ -104,7 +99,10 @@ impl Reading {
             if let Some((first, _)) = head
                 && let Some(message) = self.cursors[first].ahead.pop_front()
             {
-                self.hunt = None;
+                // There may be another behind it that was said at once with it.
+                if let Some(hunt) = &mut self.hunt {
+                    hunt.pause = HUNT_FIRST;
+                }
                 return Ok(Step::Message(message));
             }
             if self.end > position {
@@ -112,6 +110,10 @@ impl Reading {
             }
             self.wait().await;
             self.end = self.bus.stream_end(&self.stream).await?;
+            if self.end < position {
+                // Whoever begins anew finds out.
+                return Err(RequestError::Interrupted);
+            }
         }
     }
 
@@ -127,19 +129,18 @@ impl Reading {
         let Cursor { filter, through, .. } = &self.cursors[number];
         let (from, filter) = (through + 1, filter.clone());
         let body = json!({ "seq": from, "next_by_subj": filter });
-        let next = match self.bus.message(&self.stream, &body).await {
-            // The whole log was purged meanwhile.
-            Err(error) if error.is_code(code::NO_MESSAGE) => None,
-            next => next?,
-        };
-        let Some(next) = next else {
-            self.cursors[number].through = self.end;
+        let end = self.end;
+        // What is beyond is for later: other filters were not looked at so far.
+        let next = self.bus.message(&self.stream, &body).await?;
+        let Some(next) = next.filter(|next| next.sequence <= end) else {
+            self.cursors[number].through = end;
             return Ok(());
         };
         let mut found = vec![next];
-        if found[0].sequence < self.end {
+        if found[0].sequence < end {
             let from = found[0].sequence + 1;
-            found.extend(batch::fetch(&self.bus, &self.stream, &filter, from).await?);
+            let more = batch::fetch(&self.bus, &self.stream, &filter, from).await?;
+            found.extend(more.into_iter().take_while(|message| message.sequence <= end));
         }
         let cursor = &mut self.cursors[number];
         cursor.through = found.last().map_or(cursor.through, |last| last.sequence);

@@ -1,7 +1,7 @@
 //! Telling the servers of a closed fleet who is let in and who was cut off: accounts' new tokens go
 //! to the system account, on a connection made for it alone.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use async_nats::{ConnectErrorKind, rustls};
 use futures::StreamExt;
@@ -47,6 +47,13 @@ pub enum SystemError {
 struct Answer {
     #[serde(default)]
     error: Option<Rejection>,
+    #[serde(default)]
+    data: Option<Taken>,
+}
+
+#[derive(Deserialize)]
+struct Taken {
+    account: String,
 }
 
 #[derive(Deserialize)]
@@ -117,31 +124,39 @@ async fn tell(
             let sent = client.publish_with_reply(UPDATE, inbox.clone(), account.clone().into());
             sent.await.map_err(|_| silent())?;
         }
-        let mut taken = 0;
+        let (mut taken, mut refused) = (BTreeSet::new(), None);
         let mut limit = CONNECT_LIMIT;
         while let Ok(Some(message)) = timeout(limit, answers.next()).await {
-            taken_by(&message.payload)?;
-            taken += 1;
-            if taken >= some.len() {
+            match taken_by(&message.payload) {
+                Ok(account) => {
+                    taken.insert(account);
+                }
+                Err(description) => refused = Some(SystemError::Rejected { description }),
+            }
+            if taken.len() >= some.len() {
                 match heard {
                     Heard::ByOne => break,
                     Heard::ByAll => limit = REST_LIMIT,
                 }
             }
         }
-        if taken < some.len() {
+        // One that takes it says nothing for those that do not.
+        if taken.len() < some.len() || heard == Heard::ByAll {
+            refused.map_or(Ok(()), Err)?;
+        }
+        if taken.len() < some.len() {
             return Err(silent());
         }
     }
     Ok(())
 }
 
-fn taken_by(answer: &[u8]) -> Result<(), SystemError> {
+/// The account that a server took, or why it did not.
+fn taken_by(answer: &[u8]) -> Result<String, String> {
     match serde_json::from_slice::<Answer>(answer) {
-        Ok(Answer { error: None }) => Ok(()),
-        Ok(Answer { error: Some(Rejection { description }) }) => {
-            Err(SystemError::Rejected { description })
-        }
-        Err(error) => Err(SystemError::Rejected { description: error.to_string() }),
+        Ok(Answer { error: Some(Rejection { description }), .. }) => Err(description),
+        Ok(Answer { data: Some(Taken { account }), .. }) => Ok(account),
+        Ok(Answer { .. }) => Err("an answer that names no account".to_owned()),
+        Err(error) => Err(error.to_string()),
     }
 }

@@ -52,10 +52,7 @@ fn sections(text: &str) -> BTreeMap<String, Vec<(String, String)>> {
 }
 
 fn quadlets() -> Vec<PathBuf> {
-    [".container", ".network", ".volume"]
-        .iter()
-        .flat_map(|end| files("deploy/podman", end))
-        .collect()
+    [".container", ".volume"].iter().flat_map(|end| files("deploy/podman", end)).collect()
 }
 
 #[test]
@@ -68,14 +65,13 @@ fn quadlets_have_only_keys_that_podman_documents_and_name_what_is_there() {
             let known: &[&str] = match section.as_str() {
                 "Container" => &CONTAINER,
                 "Volume" => &["VolumeName"],
-                "Network" => &["NetworkName"],
                 "Unit" | "Service" | "Install" => continue,
                 other => panic!("{of}: [{other}]"),
             };
             for (key, value) in pairs {
                 assert!(known.contains(&key.as_str()), "{of}: {key}");
                 let other = value.split(':').next().unwrap_or_default();
-                let is_unit = [".volume", ".network"].iter().any(|end| other.ends_with(end));
+                let is_unit = other.ends_with(".volume");
                 assert!(!is_unit || here.iter().any(|name| name == other), "{of}: {other}");
             }
         }
@@ -149,16 +145,17 @@ struct Service {
     #[serde(default)]
     #[expect(dead_code, reason = "what may be said")]
     tmpfs: Vec<String>,
-    #[expect(dead_code, reason = "what may be said")]
-    working_dir: Option<String>,
     stop_grace_period: Option<String>,
     restart: String,
+    network_mode: Option<String>,
 }
 
 #[test]
-fn the_compose_file_is_whole_and_opens_nothing_to_the_network() {
+fn the_compose_file_is_whole_and_lets_in_members_alone() {
     let compose: Compose = serde_saphyr::from_str(&read("deploy/compose.yaml")).expect("YAML");
-    let sources = read("services/flotilla/src/cli.rs") + &read("services/flotilla/src/fleet.rs");
+    let sources = ["cli.rs", "cli/closed.rs", "cli/members.rs", "fleet.rs"]
+        .map(|name| read(format!("services/flotilla/src/{name}")))
+        .concat();
     for (name, service) in &compose.services {
         for volume in &service.volumes {
             let source = volume.split(':').next().expect("a volume has a source");
@@ -177,15 +174,17 @@ fn the_compose_file_is_whole_and_opens_nothing_to_the_network() {
                 "{name}: no command reads {variable}"
             );
         }
-        // The fleet is open: only this host may come in.
-        assert!(service.ports.iter().all(|port| port.starts_with("127.0.0.1:")), "{name}");
         assert_eq!(service.restart, "on-failure", "{name}: an agent that was drained stays away");
-        if service.image == "flotilla" {
-            assert!(service.read_only && service.cap_drop == ["ALL"], "{name}");
-            assert_eq!(service.security_opt, ["no-new-privileges:true"], "{name}");
-        }
+        assert!(["flotilla", "flotilla-fleet"].contains(&service.image.as_str()), "{name}");
+        assert!(service.read_only && service.cap_drop == ["ALL"], "{name}");
+        assert_eq!(service.security_opt, ["no-new-privileges:true"], "{name}");
     }
-    assert_eq!(compose.services["agent"].command, ["agent"]);
+    // Not `--open`, as everybody on the network reaches it.
+    assert_eq!(compose.services["fleet"].command, ["up"]);
+    assert_eq!(compose.services["fleet"].ports, ["4222:4222", "7070:7070"]);
+    assert_eq!(compose.services["agent"].command, ["join"]);
+    assert_eq!(compose.services["agent"].network_mode.as_deref(), Some("host"));
+    assert!(compose.services["agent"].ports.is_empty());
     // As long as the unit's TimeoutStopSec=.
     assert_eq!(compose.services["agent"].stop_grace_period.as_deref(), Some("90s"));
     let Some(docker_compose) = program("DOCKER_COMPOSE", &["docker-compose"]) else { return };

@@ -210,9 +210,12 @@ fn no_secret_is_where_it_does_not_belong(fleet: &Fleet, token: &str, run: &str) 
         &["agents", "list", "--json"],
         &["run", "show", run, "--json"],
         &["run", "watch", run, "--json"],
+        &["up", "--print-config"],
+        &["join", token, "--print-config", "--json"],
     ] {
         let output = fleet.run(arguments);
         assert_eq!(output.code, 0, "{arguments:?}: {}", output.stderr);
+        assert!(output.stdout.len() > 2, "{arguments:?}");
         look(&format!("{arguments:?}"), format!("{}{}", output.stdout, output.stderr).as_bytes());
     }
 }

@@ -3,16 +3,15 @@
 //! A server of the user's own has a directory `keys` below the one it runs in; what goes there is
 //! written as a whole, with paths from there, and copied to its host.
 
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
 use nkeys::KeyPair;
-use wire::AgentId;
 
-use super::{Admission, Authority, AuthorityError};
+use super::{Authority, AuthorityError};
 use crate::{
-    Member, Permissions, Standing,
+    Permissions,
     certificates::{self, Use},
-    claims::{self, AccountClaims, Part, UserClaims},
+    claims::{self, UserClaims},
     files,
     kit::{credentials, seed},
 };
@@ -99,14 +98,7 @@ impl Authority {
         let fleet = &self.about.fleet;
         let operator_jwt = claims::operator(&self.operator, &system, fleet, now)?;
         let account_jwt = self.account_jwt(now)?;
-        let system_claims = AccountClaims {
-            account: &system,
-            name: "SYS",
-            signing: &[],
-            revoked: &BTreeMap::new(),
-            part: Part::System,
-        };
-        let system_jwt = claims::account(&self.operator, &system_claims, now)?;
+        let system_jwt = self.system_jwt(now)?;
         Ok(format!(
             r#"{WRITTEN}operator: {operator_jwt}
 system_account: {system}
@@ -162,11 +154,8 @@ tls {{
 
     /// Carries what the members of a site say, whoever they are.
     fn leaf_user(&self, now: u64) -> Result<String, AuthorityError> {
-        let name = AgentId::new(LEAF).expect("a constant is a name");
-        let member = Member { name, standing: Standing::Coordinator };
-        let key = KeyPair::new_user();
-        let Admission { jwt, .. } = self.admit(&member, &key.public_key(), now, None)?;
-        Ok(credentials(&jwt, &seed(&key)?))
+        let (seed, jwt) = self.carrier(&self.account, &Permissions::carrier(), now)?;
+        Ok(credentials(&jwt, &seed))
     }
 
     /// Hears of new account tokens, and asks for those it missed.
@@ -175,8 +164,27 @@ tls {{
             publish: vec!["$SYS.REQ.CLAIMS.PACK".to_owned(), "_INBOX.>".to_owned()],
             subscribe: vec!["$SYS.REQ.CLAIMS.UPDATE".to_owned(), "$SYS._INBOX.>".to_owned()],
         };
-        let (seed, jwt) = self.system_token(LEAF, &permissions, now, None)?;
+        let (seed, jwt) = self.carrier(&self.system, &permissions, now)?;
         Ok(credentials(&jwt, &seed))
+    }
+
+    /// A leaf node's user of an account, for as long as the signing key counts.
+    fn carrier(
+        &self,
+        account: &KeyPair,
+        permissions: &Permissions,
+        now: u64,
+    ) -> Result<(String, String), AuthorityError> {
+        let key = KeyPair::new_user();
+        let claims = UserClaims {
+            name: LEAF,
+            public_key: &key.public_key(),
+            issued_at: now,
+            expires_at: None,
+            permissions,
+        };
+        let jwt = claims::user(&self.signing, &account.public_key(), &claims)?;
+        Ok((seed(&key)?, jwt))
     }
 
     /// A key and its token that may tell servers of a new account token: seed first.
@@ -188,20 +196,15 @@ tls {{
             publish: vec!["$SYS.REQ.CLAIMS.UPDATE".to_owned()],
             subscribe: vec!["_INBOX.>".to_owned()],
         };
-        self.system_token("flotilla", &permissions, now, Some(now + SYSTEM_TOKEN_S))
-    }
-
-    fn system_token(
-        &self,
-        name: &str,
-        permissions: &Permissions,
-        now: u64,
-        expires_at: Option<u64>,
-    ) -> Result<(String, String), AuthorityError> {
         let key = KeyPair::new_user();
-        let public_key = key.public_key();
-        let claims =
-            UserClaims { name, public_key: &public_key, issued_at: now, expires_at, permissions };
+        // Of the account's own key: servers know it whichever signing keys they know of.
+        let claims = UserClaims {
+            name: "flotilla",
+            public_key: &key.public_key(),
+            issued_at: now,
+            expires_at: Some(now + SYSTEM_TOKEN_S),
+            permissions: &permissions,
+        };
         let jwt = claims::user(&self.system, &self.system.public_key(), &claims)?;
         Ok((seed(&key)?, jwt))
     }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use authority::{Authority, Identity, KitFiles, Member, Role, Scope, Standing};
+use authority::{Access, Authority, Identity, KitFiles, Member, Role, Scope, Standing};
 use bus::{
     Bus, ConnectError, ConnectOptions, Followed, PublishError, Published, ReadError,
     server::{self, ManagedServer, ServerOptions},
@@ -58,13 +58,13 @@ impl Closed {
     /// Lets a member in, as a coordinator does.
     async fn admit(&self, member: &Member, expires_at: Option<u64>) -> Identity {
         let identity = kit(&self.authority, self.directory.path(), member, expires_at);
-        self.tell(member, &identity, None).await;
+        self.tell(member, &identity, Access::Granted { at: now() }).await;
         identity
     }
 
-    async fn tell(&self, member: &Member, identity: &Identity, revoked: Option<u64>) {
+    async fn tell(&self, member: &Member, identity: &Identity, access: Access) {
         let key = identity.public_key().unwrap();
-        let account = self.authority.member_account(member, &key, now(), revoked).unwrap();
+        let account = self.authority.member_account(member, &key, access).unwrap();
         let (seed, jwt) = self.authority.system_user(now()).unwrap();
         let tls = authority::client_config(self.authority.ca_pem().as_bytes()).unwrap();
         let (urls, user) = ([self.server.url()], SystemUser { seed, jwt });
@@ -266,6 +266,11 @@ async fn tries(who: Who) {
         assert_eq!(rogue.may_say(&pull).await, who == takes, "{who:?} takes {kind} work");
         let ack = format!("$JS.ACK.FLOTILLA.{queue}.1.1.1.1.0");
         assert_eq!(rogue.may_say(&ack).await, who == takes, "{who:?} acknowledges {kind} work");
+        let ack = format!("$JS.ACK._.hash.FLOTILLA.{queue}.1.1.1.1.0.token");
+        assert_eq!(rogue.may_say(&ack).await, who == takes, "{who:?} acknowledges {kind} work");
+        // By its tokens another queue's.
+        let ack = format!("$JS.ACK.FLOTILLA.another.FLOTILLA.{queue}.1.1.1");
+        assert!(!rogue.may_say(&ack).await, "{who:?} acknowledges another's work");
     }
     assert!(!rogue.may_hear("_INBOX_somebody.>").await, "{who:?} hears others' answers");
     assert!(!rogue.may_hear("$KV.>").await, "{who:?} hears the buckets");
@@ -417,6 +422,55 @@ async fn a_member_reads_in_the_order_of_the_log_and_on_as_it_grows() {
     assert!(began.elapsed() < Duration::from_secs(5), "heard, not looked for");
 }
 
+#[tokio::test]
+async fn a_member_reads_each_fact_once_though_others_write_meanwhile() {
+    const FACTS: u32 = 300;
+    let closed = Closed::start().await;
+    let reader = closed.bus(&member("ann", Standing::User { scope: Scope::Reader })).await;
+    let filters = vec!["flotilla.*.control.*".to_owned(), "flotilla.*.samples.*.*".to_owned()];
+    let mut read = Vec::new();
+    let writing = async {
+        for number in 0..FACTS {
+            closed.coordinator.publish(&control(number.into(), "go")).await.unwrap();
+            let fact = samples(&format!("j{number}"), "coordinator");
+            closed.coordinator.publish(&fact).await.unwrap();
+        }
+    };
+    let reading = async {
+        let mut facts = reader.follow(filters, 0);
+        while read.len() < 2 * FACTS as usize {
+            match facts.next().await.unwrap().unwrap() {
+                Followed::Record(record) => read.push(record.sequence),
+                Followed::CaughtUp => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    let both = async { tokio::join!(writing, reading) };
+    tokio::time::timeout(Duration::from_secs(60), both).await.expect("it gets on");
+    assert_eq!(read, (1..=2 * u64::from(FACTS)).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_member_is_told_that_the_log_went_back() {
+    let closed = Closed::start().await;
+    for number in 0..5 {
+        closed.coordinator.publish(&control(number, "go")).await.unwrap();
+    }
+    let reader = closed.bus(&member("ann", Standing::User { scope: Scope::Reader })).await;
+    let mut facts = reader.follow(vec!["flotilla.*.control.*".into()], 0);
+    for _ in 0..6 {
+        facts.next().await.unwrap().unwrap();
+    }
+    let rogue = Rogue::of(&closed, &member("coordinator", Standing::Coordinator)).await;
+    let gone = rogue.client.request("$JS.API.STREAM.DELETE.FLOTILLA", "".into()).await.unwrap();
+    assert!(String::from_utf8_lossy(&gone.payload).contains("true"), "{gone:?}");
+    closed.coordinator.prepare(1).await.unwrap();
+    closed.coordinator.publish(&control(1, "again")).await.unwrap();
+    let told = tokio::time::timeout(Duration::from_secs(10), facts.next()).await.unwrap().unwrap();
+    assert!(matches!(told, Err(ReadError::WentBack { after: 5, last: 1 })), "{told:?}");
+}
+
 /// Of all facts of the filters that there are.
 async fn sequences(bus: &Bus, filters: Vec<String>) -> Vec<u64> {
     let mut facts = bus.follow(filters, 0);
@@ -474,6 +528,48 @@ async fn an_answer_goes_to_who_asked_wherever_it_is_wanted() {
     }
     assert_eq!(closed.everything().await, before);
     assert_eq!(heard.borrow().clone(), [""; 0], "an agent was told something");
+}
+
+/// What a message can ask of its stream (nats-server, `stream.go`).
+const HEADERS: [(&str, &str); 9] = [
+    ("Nats-Rollup", "all"),
+    ("Nats-Rollup", "sub"),
+    ("Nats-TTL", "1s"),
+    ("Nats-Msg-Id", "1"),
+    ("Nats-Incr", "1"),
+    ("Nats-Batch-Id", "b1"),
+    ("Nats-Schedule", "@every 1s"),
+    ("Nats-Schedule-Target", "flotilla.r1.done.coordinator"),
+    ("KV-Operation", "PURGE"),
+];
+
+#[tokio::test]
+async fn a_header_changes_nothing_that_is_anothers() {
+    let closed = Closed::start().await;
+    closed.coordinator.publish(&order(1)).await.unwrap();
+    let status = |agent: &str| v1::AgentStatus { agent: agent.into(), ..Default::default() };
+    closed.coordinator.record_status(&status("somebody")).await.unwrap();
+    let before = closed.everything().await;
+    let rogue = Rogue::of(&closed, &Who::Generator.member()).await;
+    for (name, value) in HEADERS {
+        let mut headers = async_nats::HeaderMap::new();
+        headers.insert(name, value);
+        if name.starts_with("Nats-Schedule") {
+            headers.insert("Nats-Schedule", "@every 1s");
+        }
+        if name == "Nats-Batch-Id" {
+            headers.insert("Nats-Batch-Sequence", "1");
+            headers.insert("Nats-Batch-Commit", "1");
+        }
+        for subject in ["$KV.FLOTILLA_FLEET.agent.me", "flotilla.r1.samples.1.j1.me"] {
+            // Taken or refused.
+            let asked =
+                rogue.client.request_with_headers(subject, headers.clone(), "{}".into()).await;
+            asked.unwrap_or_else(|error| panic!("{subject} {name}: {error}"));
+        }
+    }
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(closed.everything().await, before);
 }
 
 #[tokio::test]

@@ -3,16 +3,18 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use authority::{Authority, Member, Standing};
+use authority::{Access, Authority, Member, Standing};
 use bus::system::{Heard, SystemError, SystemUser, push_accounts};
 use tokio::{sync::watch, time::interval};
 use wire::{AgentId, Pool, WorkKind};
 
-use super::{MEMBER, Members, MembersError, View, chain, now_ms, records::MemberRecord};
+use super::{
+    MEMBER, Members, MembersError, Refusal, View, chain, join::key, now_ms, records::MemberRecord,
+};
 
 /// How often queues are looked after: somebody may have removed one.
 const QUEUES_EVERY: Duration = Duration::from_secs(10);
-/// An account of a member whose time is over is told of for so long, for it may renew.
+/// A member whose time is over may renew; after so long its account is of no use until it does.
 const RENEWS_MS: u64 = 24 * 3_600_000;
 
 impl Members {
@@ -25,13 +27,34 @@ impl Members {
     ) -> Result<(), MembersError> {
         // Those who run the fleet are in its account, which its servers know.
         if !member.standing.runs_the_fleet() {
-            let account = authority.member_account(member, &record.key, now_s(), None)?;
-            let told = self.tell(authority, &[account], Heard::ByOne).await?;
+            let account = authority.member_account(member, &record.key, granted(record))?;
             let name = || member.name.to_string();
+            let told = self.tell(authority, &[account], Heard::ByOne).await?;
             told.map_err(|source| MembersError::NotAdmitted { name: name(), source })?;
+            // Whoever was cut off meanwhile was let in again by this; that is in its record.
+            let (_, now) = self.read::<MemberRecord>(&key(&member.name)).await?;
+            if !now.is_some_and(|now| is_still(&now, record)) {
+                self.tell_over(authority, &[(member.clone(), record.clone())]).await?;
+                return Err(Refusal::Revoked { name: name() }.into());
+            }
         }
         self.prepare(queues([&member.standing])).await;
         Ok(())
+    }
+
+    /// Has all servers know that these are members no more.
+    pub(super) async fn tell_over(
+        &self,
+        authority: &Authority,
+        gone: &[(Member, MemberRecord)],
+    ) -> Result<(), MembersError> {
+        let over = gone
+            .iter()
+            .map(|(member, record)| authority.member_account(member, &record.key, over(record)));
+        let accounts: Vec<String> = over.collect::<Result<_, _>>()?;
+        let names = || gone.iter().map(|(member, _)| member.name.as_str()).collect::<Vec<_>>();
+        let told = self.tell(authority, &accounts, Heard::ByAll).await?;
+        told.map_err(|source| MembersError::NotTold { name: names().join(", "), source })
     }
 
     /// Has the servers know accounts as they are now. The outer error is ours.
@@ -83,18 +106,32 @@ impl Members {
     async fn tell_of_all(&self) -> Result<(), MembersError> {
         let authority = self.authority()?;
         let now = now_ms();
-        let mut accounts = Vec::new();
-        for (member, record) in self.everybody().await? {
-            let is_of_use = now < record.expires_ms.saturating_add(RENEWS_MS);
-            if member.standing.runs_the_fleet() || !is_of_use {
-                continue;
-            }
-            let revoked = record.revoked_ms.map(|at_ms| at_ms.max(record.renewed_ms) / 1000);
-            accounts.push(authority.member_account(&member, &record.key, now_s(), revoked)?);
+        // Their own first, with the keys that count.
+        let mut accounts =
+            vec![authority.account_jwt(now / 1000)?, authority.system_jwt(now / 1000)?];
+        let everybody = self.everybody().await?;
+        let others = || everybody.iter().filter(|(member, _)| !member.standing.runs_the_fleet());
+        let is_in = |record: &MemberRecord| {
+            record.revoked_ms.is_none() && now < record.expires_ms.saturating_add(RENEWS_MS)
+        };
+        for (member, record) in others() {
+            let access = if is_in(record) { granted(record) } else { over(record) };
+            accounts.push(authority.member_account(member, &record.key, access)?);
         }
-        let members = accounts.len();
+        let members = accounts.len() - 2;
         let told = self.tell(&authority, &accounts, Heard::ByOne).await?;
         told.map_err(|source| MembersError::NotAdmitted { name: "its members".into(), source })?;
+        // Whoever was cut off meanwhile.
+        let after = self.everybody().await?;
+        let still = |member: &Member, record: &MemberRecord| {
+            let found = after.iter().find(|(one, _)| one.name == member.name);
+            found.is_some_and(|(_, now)| is_still(now, record))
+        };
+        let gone = others().filter(|(member, record)| is_in(record) && !still(member, record));
+        let gone: Vec<_> = gone.cloned().collect();
+        if !gone.is_empty() {
+            self.tell_over(&authority, &gone).await?;
+        }
         tracing::debug!(members, "the bus knows the members");
         Ok(())
     }
@@ -132,6 +169,19 @@ impl Members {
         }
         Ok(everybody)
     }
+}
+
+/// Whether whoever had this record is a member by a later one.
+fn is_still(now: &MemberRecord, then: &MemberRecord) -> bool {
+    now.key == then.key && now.revoked_ms.is_none()
+}
+
+fn granted(record: &MemberRecord) -> Access {
+    Access::Granted { at: record.renewed_ms / 1000 }
+}
+
+fn over(record: &MemberRecord) -> Access {
+    Access::Over { granted_at: record.renewed_ms / 1000 }
 }
 
 /// The queues that members of these standings take work from, by name.

@@ -101,6 +101,10 @@ impl Members {
         name: &AgentId,
         granted: &Granted<'_>,
     ) -> Result<MemberRecord, MembersError> {
+        self.let_go_of_the_old_key(name, granted.key, |before| {
+            may_have(name, granted.key, Some(before)).is_ok()
+        })
+        .await?;
         let enlisted = self
             .rewrite(&key(name), |before: Option<&MemberRecord>| {
                 may_have(name, granted.key, before)?;
@@ -144,6 +148,7 @@ impl Members {
         let is_here = |record: &MemberRecord| {
             record.token.is_none() && matches!(record.standing, Standing::Agent { .. })
         };
+        self.let_go_of_the_old_key(&member.name, public_key, is_here).await?;
         let name = || member.name.to_string();
         let enlisted = self
             .rewrite(&key(&member.name), |before: Option<&MemberRecord>| match before {
@@ -158,6 +163,22 @@ impl Members {
             .await?;
         let record = enlisted.ok_or_else(|| MembersError::Busy(key(&member.name)))?;
         self.membership(&member.name, &record).await
+    }
+
+    /// Before a name gets a new key: with its record goes what is known of the old one, which the
+    /// bus may not have been told is over.
+    async fn let_go_of_the_old_key(
+        &self,
+        name: &AgentId,
+        new: &str,
+        goes: impl Fn(&MemberRecord) -> bool,
+    ) -> Result<(), MembersError> {
+        match self.read::<MemberRecord>(&key(name)).await? {
+            (_, Some(before)) if before.key != new && goes(&before) => {
+                self.cut_off(name, &before).await
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What an agent is let in for.

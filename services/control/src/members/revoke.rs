@@ -27,20 +27,25 @@ impl Members {
         Ok(at(record.revoked_ms.unwrap_or(now)))
     }
 
-    /// Has the bus refuse every token made for this key until now.
-    async fn cut_off(&self, name: &AgentId, record: &MemberRecord) -> Result<(), MembersError> {
+    /// Has the bus refuse every token made for this key, for good.
+    pub(super) async fn cut_off(
+        &self,
+        name: &AgentId,
+        record: &MemberRecord,
+    ) -> Result<(), MembersError> {
         let _one_at_a_time = self.shared.revoking.lock().await;
-        let now = now_ms() / 1000;
         let mut authority = self.authority()?;
         let member = Member { name: name.clone(), standing: record.standing.clone() };
-        if member.standing.runs_the_fleet() {
-            if let Err(error) = self.learn(&mut authority).await {
-                // Nobody stays in because of it.
-                tracing::warn!(error = %chain(&error), "cannot read whom others have cut off");
-            }
-            authority.revoke(&record.key, now)?;
+        if !member.standing.runs_the_fleet() {
+            return self.tell_over(&authority, &[(member, record.clone())]).await;
         }
-        let account = authority.member_account(&member, &record.key, now, Some(now))?;
+        if let Err(error) = self.learn(&mut authority).await {
+            // Nobody stays in because of it.
+            tracing::warn!(error = %chain(&error), "cannot read whom others have cut off");
+        }
+        let now = now_ms() / 1000;
+        authority.revoke(&record.key, now)?;
+        let account = authority.account_jwt(now)?;
         let told = self.tell(&authority, &[account], Heard::ByAll).await?;
         told.map_err(|source| MembersError::NotTold { name: name.to_string(), source })
     }

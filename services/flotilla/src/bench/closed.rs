@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use authority::{Authority, Identity, KitFiles, Member, Role, Standing};
+use authority::{Access, Authority, Identity, KitFiles, Member, Role, Standing};
 use bus::{
     Bus, ConnectOptions, Producer,
     server::{Closed, ManagedServer, ServerOptions},
@@ -64,7 +64,8 @@ impl Rig {
             ca: self.authority.ca_pem(),
         })?;
         let key = identity.public_key()?;
-        let account = self.authority.member_account(&member, &key, now(), None)?;
+        let account =
+            self.authority.member_account(&member, &key, Access::Granted { at: now() })?;
         let options = open(&self.server.url(), name);
         Ok((ConnectOptions { identity: Some(identity), ..options }, account))
     }
@@ -190,7 +191,8 @@ async fn cuts(rig: &Rig) -> anyhow::Result<Figure> {
             Member { name: AgentId::new(name)?, standing: Standing::Agent { roles, pool } };
         let began = Instant::now();
         let key = identity.public_key()?;
-        let account = rig.authority.member_account(&member, &key, now(), Some(now()))?;
+        let account =
+            rig.authority.member_account(&member, &key, Access::Over { granted_at: now() })?;
         let cut = async {
             while bus.is_connected() {
                 tokio::time::sleep(Duration::from_micros(200)).await;

@@ -85,7 +85,7 @@ pub(crate) async fn keys(
             output::say("the servers show their new certificate when they start again");
         }
         KeysCommand::RotateSigning => {
-            keys.authority().rotate_signing()?;
+            keys.authority().rotate_signing(now())?;
             tell(&keys).await?;
             output::say(
                 "members are made with a new key from now on; `flotilla keys retire` ends the old \
@@ -93,7 +93,7 @@ pub(crate) async fn keys(
             );
         }
         KeysCommand::Retire => {
-            let retired = keys.authority().retire()?;
+            let retired = keys.authority().retire(now())?;
             tell(&keys).await?;
             output::say(&format!("{retired} earlier signing keys count no longer"));
         }

@@ -469,6 +469,42 @@ async fn a_member_renews_by_its_key_once_for_each_proof_until_it_is_revoked() {
     fleet.join(&token, "box-1").await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_cut_off_stays_out_of_the_bus_however_it_renews_meanwhile() {
+    let fleet = Closed::start().await;
+    let token = fleet.token(1).await;
+    let joined = fleet.join(&token, "box-1").await.unwrap();
+    let kit = fleet.identity("box-1");
+    let files = |one: &v1::Membership| {
+        let files = KitFiles { jwt: &one.user_jwt, bearer: &one.bearer, ca: &one.ca_pem };
+        kit.write(&files).unwrap();
+    };
+    files(&joined);
+    let options = ConnectOptions {
+        urls: vec![fleet.nats.url()],
+        identity: Some(kit.clone()),
+        ..Default::default()
+    };
+    let bus = Bus::connect(&options).await.unwrap();
+    let ms = || u64::try_from(now().as_millis()).unwrap();
+    let mut renewing = JoinSet::new();
+    for number in 0..16 {
+        let mut client = fleet.client(None).await;
+        let request = fleet.renew_request("box-1", ms() + number);
+        renewing.spawn(async move { client.renew(request).await });
+    }
+    fleet.admin().await.revoke("box-1").await.unwrap();
+    for renewed in renewing.join_all().await {
+        // What was let in to the last moment.
+        if let Ok(renewed) = renewed {
+            files(&renewed);
+        }
+        let error = Bus::connect(&options).await.unwrap_err();
+        assert!(matches!(error, bus::ConnectError::Refused { .. }), "{error:?}");
+    }
+    assert!(!bus.is_connected());
+}
+
 #[tokio::test]
 async fn whoever_guesses_at_secrets_is_slowed_down() {
     let fleet = Closed::start().await;

@@ -182,7 +182,10 @@ impl Client {
             }
         };
         let gateway = builder.build().map_err(|error| settings(error.into()))?;
-        let others = self::builder().redirect(Policy::none()).build();
+        let others = || self::builder().redirect(Policy::none());
+        // A box without certificate authorities (an image of the program alone) trusts nobody: what
+        // is not in the clear comes through the gateway.
+        let others = others().build().or_else(|_| others().tls_certs_only([]).build());
         let others = others.map_err(|error| settings(error.into()))?;
         let bearer = door.bearer.clone();
         Ok(Self { base, gateway, others, bearer, detour: Mutex::default() })

@@ -34,22 +34,20 @@ const DISCOVER: &str = "discover";
 const TOKEN_BYTES_MAX: u64 = 64 << 10;
 
 pub(crate) async fn join(fleet: &FleetArgs, args: JoinArgs) -> anyhow::Result<ExitCode> {
-    let mut token: JoinToken = line(&args)?.parse()?;
-    token.gateways.retain(|address| address != DISCOVER);
-    if args.discover || token.gateways.is_empty() {
-        token.gateways = discovery::gateways(&token.ca).await?;
-    }
+    let token: JoinToken = line(&args)?.parse()?;
     let directory = match &fleet.dir {
         Some(directory) => directory.clone(),
         None => default_kit()?,
     };
-    let name = match &args.name {
-        Some(name) => AgentId::new(name.as_str())?,
-        None => agent::machine_name()?,
-    };
     let command = agent_arguments(&directory, &args)?;
-    let name = admit(&token, &directory, &name, &args.roles).await?;
-    output::say(&format!("{name} is a member now; its kit is {}", directory.display()));
+    let before = kit::let_in_by(&directory, &token)?;
+    match before.filter(|name| args.name.as_ref().is_none_or(|wanted| wanted == name)) {
+        Some(name) => {
+            let at = directory.display();
+            output::say(&format!("{name} is a member since this token was shown; its kit is {at}"));
+        }
+        None => enter(token, &directory, &args).await?,
+    }
     if args.no_agent {
         return Ok(ExitCode::SUCCESS);
     }
@@ -64,6 +62,21 @@ pub(crate) async fn join(fleet: &FleetArgs, args: JoinArgs) -> anyhow::Result<Ex
         agent.env_remove(secret);
     }
     Err(agent.exec()).context("start the agent")
+}
+
+async fn enter(mut token: JoinToken, directory: &Path, args: &JoinArgs) -> anyhow::Result<()> {
+    token.gateways.retain(|address| address != DISCOVER);
+    if args.discover || token.gateways.is_empty() {
+        token.gateways = discovery::gateways(&token.ca).await?;
+    }
+    let name = match &args.name {
+        Some(name) => AgentId::new(name.as_str())?,
+        None => agent::machine_name()?,
+    };
+    let name = admit(&token, directory, &name, &args.roles).await?;
+    kit::note_token(directory, &token)?;
+    output::say(&format!("{name} is a member now; its kit is {}", directory.display()));
+    Ok(())
 }
 
 /// The agent as a service, with what its kit lets it do.

@@ -4,10 +4,13 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use authority::{Identity, KitFiles};
+use authority::{Fingerprint, Identity, JoinToken, KitFiles};
 use wire::v1;
 
 use crate::fleet::FleetFile;
+
+/// The name of a join token, which is no secret.
+const TOKEN_ID: &str = "token.id";
 
 /// A kit to be, for a member of this name.
 pub(crate) fn begin(directory: &Path, name: &str) -> anyhow::Result<Identity> {
@@ -25,6 +28,25 @@ pub(crate) fn begin(directory: &Path, name: &str) -> anyhow::Result<Identity> {
         None => {}
     }
     Ok(Identity::named(name).within(directory))
+}
+
+/// Whom the token has let in here before: a container that is started anew shows it again.
+pub(super) fn let_in_by(directory: &Path, token: &JoinToken) -> anyhow::Result<Option<String>> {
+    let Some(FleetFile { identity: Some(identity), .. }) = FleetFile::read(directory)? else {
+        return Ok(None);
+    };
+    let of_this_fleet = match identity.within(directory).read_ca() {
+        Ok(ca) => Fingerprint::of_pem(&ca)? == token.ca,
+        Err(_) => false,
+    };
+    let shown = std::fs::read_to_string(directory.join(TOKEN_ID)).unwrap_or_default();
+    Ok((of_this_fleet && shown.trim() == token.id).then_some(identity.name))
+}
+
+/// Writes down, when all else is written, which token it was.
+pub(super) fn note_token(directory: &Path, token: &JoinToken) -> anyhow::Result<()> {
+    let path = directory.join(TOKEN_ID);
+    std::fs::write(&path, &token.id).with_context(|| format!("write {}", path.display()))
 }
 
 /// Everything but the key.
