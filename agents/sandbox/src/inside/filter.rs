@@ -94,7 +94,10 @@ const ALLOWED_OLD: &[c_long] = &[];
 const CELL_ONLY: &[c_long] = &[libc::SYS_mount, libc::SYS_umount2, libc::SYS_seccomp];
 
 /// Requests that put words into a terminal's mouth.
-const TERMINAL_REQUESTS: [u64; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
+const TERMINAL_REQUESTS: [u64; 2] = [TIOCSTI, TIOCLINUX];
+/// asm-generic/ioctls.h; C libraries differ in their type.
+const TIOCSTI: u64 = 0x5412;
+const TIOCLINUX: u64 = 0x541C;
 
 const NEW_NAMESPACES: [libc::c_int; 8] = [
     libc::CLONE_NEWUSER,
