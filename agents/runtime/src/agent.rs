@@ -283,6 +283,7 @@ async fn follow_runs(runs: &Runs, bus: &Bus, stop: &CancellationToken) -> JoinHa
 /// Tells the roles when nothing new is taken, so that long work can be saved.
 async fn leave_with(drain: CancellationToken, roles: Vec<Arc<dyn Role>>, over: CancellationToken) {
     if over.run_until_cancelled(drain.cancelled()).await.is_some() {
+        tracing::info!("told to leave: takes nothing new, finishes what it holds");
         roles.iter().for_each(|role| role.leave());
     }
 }

@@ -78,7 +78,7 @@ fn libraries() -> Vec<String> {
     let there = all.iter().filter(|path| Path::new(path).exists());
     there
         .map(|library| {
-            let real: PathBuf = fs::canonicalize(library).unwrap();
+            let real: PathBuf = fs::canonicalize(library).expect("it was there");
             format!("{}:{library}:ro", real.display())
         })
         .collect()
