@@ -54,8 +54,8 @@ struct About {
     /// Public keys that made members before the present one, and still count.
     #[serde(default)]
     retiring: Vec<String>,
-    /// When it was last changed which keys make members.
-    #[serde(default)]
+    /// When it was last changed which keys make members; 0: never.
+    #[serde(default, skip_serializing_if = "is_zero")]
     issuers_since: u64,
     /// Of members that ran the fleet and were cut off: their keys, and when.
     #[serde(default)]
@@ -69,6 +69,19 @@ pub enum Access {
     Granted { at: u64 },
     /// It was cut off, or its time is over; what it had was granted then.
     Over { granted_at: u64 },
+}
+
+impl Access {
+    pub fn is_over(self) -> bool {
+        matches!(self, Self::Over { .. })
+    }
+
+    /// When it was granted.
+    pub fn at(self) -> u64 {
+        match self {
+            Self::Granted { at } | Self::Over { granted_at: at } => at,
+        }
+    }
 }
 
 /// What proves that a key is a member's.
@@ -362,10 +375,7 @@ impl Authority {
         let (name, account) = (member.name.as_str(), self.account_of(public_key)?.public_key());
         let since = self.about.issuers_since;
         match access {
-            Access::Granted { at } if member.standing.runs_the_fleet() => self.account_jwt(at),
-            Access::Over { granted_at } if member.standing.runs_the_fleet() => {
-                self.account_jwt(granted_at + 1)
-            }
+            _ if member.standing.runs_the_fleet() => self.account_jwt(),
             Access::Granted { at } => {
                 let claims = AccountClaims {
                     account: &account,
@@ -405,7 +415,7 @@ impl Authority {
     ///
     /// # Errors
     /// When it cannot be signed.
-    pub fn account_jwt(&self, now: u64) -> Result<String, AuthorityError> {
+    pub fn account_jwt(&self) -> Result<String, AuthorityError> {
         let claims = AccountClaims {
             account: &self.account.public_key(),
             name: &self.about.fleet,
@@ -413,14 +423,15 @@ impl Authority {
             revoked: &self.about.revoked.keys().map(String::as_str).collect::<Vec<_>>(),
             part: Part::Fleet,
         };
-        Ok(claims::account(&self.operator, &claims, now)?)
+        let revoked = self.about.revoked.values().max().copied().unwrap_or(0);
+        Ok(claims::account(&self.operator, &claims, self.changed().max(revoked))?)
     }
 
     /// And of its system account.
     ///
     /// # Errors
     /// When it cannot be signed.
-    pub fn system_jwt(&self, now: u64) -> Result<String, AuthorityError> {
+    pub fn system_jwt(&self) -> Result<String, AuthorityError> {
         let claims = AccountClaims {
             account: &self.system.public_key(),
             name: "SYS",
@@ -428,7 +439,14 @@ impl Authority {
             revoked: &[],
             part: Part::System,
         };
-        Ok(claims::account(&self.operator, &claims, now)?)
+        Ok(claims::account(&self.operator, &claims, self.changed())?)
+    }
+
+    /// When the keys were last changed. Tokens of accounts are made then, and not now: the same
+    /// account has the same token, and a server that has it does nothing. One that is another, even
+    /// by its time alone, has servers forget what they are about to answer to members.
+    fn changed(&self) -> u64 {
+        self.about.created.max(self.about.issuers_since)
     }
 }
 
@@ -436,6 +454,11 @@ impl fmt::Debug for Authority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Authority").field("about", &self.about).finish_non_exhaustive()
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde has it")]
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 fn read_about(directory: &Path) -> Result<About, AuthorityError> {

@@ -25,7 +25,10 @@ use authority::{
 use bus::{Bus, MembersError as BucketError, Slot, Written, system::SystemError};
 use futures::StreamExt;
 use serde::{Serialize, de::DeserializeOwned};
-use tokio::{sync::watch, time::interval};
+use tokio::{
+    sync::{Notify, watch},
+    time::interval,
+};
 use wire::{AgentId, IdError, Timestamp, v1};
 
 use self::records::MemberRecord;
@@ -71,6 +74,8 @@ struct Shared {
     terms: Terms,
     /// Held while the keys' list of the revoked is written and told.
     revoking: tokio::sync::Mutex<()>,
+    /// What servers were told may not be what stands in the records.
+    doubt: Notify,
 }
 
 /// What calls are judged by.
@@ -106,6 +111,10 @@ pub enum Refusal {
         "the name {name} is another member's; choose another name, or revoke that one (flotilla agents revoke {name})"
     )]
     NameTaken { name: String },
+    #[error(
+        "the key shown for {name} is that of {other}, and a member has a key of its own; choose another directory for the kit"
+    )]
+    KeyTaken { name: String, other: String },
     #[error("the name {name} is the fleet's own; choose another name")]
     Reserved { name: String },
     #[error(
@@ -181,7 +190,7 @@ pub enum MembersError {
 impl Members {
     pub fn new(bus: Bus, terms: Terms) -> Self {
         let revoking = tokio::sync::Mutex::new(());
-        Self { shared: Arc::new(Shared { bus, terms, revoking }) }
+        Self { shared: Arc::new(Shared { bus, terms, revoking, doubt: Notify::new() }) }
     }
 
     /// Opened anew each time: the keys are rotated by other processes.
@@ -240,7 +249,7 @@ impl Members {
     ) -> Result<v1::Membership, MembersError> {
         let authority = self.authority()?;
         let member = Member { name: name.clone(), standing: record.standing.clone() };
-        self.admit(&authority, &member, record).await?;
+        self.admit(&member, record).await?;
         let (now, until) = (record.renewed_ms / 1000, record.expires_ms / 1000);
         let Admission { jwt, bearer } = authority.admit(&member, &record.key, now, Some(until))?;
         let terms = &self.shared.terms;

@@ -139,9 +139,10 @@ impl Coded for Refusal {
             | Self::NotOffered { .. }
             | Self::Revoked { .. }
             | Self::NotRenewed { .. } => Code::PermissionDenied,
-            Self::NameTaken { .. } | Self::Changed { .. } | Self::Reserved { .. } => {
-                Code::AlreadyExists
-            }
+            Self::NameTaken { .. }
+            | Self::KeyTaken { .. }
+            | Self::Changed { .. }
+            | Self::Reserved { .. } => Code::AlreadyExists,
             Self::Field { .. } | Self::Name(_) | Self::Role(_) | Self::Scope(_) => {
                 Code::InvalidArgument
             }

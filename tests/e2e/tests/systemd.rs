@@ -193,43 +193,62 @@ fn a_fleet_comes_up_as_a_service_that_keeps_its_directory_to_itself() {
     assert_eq!(systemd.property("flotilla-up", "Result"), "success");
 }
 
-#[test]
-fn a_coordinator_serves_a_nats_server_of_its_own_unit() {
-    let store = S3Server::start().unwrap();
-    let held: Vec<TcpListener> =
-        (0..2).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
-    let ports: Vec<u16> = held.iter().map(|one| one.local_addr().unwrap().port()).collect();
-    drop(held);
-    let nats = format!("nats://127.0.0.1:{}", ports[0]);
-    let mut settings = format!(
-        "FLOTILLA_NATS={nats}\nFLOTILLA_STORE={}\nFLOTILLA_GATEWAY=127.0.0.1:0\n\
-         FLOTILLA_MONITOR=http://127.0.0.1:{}\n",
-        store.url(),
-        ports[1]
-    );
-    for (name, value) in store.env() {
-        settings += &format!("{name}={value}\n");
+/// NATS server and coordinator, each a unit of its own.
+struct Services {
+    store: S3Server,
+    /// Of the NATS server, of its monitoring, and of the gateway.
+    ports: [u16; 3],
+}
+
+impl Services {
+    fn new() -> Self {
+        let held = [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        let ports = held.map(|one| one.local_addr().unwrap().port());
+        Self { store: S3Server::start().unwrap(), ports }
     }
-    let config = |name: &str| {
-        let text = deployed(&format!("../nats/{name}"));
-        let text = text.replace("0.0.0.0:4222", &format!("127.0.0.1:{}", ports[0]));
-        text.replace("127.0.0.1:8222", &format!("127.0.0.1:{}", ports[1]))
-    };
-    let units = ["nats-server.service", "flotilla-coordinator.service"];
-    let units = units.map(|name| (name, deployed(name)));
-    let files = [
-        ("etc/flotilla/coordinator.env", settings),
-        ("var/lib/nats/nats-server.conf", config("single.conf")),
-        ("var/lib/nats/common.conf", config("common.conf")),
-        ("var/lib/nats/log.conf", config("log.conf")),
-        ("var/lib/nats/keys/nats.conf", String::new()),
-    ];
-    let Some(systemd) = Systemd::boot(&units, &files) else { return };
+
+    fn boot(&self, more: &str) -> Option<Systemd> {
+        let [nats, monitor, gateway] = self.ports;
+        let mut settings = format!(
+            "FLOTILLA_STORE={}\nFLOTILLA_GATEWAY=127.0.0.1:{gateway}\n\
+             FLOTILLA_MONITOR=http://127.0.0.1:{monitor}\n{more}",
+            self.store.url()
+        );
+        for (name, value) in self.store.env() {
+            settings += &format!("{name}={value}\n");
+        }
+        let config = |name: &str| {
+            let text = deployed(&format!("../nats/{name}"));
+            let text = text.replace("0.0.0.0:4222", &format!("127.0.0.1:{nats}"));
+            text.replace("127.0.0.1:8222", &format!("127.0.0.1:{monitor}"))
+        };
+        let units = ["nats-server.service", "flotilla-coordinator.service"];
+        let units = units.map(|name| (name, deployed(name)));
+        let files = [
+            ("etc/flotilla/coordinator.env", settings),
+            ("var/lib/nats/nats-server.conf", config("single.conf")),
+            ("var/lib/nats/common.conf", config("common.conf")),
+            ("var/lib/nats/log.conf", config("log.conf")),
+            ("var/lib/nats/keys/nats.conf", String::new()),
+        ];
+        Systemd::boot(&units, &files)
+    }
+}
+
+fn start_both(systemd: &Systemd) {
     systemd.must(&["systemctl", "start", "nats-server"]);
     until("the coordinator is ready", LIMIT, || {
         // The server says nothing when it listens; the coordinator is started until it does.
         (systemd.run(&["systemctl", "start", "flotilla-coordinator"]).code == 0).then_some(())
     });
+}
+
+#[test]
+fn a_coordinator_serves_a_nats_server_of_its_own_unit() {
+    let services = Services::new();
+    let nats = format!("nats://127.0.0.1:{}", services.ports[0]);
+    let Some(systemd) = services.boot(&format!("FLOTILLA_NATS={nats}\n")) else { return };
+    start_both(&systemd);
     systemd.must(&["flotilla", "--nats", &nats, "run", "list"]);
     let log = systemd.must(&["journalctl", "--no-pager", "-u", "flotilla-coordinator"]);
     assert!(!log.contains("acknowledges before"), "what is acknowledged is on disk: {log}");
@@ -238,4 +257,39 @@ fn a_coordinator_serves_a_nats_server_of_its_own_unit() {
     });
     systemd.must(&["systemctl", "stop", "flotilla-coordinator", "nats-server"]);
     assert_eq!(systemd.property("nats-server", "Result"), "success");
+}
+
+/// As docs/DEPLOY.md has it.
+#[test]
+fn a_closed_fleets_nats_server_and_coordinator_are_units_that_let_in_members_alone() {
+    const AT: &str = "/var/lib/flotilla-coordinator";
+    let services = Services::new();
+    let [port, _, gateway] = services.ports;
+    let more = format!(
+        "FLOTILLA_DIR={AT}/keys/coordinator\nFLOTILLA_KEYS={AT}/keys\nFLOTILLA_HOST=localhost\n"
+    );
+    let Some(systemd) = services.boot(&more) else { return };
+    let (gateway, nats) = (format!("localhost:{gateway}"), format!("tls://127.0.0.1:{port}"));
+    let init = ["flotilla", "init", "--dir", AT, "--gateway", &gateway, "--host", "localhost"];
+    systemd.must(&[&init[..], &["--nats", &nats]].concat());
+    systemd.must(&["rm", "-r", "/var/lib/nats/keys"]);
+    systemd.must(&["cp", "-a", &format!("{AT}/keys/nats"), "/var/lib/nats/keys"]);
+    start_both(&systemd);
+    let admin = ["flotilla", "--dir", AT];
+    let kit = "/tmp/kit";
+    let made = systemd.must(&[&admin[..], &["token", "create", "--roles", "generator"]].concat());
+    let token = made.lines().last().unwrap();
+    systemd.must(&["flotilla", "join", token, "--name", "box", "--dir", kit, "--no-agent"]);
+    systemd.must(&["flotilla", "--dir", kit, "run", "list"]);
+    let members = systemd.must(&[&admin[..], &["members", "list"]].concat());
+    assert!(members.contains("box"), "{members}");
+    let stranger = systemd.run(&["flotilla", "--nats", &nats, "run", "list"]);
+    assert_ne!(stranger.code, 0, "{stranger:?}");
+    systemd.must(&[&admin[..], &["agents", "revoke", "box"]].concat());
+    let revoked = systemd.run(&["flotilla", "--dir", kit, "run", "list"]);
+    assert!(revoked.code != 0 && revoked.stderr.contains("refused"), "{revoked:?}");
+    systemd.must(&["systemctl", "restart", "nats-server"]);
+    until("the coordinator is back", LIMIT, || {
+        (systemd.run(&[&admin[..], &["members", "list"]].concat()).code == 0).then_some(())
+    });
 }

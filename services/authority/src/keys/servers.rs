@@ -97,8 +97,8 @@ impl Authority {
         let (account, system) = (self.account.public_key(), self.system.public_key());
         let fleet = &self.about.fleet;
         let operator_jwt = claims::operator(&self.operator, &system, fleet, now)?;
-        let account_jwt = self.account_jwt(now)?;
-        let system_jwt = self.system_jwt(now)?;
+        let account_jwt = self.account_jwt()?;
+        let system_jwt = self.system_jwt()?;
         Ok(format!(
             r#"{WRITTEN}operator: {operator_jwt}
 system_account: {system}

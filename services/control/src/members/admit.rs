@@ -14,47 +14,65 @@ use super::{
 
 /// How often queues are looked after: somebody may have removed one.
 const QUEUES_EVERY: Duration = Duration::from_secs(10);
+/// How often what changed while it was told is told again.
+const ROUNDS: u32 = 8;
 /// A member whose time is over may renew; after so long its account is of no use until it does.
 const RENEWS_MS: u64 = 24 * 3_600_000;
 
 impl Members {
-    /// Lets a member connect and find its work.
+    /// Lets a member connect and find its work. Seen through though whoever asked for it is gone:
+    /// what was told is looked at again afterwards.
     pub(super) async fn admit(
+        &self,
+        member: &Member,
+        record: &MemberRecord,
+    ) -> Result<(), MembersError> {
+        let (this, member, record) = (self.clone(), member.clone(), record.clone());
+        let admitting = tokio::spawn(async move {
+            let admitted = this.let_in(&member, &record).await;
+            if admitted.is_err() {
+                this.shared.doubt.notify_one();
+            }
+            this.prepare(queues([&member.standing])).await;
+            admitted
+        });
+        match admitting.await {
+            Ok(admitted) => admitted,
+            // Cancelled only when the runtime shuts down, which drops this future too.
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
+    }
+
+    async fn let_in(&self, member: &Member, record: &MemberRecord) -> Result<(), MembersError> {
+        // Those who run the fleet are in its account, which its servers know.
+        if member.standing.runs_the_fleet() {
+            return Ok(());
+        }
+        let authority = self.authority()?;
+        let name = || member.name.to_string();
+        let account = authority.member_account(member, &record.key, granted(record))?;
+        let told = self.tell(&authority, &[account], Heard::ByOne).await?;
+        told.map_err(|source| MembersError::NotAdmitted { name: name(), source })?;
+        // Whoever was cut off meanwhile was let in again by this; that is in its record.
+        let (_, now) = self.read::<MemberRecord>(&key(&member.name)).await?;
+        let same = now.filter(|now| now.key == record.key);
+        if same.as_ref().is_some_and(|now| now.revoked_ms.is_none()) {
+            return Ok(());
+        }
+        self.tell_over(&authority, member, &same.unwrap_or_else(|| record.clone())).await?;
+        Err(Refusal::Revoked { name: name() }.into())
+    }
+
+    /// Has all servers know that it is a member no more.
+    pub(super) async fn tell_over(
         &self,
         authority: &Authority,
         member: &Member,
         record: &MemberRecord,
     ) -> Result<(), MembersError> {
-        // Those who run the fleet are in its account, which its servers know.
-        if !member.standing.runs_the_fleet() {
-            let account = authority.member_account(member, &record.key, granted(record))?;
-            let name = || member.name.to_string();
-            let told = self.tell(authority, &[account], Heard::ByOne).await?;
-            told.map_err(|source| MembersError::NotAdmitted { name: name(), source })?;
-            // Whoever was cut off meanwhile was let in again by this; that is in its record.
-            let (_, now) = self.read::<MemberRecord>(&key(&member.name)).await?;
-            if !now.is_some_and(|now| is_still(&now, record)) {
-                self.tell_over(authority, &[(member.clone(), record.clone())]).await?;
-                return Err(Refusal::Revoked { name: name() }.into());
-            }
-        }
-        self.prepare(queues([&member.standing])).await;
-        Ok(())
-    }
-
-    /// Has all servers know that these are members no more.
-    pub(super) async fn tell_over(
-        &self,
-        authority: &Authority,
-        gone: &[(Member, MemberRecord)],
-    ) -> Result<(), MembersError> {
-        let over = gone
-            .iter()
-            .map(|(member, record)| authority.member_account(member, &record.key, over(record)));
-        let accounts: Vec<String> = over.collect::<Result<_, _>>()?;
-        let names = || gone.iter().map(|(member, _)| member.name.as_str()).collect::<Vec<_>>();
-        let told = self.tell(authority, &accounts, Heard::ByAll).await?;
-        told.map_err(|source| MembersError::NotTold { name: names().join(", "), source })
+        let account = authority.member_account(member, &record.key, over(record))?;
+        let told = self.tell(authority, &[account], Heard::ByAll).await?;
+        told.map_err(|source| MembersError::NotTold { name: member.name.to_string(), source })
     }
 
     /// Has the servers know accounts as they are now. The outer error is ours.
@@ -89,6 +107,10 @@ impl Members {
             }
             tokio::select! {
                 _ = look.tick() => {}
+                () = self.shared.doubt.notified() => {
+                    told = None;
+                    continue;
+                }
                 _ = connections.changed() => continue,
                 changed = view.wait_for(|view| told.as_ref().is_some_and(|told| told.1 != view.issuers)) => {
                     match changed {
@@ -103,37 +125,75 @@ impl Members {
         }
     }
 
+    /// Until nothing changed while it was told.
     async fn tell_of_all(&self) -> Result<(), MembersError> {
+        self.tell_of_the_fleet(None).await?;
         let authority = self.authority()?;
-        let now = now_ms();
-        // Their own first, with the keys that count.
-        let mut accounts =
-            vec![authority.account_jwt(now / 1000)?, authority.system_jwt(now / 1000)?];
-        let everybody = self.everybody().await?;
-        let others = || everybody.iter().filter(|(member, _)| !member.standing.runs_the_fleet());
-        let is_in = |record: &MemberRecord| {
-            record.revoked_ms.is_none() && now < record.expires_ms.saturating_add(RENEWS_MS)
-        };
-        for (member, record) in others() {
-            let access = if is_in(record) { granted(record) } else { over(record) };
-            accounts.push(authority.member_account(member, &record.key, access)?);
+        // By key, for a name may get another.
+        let mut told: BTreeMap<String, (Member, Access)> = BTreeMap::new();
+        for round in 0..ROUNDS {
+            let now = now_ms();
+            let mut wanted: BTreeMap<String, (Member, Access)> = BTreeMap::new();
+            for (member, record) in self.everybody().await? {
+                if !member.standing.runs_the_fleet() {
+                    wanted.insert(record.key.clone(), (member, access(&record, now)));
+                }
+            }
+            for (key, (member, access)) in &told {
+                let over = Access::Over { granted_at: access.at() };
+                wanted.entry(key.clone()).or_insert_with(|| (member.clone(), over));
+            }
+            let is_news = |key: &String, access: Access| {
+                told.get(key).is_none_or(|(_, told)| told.is_over() != access.is_over())
+            };
+            wanted.retain(|key, (_, access)| is_news(key, *access));
+            if wanted.is_empty() {
+                tracing::debug!(members = told.len(), "the bus knows the members");
+                return Ok(());
+            }
+            let account = |(key, (member, access)): (&String, &(Member, Access))| {
+                authority.member_account(member, key, *access)
+            };
+            let accounts: Vec<String> = wanted.iter().map(account).collect::<Result<_, _>>()?;
+            let heard = if round == 0 { Heard::ByOne } else { Heard::ByAll };
+            let pushed = self.tell(&authority, &accounts, heard).await?;
+            let name = || "its members".to_owned();
+            pushed.map_err(|source| MembersError::NotAdmitted { name: name(), source })?;
+            told.extend(wanted);
         }
-        let members = accounts.len() - 2;
-        let told = self.tell(&authority, &accounts, Heard::ByOne).await?;
-        told.map_err(|source| MembersError::NotAdmitted { name: "its members".into(), source })?;
-        // Whoever was cut off meanwhile.
-        let after = self.everybody().await?;
-        let still = |member: &Member, record: &MemberRecord| {
-            let found = after.iter().find(|(one, _)| one.name == member.name);
-            found.is_some_and(|(_, now)| is_still(now, record))
-        };
-        let gone = others().filter(|(member, record)| is_in(record) && !still(member, record));
-        let gone: Vec<_> = gone.cloned().collect();
-        if !gone.is_empty() {
-            self.tell_over(&authority, &gone).await?;
+        Err(MembersError::Busy("members".to_owned()))
+    }
+
+    /// Tells of the fleet's own account, without those who ran the fleet and were cut off, here or by
+    /// other coordinators; of `cut_off`, too.
+    pub(super) async fn tell_of_the_fleet(
+        &self,
+        cut_off: Option<(&AgentId, &str)>,
+    ) -> Result<(), MembersError> {
+        let _one_at_a_time = self.shared.revoking.lock().await;
+        let mut authority = self.authority()?;
+        if let Some((_, public_key)) = cut_off {
+            authority.revoke(public_key, now_s())?;
         }
-        tracing::debug!(members, "the bus knows the members");
-        Ok(())
+        let mut before = None;
+        for _ in 0..ROUNDS {
+            if let Err(error) = self.learn(&mut authority).await {
+                // Nobody stays in because of it.
+                tracing::warn!(error = %chain(&error), "cannot read whom others have cut off");
+            }
+            let account = authority.account_jwt()?;
+            if before.as_ref() == Some(&account) {
+                return Ok(());
+            }
+            let accounts = [account.clone(), authority.system_jwt()?];
+            let told = self.tell(&authority, &accounts, Heard::ByAll).await?;
+            told.map_err(|source| match cut_off {
+                Some((name, _)) => MembersError::NotTold { name: name.to_string(), source },
+                None => MembersError::NotAdmitted { name: "its members".to_owned(), source },
+            })?;
+            before = Some(account);
+        }
+        Err(MembersError::Busy("members".to_owned()))
     }
 
     async fn prepare_all(&self) -> Result<(), MembersError> {
@@ -171,9 +231,10 @@ impl Members {
     }
 }
 
-/// Whether whoever had this record is a member by a later one.
-fn is_still(now: &MemberRecord, then: &MemberRecord) -> bool {
-    now.key == then.key && now.revoked_ms.is_none()
+/// What a record lets its member do.
+fn access(record: &MemberRecord, now_ms: u64) -> Access {
+    let ends = record.expires_ms.saturating_add(RENEWS_MS);
+    if record.revoked_ms.is_none() && now_ms < ends { granted(record) } else { over(record) }
 }
 
 fn granted(record: &MemberRecord) -> Access {

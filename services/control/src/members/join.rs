@@ -101,6 +101,7 @@ impl Members {
         name: &AgentId,
         granted: &Granted<'_>,
     ) -> Result<MemberRecord, MembersError> {
+        self.check_the_key(name, granted.key).await?;
         self.let_go_of_the_old_key(name, granted.key, |before| {
             may_have(name, granted.key, Some(before)).is_ok()
         })
@@ -148,7 +149,8 @@ impl Members {
         let is_here = |record: &MemberRecord| {
             record.token.is_none() && matches!(record.standing, Standing::Agent { .. })
         };
-        self.let_go_of_the_old_key(&member.name, public_key, is_here).await?;
+        self.check_the_key(&member.name, public_key).await?;
+        let old = self.let_go_of_the_old_key(&member.name, public_key, is_here).await?;
         let name = || member.name.to_string();
         let enlisted = self
             .rewrite(&key(&member.name), |before: Option<&MemberRecord>| match before {
@@ -162,7 +164,25 @@ impl Members {
             })
             .await?;
         let record = enlisted.ok_or_else(|| MembersError::Busy(key(&member.name)))?;
+        if let Some(old) = old {
+            // It was a member until now, and may have renewed since it was cut off.
+            self.cut_off(&member.name, &old).await?;
+        }
         self.membership(&member.name, &record).await
+    }
+
+    /// A key is one member's: its account follows from it.
+    async fn check_the_key(&self, name: &AgentId, public_key: &str) -> Result<(), MembersError> {
+        let is_it = |(member, record): &(Member, MemberRecord)| {
+            member.name != *name && record.key == public_key
+        };
+        match self.everybody().await?.into_iter().find(is_it) {
+            Some((other, _)) => {
+                let (name, other) = (name.to_string(), other.name.to_string());
+                Err(Refusal::KeyTaken { name, other }.into())
+            }
+            None => Ok(()),
+        }
     }
 
     /// Before a name gets a new key: with its record goes what is known of the old one, which the
@@ -172,12 +192,13 @@ impl Members {
         name: &AgentId,
         new: &str,
         goes: impl Fn(&MemberRecord) -> bool,
-    ) -> Result<(), MembersError> {
+    ) -> Result<Option<MemberRecord>, MembersError> {
         match self.read::<MemberRecord>(&key(name)).await? {
             (_, Some(before)) if before.key != new && goes(&before) => {
-                self.cut_off(name, &before).await
+                self.cut_off(name, &before).await?;
+                Ok(Some(before))
             }
-            _ => Ok(()),
+            _ => Ok(None),
         }
     }
 

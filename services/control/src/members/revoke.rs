@@ -1,10 +1,9 @@
 //! Cutting a member off: first written down, then told to the bus, which ends its connections.
 
 use authority::{Authority, Member};
-use bus::system::Heard;
 use wire::{AgentId, Timestamp};
 
-use super::{Members, MembersError, Refusal, at, chain, join::key, now_ms, records::MemberRecord};
+use super::{Members, MembersError, Refusal, at, join::key, now_ms, records::MemberRecord};
 
 impl Members {
     /// Doing it again tells the bus again.
@@ -33,26 +32,16 @@ impl Members {
         name: &AgentId,
         record: &MemberRecord,
     ) -> Result<(), MembersError> {
-        let _one_at_a_time = self.shared.revoking.lock().await;
-        let mut authority = self.authority()?;
         let member = Member { name: name.clone(), standing: record.standing.clone() };
-        if !member.standing.runs_the_fleet() {
-            return self.tell_over(&authority, &[(member, record.clone())]).await;
+        if member.standing.runs_the_fleet() {
+            return self.tell_of_the_fleet(Some((name, &record.key))).await;
         }
-        if let Err(error) = self.learn(&mut authority).await {
-            // Nobody stays in because of it.
-            tracing::warn!(error = %chain(&error), "cannot read whom others have cut off");
-        }
-        let now = now_ms() / 1000;
-        authority.revoke(&record.key, now)?;
-        let account = authority.account_jwt(now)?;
-        let told = self.tell(&authority, &[account], Heard::ByAll).await?;
-        told.map_err(|source| MembersError::NotTold { name: name.to_string(), source })
+        self.tell_over(&self.authority()?, &member, record).await
     }
 
     /// Writes down with the keys here which admins other coordinators have cut off, who may have
     /// another copy of the keys.
-    async fn learn(&self, authority: &mut Authority) -> Result<(), MembersError> {
+    pub(super) async fn learn(&self, authority: &mut Authority) -> Result<(), MembersError> {
         for (member, record) in self.everybody().await? {
             if let Some(at_ms) = record.revoked_ms
                 && member.standing.runs_the_fleet()

@@ -34,19 +34,17 @@ const DISCOVER: &str = "discover";
 const TOKEN_BYTES_MAX: u64 = 64 << 10;
 
 pub(crate) async fn join(fleet: &FleetArgs, args: JoinArgs) -> anyhow::Result<ExitCode> {
-    let token: JoinToken = line(&args)?.parse()?;
     let directory = match &fleet.dir {
         Some(directory) => directory.clone(),
         None => default_kit()?,
     };
     let command = agent_arguments(&directory, &args)?;
-    let before = kit::let_in_by(&directory, &token)?;
-    match before.filter(|name| args.name.as_ref().is_none_or(|wanted| wanted == name)) {
-        Some(name) => {
-            let at = directory.display();
-            output::say(&format!("{name} is a member since this token was shown; its kit is {at}"));
+    let line = line(&args)?;
+    match kit::let_in_before(&directory, &line)? {
+        Some(name) if args.name.as_ref().is_none_or(|wanted| *wanted == name) => {
+            output::say(&format!("{name} is a member already; its kit is {}", directory.display()));
         }
-        None => enter(token, &directory, &args).await?,
+        _ => enter(line.parse()?, &directory, &args).await?,
     }
     if args.no_agent {
         return Ok(ExitCode::SUCCESS);

@@ -30,11 +30,16 @@ pub(crate) fn begin(directory: &Path, name: &str) -> anyhow::Result<Identity> {
     Ok(Identity::named(name).within(directory))
 }
 
-/// Whom the token has let in here before: a container that is started anew shows it again.
-pub(super) fn let_in_by(directory: &Path, token: &JoinToken) -> anyhow::Result<Option<String>> {
+/// Whom this token has let in here before, or any, where none is shown any more: a container that is
+/// started anew shows it again, or does not.
+pub(super) fn let_in_before(directory: &Path, line: &str) -> anyhow::Result<Option<String>> {
     let Some(FleetFile { identity: Some(identity), .. }) = FleetFile::read(directory)? else {
         return Ok(None);
     };
+    if line.trim().is_empty() {
+        return Ok(Some(identity.name));
+    }
+    let token: JoinToken = line.parse()?;
     let of_this_fleet = match identity.within(directory).read_ca() {
         Ok(ca) => Fingerprint::of_pem(&ca)? == token.ca,
         Err(_) => false,
