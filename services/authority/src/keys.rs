@@ -427,11 +427,12 @@ impl Authority {
         Ok(claims::account(&self.operator, &claims, self.changed().max(revoked))?)
     }
 
-    /// And of its system account.
+    /// And of its system account, when it starts: JetStream itself is served from there, and stops for
+    /// a moment when the account changes.
     ///
     /// # Errors
     /// When it cannot be signed.
-    pub fn system_jwt(&self) -> Result<String, AuthorityError> {
+    pub(crate) fn system_jwt(&self) -> Result<String, AuthorityError> {
         let claims = AccountClaims {
             account: &self.system.public_key(),
             name: "SYS",

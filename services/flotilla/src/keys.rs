@@ -86,7 +86,7 @@ impl Keys {
         let (seed, jwt) = self.authority.system_user(now())?;
         let tls = authority::client_config(self.authority.ca_pem().as_bytes())?;
         let urls: Vec<String> = file.nats.split(',').map(str::to_owned).collect();
-        let accounts = [self.authority.account_jwt()?, self.authority.system_jwt()?];
+        let accounts = [self.authority.account_jwt()?];
         let user = SystemUser { seed, jwt };
         match push_accounts(&urls, tls, &user, &accounts, Heard::ByAll).await {
             Ok(()) => Ok(true),

@@ -202,9 +202,9 @@ struct Services {
 
 impl Services {
     fn new() -> Self {
-        let held = [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
-        let ports = held.map(|one| one.local_addr().unwrap().port());
-        Self { store: S3Server::start().unwrap(), ports }
+        let held = [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port"));
+        let ports = held.map(|one| one.local_addr().expect("an address").port());
+        Self { store: S3Server::start().expect("an S3 server"), ports }
     }
 
     fn boot(&self, more: &str) -> Option<Systemd> {

@@ -185,8 +185,7 @@ impl Members {
             if before.as_ref() == Some(&account) {
                 return Ok(());
             }
-            let accounts = [account.clone(), authority.system_jwt()?];
-            let told = self.tell(&authority, &accounts, Heard::ByAll).await?;
+            let told = self.tell(&authority, std::slice::from_ref(&account), Heard::ByAll).await?;
             told.map_err(|source| match cut_off {
                 Some((name, _)) => MembersError::NotTold { name: name.to_string(), source },
                 None => MembersError::NotAdmitted { name: "its members".to_owned(), source },
