@@ -1,6 +1,7 @@
 //! The contract between all peers: message types, ids, digests, subjects and the
 //! facts made of them. Knows how things are written, not how they travel.
 
+mod chain;
 mod digest;
 mod example;
 mod fact;
@@ -25,6 +26,7 @@ pub const CANARY_TOKENS: usize = 32;
 /// The compiled `.proto` files, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flotilla.bin"));
 
+pub use chain::chain;
 pub use digest::{Digest, DigestError};
 pub use example::{Example, ExamplesError};
 pub use fact::{Body, Fact, FactError, LineError, Record};

@@ -268,7 +268,6 @@ pub(crate) fn decode<T: for<'a> Deserialize<'a>>(token: &str) -> Result<T, Claim
 }
 
 /// The claims of a token that one of `keys` signed.
-#[allow(dead_code, reason = "bearers are checked with it")]
 pub(crate) fn verified<T: for<'a> Deserialize<'a>>(
     token: &str,
     keys: &[String],

@@ -8,7 +8,7 @@ use tokio::{
     sync::watch,
     time::{Instant, timeout, timeout_at},
 };
-use wire::AgentId;
+use wire::{AgentId, chain};
 
 use crate::{
     backoff::Backoff,
@@ -326,11 +326,6 @@ fn proof(identity: &Identity, nonce: &[u8]) -> Result<Auth, AuthorityError> {
     auth.jwt = Some(identity.read_jwt()?);
     auth.signature = Some(identity.sign(nonce)?);
     Ok(auth)
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let source = error.source().map(|source| format!(": {}", chain(source)));
-    format!("{error}{}", source.unwrap_or_default())
 }
 
 async fn nats_options(

@@ -29,7 +29,7 @@ use tokio::{
     sync::{Notify, watch},
     time::interval,
 };
-use wire::{AgentId, IdError, Timestamp, v1};
+use wire::{AgentId, IdError, Timestamp, chain, v1};
 
 use self::records::MemberRecord;
 
@@ -372,14 +372,4 @@ fn milliseconds(field: &'static str, seconds: f64, most_s: f64) -> Result<u64, R
 /// Host names and versions, as somebody says of himself.
 fn shortened(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(100).collect()
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text = format!("{text}: {source}");
-        next = source.source();
-    }
-    text
 }

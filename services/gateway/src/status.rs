@@ -7,7 +7,7 @@ use bus::{PresenceError, PublishError, ReadError, RequestError};
 use control::{AuditError, CheckpointError, DrainError, RunError, SubmitError};
 use store::{Fault, GetError, PathError, PutError};
 use tonic::{Code, Status};
-use wire::IdError;
+use wire::{IdError, chain};
 
 use crate::{arguments::ArgumentError, call::CallError};
 
@@ -33,17 +33,6 @@ impl From<Refusal> for Status {
     fn from(refusal: Refusal) -> Self {
         refusal.0
     }
-}
-
-/// An error with its causes, for whoever cannot see our log.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text = format!("{text}: {source}");
-        next = source.source();
-    }
-    text
 }
 
 fn bounded(mut message: String) -> String {

@@ -6,10 +6,10 @@ use std::{collections::BTreeMap, time::Duration};
 use authority::{Access, Authority, Member, Standing};
 use bus::system::{Heard, SystemError, SystemUser, push_accounts};
 use tokio::{sync::watch, time::interval};
-use wire::{AgentId, Pool, WorkKind};
+use wire::{AgentId, Pool, WorkKind, chain};
 
 use super::{
-    MEMBER, Members, MembersError, Refusal, View, chain, join::key, now_ms, records::MemberRecord,
+    MEMBER, Members, MembersError, Refusal, View, join::key, now_ms, records::MemberRecord,
 };
 
 /// How often queues are looked after: somebody may have removed one.
@@ -92,35 +92,43 @@ impl Members {
     /// sees that there are queues.
     pub(super) async fn keep_servers_told(&self, mut view: watch::Receiver<View>) {
         let mut connections = self.shared.bus.connections();
-        let mut look = interval(QUEUES_EVERY);
-        let mut told: Option<(u64, Vec<String>)> = None;
+        let (mut look, members) = (interval(QUEUES_EVERY), view.clone());
+        if view.wait_for(|view| view.roll.is_complete()).await.is_err() {
+            return;
+        }
+        // Of which connection, and with which keys.
+        let mut tried: Option<(u64, Vec<String>)> = None;
+        let mut told = false;
         loop {
             let wanted =
                 (*connections.borrow_and_update(), view.borrow_and_update().issuers.clone());
-            if told.as_ref() != Some(&wanted) && !wanted.1.is_empty() {
-                match self.tell_of_all().await {
-                    Ok(()) => told = Some(wanted),
-                    Err(error) => {
-                        tracing::warn!(error = %chain(&error), "cannot tell the bus of the members");
-                    }
+            let is_told = told && tried.as_ref() == Some(&wanted);
+            if !is_told && !wanted.1.is_empty() {
+                let outcome = self.tell_of_all().await;
+                if let Err(error) = &outcome {
+                    tracing::warn!(error = %chain(error), "cannot tell the bus of the members");
                 }
+                (tried, told) = (Some(wanted), outcome.is_ok());
             }
-            tokio::select! {
-                _ = look.tick() => {}
+            let has_other_keys = |view: &View| match &tried {
+                Some((_, issuers)) => view.issuers != *issuers,
+                None => !view.issuers.is_empty(),
+            };
+            let (is_time, is_over) = tokio::select! {
+                _ = look.tick() => (true, false),
                 () = self.shared.doubt.notified() => {
-                    told = None;
-                    continue;
+                    told = false;
+                    (false, false)
                 }
-                _ = connections.changed() => continue,
-                changed = view.wait_for(|view| told.as_ref().is_some_and(|told| told.1 != view.issuers)) => {
-                    match changed {
-                        Ok(_) => continue,
-                        Err(_) => return,
-                    }
-                }
+                changed = connections.changed() => (false, changed.is_err()),
+                changed = view.wait_for(has_other_keys) => (false, changed.is_err()),
+            };
+            if is_over {
+                return;
             }
-            if let Err(error) = self.prepare_all().await {
-                tracing::warn!(error = %chain(&error), "cannot prepare the queues of work");
+            if is_time {
+                let queues = queues(members.borrow().roll.standings());
+                self.prepare(queues).await;
             }
         }
     }
@@ -193,13 +201,6 @@ impl Members {
             before = Some(account);
         }
         Err(MembersError::Busy("members".to_owned()))
-    }
-
-    async fn prepare_all(&self) -> Result<(), MembersError> {
-        let everybody = self.everybody().await?;
-        let there = everybody.iter().filter(|(_, record)| record.revoked_ms.is_none());
-        self.prepare(queues(there.map(|(member, _)| &member.standing))).await;
-        Ok(())
     }
 
     /// What cannot be prepared now is when the queues are looked after next; agents wait for it.

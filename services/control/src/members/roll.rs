@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use authority::Caller;
+use authority::{Caller, Standing};
 use bus::MembersEvent;
 
 use super::{MEMBER, records::MemberRecord};
@@ -18,6 +18,7 @@ pub struct Roll {
 #[derive(Debug, Clone)]
 struct Known {
     key: String,
+    standing: Standing,
     revoked: bool,
 }
 
@@ -45,8 +46,8 @@ impl Roll {
             MembersEvent::Value { key, value } => {
                 let Some(name) = key.strip_prefix(MEMBER) else { return };
                 match serde_json::from_slice::<MemberRecord>(&value) {
-                    Ok(MemberRecord { key, revoked_ms, .. }) => {
-                        let known = Known { key, revoked: revoked_ms.is_some() };
+                    Ok(MemberRecord { key, standing, revoked_ms, .. }) => {
+                        let known = Known { key, standing, revoked: revoked_ms.is_some() };
                         self.members.insert(name.to_owned(), known);
                     }
                     // A newer version's: what was known of it stays.
@@ -65,6 +66,11 @@ impl Roll {
 
     pub fn is_complete(&self) -> bool {
         self.complete
+    }
+
+    /// What those are who were not cut off.
+    pub(super) fn standings(&self) -> impl Iterator<Item = &Standing> {
+        self.members.values().filter(|known| !known.revoked).map(|known| &known.standing)
     }
 
     /// What speaks against a caller. The fleet's own members have no record, and no end.

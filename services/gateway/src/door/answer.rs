@@ -9,9 +9,9 @@ use axum::{
     },
 };
 use store::{Fault, ReceiveError};
+use wire::chain;
 
 use super::{ask::AskError, rights::Denied};
-use crate::status::chain;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {

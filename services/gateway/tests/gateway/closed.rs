@@ -320,14 +320,18 @@ async fn a_bearer_that_is_no_good_is_refused_with_what_helps() {
     let standing = || Standing::User { scope: Scope::Admin };
     let admin = Member { name: AgentId::new("admin").unwrap(), standing: standing() };
     let foreign = theirs.admit(&admin, &user_key(), now().as_secs(), None).unwrap().bearer;
-    let expired = fleet.bearer_until("ada", standing(), Some(now().as_secs() - 5));
+    let ended = now().as_secs() - 5;
+    let expired = fleet.bearer_until("ada", standing(), Some(ended));
     let mut runs = RunsClient::new(fleet.channel().await);
-    for (bearer, said) in [
-        ("rubbish", "bearer.jwt"),
-        (&foreign, "not this fleet's"),
-        (&expired, "expired 5 s ago"),
-        ("", "bearer"),
-    ] {
+    let asked = now().as_secs();
+    let status = runs.list(with(v1::ListRunsRequest {}, &expired)).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unauthenticated, "{status}");
+    // A second may have passed while it was asked.
+    let told = |at: u64| status.message().contains(&format!("expired {} s ago", at - ended));
+    assert!((asked..=now().as_secs()).any(told), "{status}");
+    for (bearer, said) in
+        [("rubbish", "bearer.jwt"), (&foreign, "not this fleet's"), ("", "bearer")]
+    {
         let status = runs.list(with(v1::ListRunsRequest {}, bearer)).await.unwrap_err();
         assert_eq!(status.code(), Code::Unauthenticated, "{status}");
         assert!(status.message().contains(said), "{said} is not in {status}");

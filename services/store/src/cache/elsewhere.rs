@@ -149,7 +149,7 @@ impl Cache {
         // Nothing makes room for what nobody sends.
         let mut asked = ask(0).await;
         if let Err(error) = &asked {
-            return Ok(FromHub::Not(told(error), error.may_pass()));
+            return Ok(FromHub::Not(wire::chain(error), error.may_pass()));
         }
         let (sink, temp) = self.reserve(file.bytes).await?;
         let mut sink = (sink, blake3::Hasher::new());
@@ -167,7 +167,7 @@ impl Cache {
             }
             tries = if sink.1.count() > at { 0 } else { tries + 1 };
             if !error.may_pass() || tries >= HUB_TRIES {
-                return Ok(FromHub::Not(told(&error), error.may_pass()));
+                return Ok(FromHub::Not(wire::chain(&error), error.may_pass()));
             }
             asked = ask(sink.1.count()).await;
         }
@@ -207,15 +207,4 @@ async fn receive(
         .await;
         sink = written.map_err(|source| CacheError::io("write", at, source))?;
     }
-}
-
-/// An error and its causes.
-fn told(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text = format!("{text}: {source}");
-        next = source.source();
-    }
-    text
 }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    error::Error,
     fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -99,15 +98,7 @@ pub(crate) fn about() -> About {
 }
 
 /// The whole chain, as a person sees it.
-pub(crate) fn told(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text = format!("{text}: {source}");
-        next = source.source();
-    }
-    text
-}
+pub(crate) use wire::chain as told;
 
 /// Bytes of all files of a cache, each inode once. Under the lock without which nothing is
 /// evicted or begun, or files that were never there together would be added up.
