@@ -4,7 +4,7 @@ mod peft;
 
 use crate::random::Random;
 use crate::tensors::TensorFileError;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use formats::peft::{MAX_RANK, Settings, SettingsError};
 use formats::{Config, LoraSpec, Module};
 use std::collections::BTreeMap;
@@ -127,6 +127,15 @@ impl Adapter {
             (pair.a, pair.b) = (pair.a.to_device(device)?, pair.b.to_device(device)?);
         }
         Ok(moved)
+    }
+
+    /// As a model with such matrices computes with it.
+    pub(crate) fn cast(&self, precision: DType) -> candle_core::Result<Self> {
+        let mut cast = self.clone();
+        for pair in cast.pairs.values_mut() {
+            (pair.a, pair.b) = (pair.a.to_dtype(precision)?, pair.b.to_dtype(precision)?);
+        }
+        Ok(cast)
     }
 }
 

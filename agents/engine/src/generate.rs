@@ -8,12 +8,13 @@ mod sampler;
 
 use crate::canary::{Canary, CanaryError};
 use crate::model::Model;
-use crate::ops::{loss::row_nll, on_pool};
+use crate::ops::{host, loss::row_nll, on_pool, wide};
 use crate::random::Random;
 use crate::sequence::check_vocabulary;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use cache::{Cache, Owner};
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
+use rayon::prelude::*;
 pub use request::{AdmitError, Completion, Finish, Prompt, Request, Sampling};
 use std::collections::VecDeque;
 
@@ -64,7 +65,7 @@ struct Running<Tag> {
 /// Bounds the rows of one prefill pass (a longer prompt goes alone).
 const PREFILL_TOKENS: usize = 2048;
 
-impl<Tag: Clone> Generator<Tag> {
+impl<Tag: Clone + Send> Generator<Tag> {
     /// `slots` sequences run at once. Merge an adapter first: [`Model::with_adapter`].
     pub fn new(model: Model, tokenizer: Tokenizer, slots: usize) -> Self {
         let slots = slots.max(1);
@@ -138,11 +139,11 @@ impl<Tag: Clone> Generator<Tag> {
             self.running.iter_mut().map(|sample| &mut sample.cache).collect();
         let rows: Vec<u32> = (0..tokens.len() as u32).collect();
         let logits = on_pool(|| forward(&self.model, &tokens, &owners, &rows, &mut caches))?;
-        let positions = self.model.config.max_positions;
+        let (vocabulary, positions) = (logits.dim(1)?, self.model.config.max_positions);
         let eos = &self.model.config.eos_tokens;
-        for (sample, logits) in self.running.iter_mut().zip(logits) {
-            sample.draw(&logits, eos, positions);
-        }
+        let logits = host(&logits)?;
+        let samples = self.running.par_iter_mut().zip(logits.par_chunks_exact(vocabulary));
+        samples.for_each(|(sample, logits)| sample.draw(logits, eos, positions));
         Ok(())
     }
 
@@ -190,7 +191,7 @@ impl<Tag: Clone> Generator<Tag> {
         }
         let mut caches: Vec<&mut Cache> = chosen.iter_mut().map(|(_, cache)| cache).collect();
         let logits = on_pool(|| forward(&self.model, &tokens, &owners, &lasts, &mut caches))?;
-        for ((waiting, cache), logits) in chosen.into_iter().zip(logits) {
+        for ((waiting, cache), logits) in chosen.into_iter().zip(logits.to_vec2()?) {
             waiting.prefix = Some(Prefix { cache, logits });
         }
         Ok(())
@@ -230,7 +231,10 @@ impl<Tag> Running<Tag> {
 
     fn draw(&mut self, logits: &[f32], eos: &[u32], positions: usize) {
         let token = sampler::draw(logits, &self.sampling, &mut self.random);
-        self.logprob -= row_nll(logits, token as usize);
+        self.logprob -= wide(
+            #[inline(always)]
+            || row_nll(logits, token as usize),
+        );
         self.tokens.push(token);
         // The token just drawn would be fed at position prompt + tokens - 1.
         let full = self.prompt_tokens + self.tokens.len() > positions;
@@ -242,14 +246,14 @@ impl<Tag> Running<Tag> {
     }
 }
 
-/// Logits after the given rows.
+/// Logits after the given rows, in main memory.
 fn forward(
     model: &Model,
     tokens: &[u32],
     owners: &[Owner],
     rows: &[u32],
     caches: &mut [&mut Cache],
-) -> candle_core::Result<Vec<Vec<f32>>> {
+) -> candle_core::Result<Tensor> {
     let positions: Vec<u32> = owners.iter().map(|owner| owner.position as u32).collect();
     let heads = model.heads();
     let mut attend = |layer, query: &Tensor, key: &Tensor, value: &Tensor| {
@@ -261,7 +265,7 @@ fn forward(
     } else {
         hidden.index_select(&Tensor::new(rows, &model.device)?, 0)?
     };
-    model.logits(&wanted)?.to_vec2()
+    model.logits(&wanted)?.to_device(&Device::Cpu)?.contiguous()
 }
 
 /// What became of one request.
@@ -269,7 +273,7 @@ pub type Answer<Tag> = Result<Vec<Completion<Tag>>, AdmitError>;
 
 /// Runs all requests. One result a request, in their order, completions by seed index; `progress`
 /// hears (samples done, samples in all).
-pub fn generate_all<Tag: Clone>(
+pub fn generate_all<Tag: Clone + Send>(
     model: &Model,
     tokenizer: &Tokenizer,
     slots: usize,

@@ -167,6 +167,11 @@ impl Model {
         self.weights.named().iter().map(|(_, tensor)| tensor.elem_count()).sum()
     }
 
+    /// Of its matrices.
+    pub(crate) fn precision(&self) -> DType {
+        self.dtype.of(Kind::Matrix)
+    }
+
     pub(crate) fn heads(&self) -> Heads {
         let Config { heads, kv_heads, head_dim, .. } = self.config;
         Heads { count: heads, kv_count: kv_heads, dim: head_dim }
@@ -185,7 +190,7 @@ impl Model {
             if self.beside.is_some() {
                 return Err(AdapterError::Second);
             }
-            self.beside = Some(Arc::new(adapter.to_device(&self.device)?));
+            self.beside = Some(Arc::new(adapter.to_device(&self.device)?.cast(self.precision())?));
             return Ok(self);
         }
         for ((layer, module), pair) in &adapter.pairs {

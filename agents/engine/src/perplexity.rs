@@ -6,7 +6,7 @@
 //! different tokenizers compare by sliding window or by documents, which read every byte.
 
 use crate::model::Model;
-use crate::ops::{attention::causal_attention, loss::negative_log_likelihoods, on_pool};
+use crate::ops::{attention::causal_attention, loss::Scored, on_pool};
 use crate::sequence::{Sequence, SequenceError, check_vocabulary};
 use crate::tokenizer::{Encoded, Tokenizer, TokenizerError};
 use candle_core::Tensor;
@@ -188,9 +188,8 @@ pub(crate) fn bytes_of(spans: &[Range<usize>], range: Range<usize>) -> usize {
     text.last().map_or(0, |last| last.end.saturating_sub(start))
 }
 
-/// Bounds the rows of one forward pass, and the elements of one block of logits.
+/// Bounds the rows of one forward pass.
 const PASS_TOKENS: usize = 2048;
-const LOGIT_ELEMENTS: usize = 1 << 24;
 
 fn score(
     model: &Model,
@@ -238,13 +237,9 @@ fn score_pass(model: &Model, windows: &[Window<'_>]) -> candle_core::Result<Vec<
     let hidden = model.hidden(&tokens, &positions, &mut |_, query, key, value| {
         causal_attention(&heads, query, key, value, &sequences)
     })?;
-    let mut losses = Vec::with_capacity(targets.len());
-    let block = (LOGIT_ELEMENTS / model.config.vocab_size).max(1);
-    for (rows, targets) in rows.chunks(block).zip(targets.chunks(block)) {
-        let scored = hidden.index_select(&Tensor::new(rows, &model.device)?, 0)?;
-        losses.extend(negative_log_likelihoods(&model.logits(&scored)?, targets)?);
-    }
-    Ok(losses)
+    let rows = hidden.index_select(&Tensor::new(rows.as_slice(), &model.device)?, 0)?;
+    let head = model.weights.output();
+    Scored { hidden: &rows, head, targets: &targets }.negative_log_likelihoods()
 }
 
 fn summary(model: &Model, losses: &[f64], windows: &[Window<'_>]) -> Perplexity {

@@ -64,6 +64,9 @@ pub struct TrainSpec {
     /// Token bound of one forward and backward pass; a step's batch is cut into such parts, in
     /// which sequences are packed one after another without padding. 1 packs none.
     pub micro_batch_tokens: usize,
+    /// Keeps only what goes into each layer for the backward pass, which computes the rest anew:
+    /// less memory, more time, the same bytes (arXiv:1604.06174).
+    pub gradient_checkpointing: bool,
     pub epochs: usize,
     /// Takes exactly this many steps, over as many epochs as that needs.
     pub max_steps: Option<usize>,
@@ -186,6 +189,8 @@ impl Trainer {
         let tokens = chosen.iter().map(|sequence| sequence.tokens.len()).sum();
         let scale = 1.0 / scored.max(1) as f64;
         let mut gradients = Gradients::default();
+        let cast = |adapter: &Adapter| adapter.cast(self.model.precision());
+        let adapter = self.adapter.as_ref().map(cast).transpose()?;
         let mut total = 0.0;
         let mut packed = 0;
         for part in parts(&chosen, self.spec.micro_batch_tokens) {
@@ -194,8 +199,9 @@ impl Trainer {
             let TrainSpec { dropout, seed, .. } = self.spec;
             let dropout = Dropout::of_step(dropout, seed, self.step, batch.places());
             let trained = |adapter| Trained { adapter, dropout: dropout.as_ref() };
-            let trained = self.adapter.as_ref().map(trained);
-            total += gradients.add_batch(&self.model, trained, &batch, scale)?;
+            let trained = adapter.as_ref().map(trained);
+            let again = self.spec.gradient_checkpointing;
+            total += gradients.add_batch(&self.model, trained, &batch, scale, again)?;
         }
         let loss = total * scale;
         let grad_norm = gradients.norm()?;

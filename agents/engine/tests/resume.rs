@@ -25,6 +25,7 @@ fn spec() -> TrainSpec {
         clip_norm: 1.0,
         batch_size: 8,
         micro_batch_tokens: 100,
+        gradient_checkpointing: false,
         epochs: 1,
         // Into the third epoch of three steps, the last of which is short.
         max_steps: Some(STEPS),

@@ -113,6 +113,7 @@ impl References {
             clip_norm: number(&settings["clip_norm"]),
             batch_size: examples.len(),
             micro_batch_tokens: 300,
+            gradient_checkpointing: false,
             epochs: 1,
             max_steps: Some(size(&settings["steps"])),
             max_tokens: 512,

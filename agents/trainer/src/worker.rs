@@ -238,6 +238,7 @@ fn spec(call: &Train) -> anyhow::Result<TrainSpec> {
             0 => MICRO_BATCH_TOKENS,
             some => some as usize,
         },
+        gradient_checkpointing: call.policy.gradient_checkpointing,
         epochs: training.epochs as usize,
         max_steps: (training.max_steps > 0).then_some(training.max_steps as usize),
         max_tokens: training.max_tokens as usize,

@@ -172,6 +172,7 @@ fn candle_losses(base: &Path, method: Method, rate: f64) -> Vec<f64> {
         clip_norm: 1.0,
         batch_size: 4,
         micro_batch_tokens: 64,
+        gradient_checkpointing: false,
         epochs: 0,
         max_steps: Some(12),
         max_tokens: 512,

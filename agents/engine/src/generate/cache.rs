@@ -1,6 +1,6 @@
 //! Keys and values of one sequence, all layers, and attention of new rows over them.
 
-use crate::ops::attention::{Heads, attend_row, composed_sequence};
+use crate::ops::attention::{Attend, Blocks, Context, Heads, Numbers, composed_sequence};
 use crate::ops::{for_row_blocks, host};
 use candle_core::{Result, Tensor};
 
@@ -10,10 +10,10 @@ pub(super) struct Cache {
     layers: Vec<LayerCache>,
 }
 
-/// Rows of `kv_width`. In main memory plain vectors, elsewhere tensors.
+/// Rows of `kv_width`. In main memory as attention reads them, elsewhere tensors.
 #[derive(Clone, Default)]
 struct LayerCache {
-    keys: Vec<f32>,
+    keys: Blocks,
     values: Vec<f32>,
     on_device: Option<(Tensor, Tensor)>,
 }
@@ -47,21 +47,28 @@ pub(super) fn attend(
     let rows = keys.chunks_exact(kv_width).zip(values.chunks_exact(kv_width));
     for (owner, (key, value)) in owners.iter().zip(rows) {
         let cached = &mut caches[owner.cache].layers[layer];
-        cached.keys.extend_from_slice(key);
+        cached.keys.push(key);
         cached.values.extend_from_slice(value);
     }
     let longest = owners.iter().map(|owner| owner.position + 1).max().unwrap_or(0);
     let caches = &*caches;
     let mut out = vec![0f32; queries.len()];
     for_row_blocks(&mut out, width, longest, |first, out| {
-        let mut scores = Vec::new();
-        for (row, out) in (first..).zip(out.chunks_exact_mut(width)) {
-            let owner = owners[row];
-            let cached = &caches[owner.cache].layers[layer];
-            let seen = (owner.position + 1) * kv_width;
-            let query = &queries[row * width..][..width];
-            let (keys, values) = (&cached.keys[..seen], &cached.values[..seen]);
-            attend_row(heads, query, keys, values, &mut scores, out);
+        let mut scores = Numbers::default();
+        let rows = first..first + out.len() / width;
+        let mut done = first;
+        for run in owners[rows].chunk_by(|a, b| a.cache == b.cache) {
+            let cached = &caches[run[0].cache].layers[layer];
+            let end = done + run.len();
+            pulp::Arch::new().dispatch(Attend {
+                heads,
+                context: Context { keys: &cached.keys, values: &cached.values },
+                seen: run[0].position + 1,
+                queries: &queries[done * width..end * width],
+                out: &mut out[(done - first) * width..(end - first) * width],
+                scores: &mut scores,
+            });
+            done = end;
         }
     });
     Tensor::from_vec(out, query.shape(), query.device())

@@ -2,10 +2,10 @@
 //! sequences or a cache. Every intermediate a backward pass needs is kept in a layer's tape.
 
 use super::Model;
-use super::weights::Linear;
-use crate::adapter::{Adapter, Pair};
+use crate::adapter::Adapter;
 use crate::dropout::Dropout;
-use crate::ops::{matmul, norm, rope::Rotation, swiglu};
+use crate::ops::matmul::{self, Projection, Rows};
+use crate::ops::{norm, rope::Rotation, sum_of, swiglu};
 use candle_core::{DType, Result, Tensor};
 use formats::Module;
 
@@ -86,16 +86,12 @@ impl Model {
         attend: &mut Attend<'_>,
     ) -> Result<(Tensor, LayerTape)> {
         let layer = &self.weights.layers[index];
-        let mut lows = Vec::with_capacity(Module::ALL.len());
-        let mut project = |module, x: &Tensor| {
-            let projected = self.project(index, module, trained, x)?;
-            lows.push(projected.low);
-            Ok::<_, candle_core::Error>(projected.out)
-        };
         let epsilon = self.config.norm_epsilon;
         let attention_input = norm::rms_norm(input, &layer.input_norm, epsilon)?;
-        let mut query = project(Module::Query, &attention_input)?;
-        let mut key = project(Module::Key, &attention_input)?;
+        let modules = [Module::Query, Module::Key, Module::Value];
+        let [query, key, value] = self.project(index, modules, trained, &attention_input)?;
+        let mut lows = vec![query.low, key.low, value.low];
+        let (mut query, mut key, value) = (query.out, key.out, value.out);
         let mut unnormed = None;
         if let Some([query_norm, key_norm]) = &layer.head_norms {
             let normed = [
@@ -106,14 +102,16 @@ impl Model {
             [query, key] = normed;
         }
         let (query, key) = (rotation.apply(&query)?, rotation.apply(&key)?);
-        let value = project(Module::Value, &attention_input)?;
         let attended = attend(index, &query, &key, &value)?;
-        let middle = (input + project(Module::Output, &attended)?)?;
+        let [output] = self.project(index, [Module::Output], trained, &attended)?;
+        let middle = sum_of(input, &output.out)?;
         let feed_input = norm::rms_norm(&middle, &layer.post_norm, epsilon)?;
-        let gate = project(Module::Gate, &feed_input)?;
-        let up = project(Module::Up, &feed_input)?;
-        let activated = swiglu::swiglu(&gate, &up)?;
-        let output = (&middle + project(Module::Down, &activated)?)?;
+        let modules = [Module::Gate, Module::Up];
+        let [gate, up] = self.project(index, modules, trained, &feed_input)?;
+        let activated = swiglu::swiglu(&gate.out, &up.out)?;
+        let [down] = self.project(index, [Module::Down], trained, &activated)?;
+        let result = sum_of(&middle, &down.out)?;
+        lows.extend([output.low, gate.low, up.low, down.low]);
         let tape = LayerTape {
             input: input.clone(),
             attention_input,
@@ -124,41 +122,57 @@ impl Model {
             attended,
             middle,
             feed_input,
-            gate,
-            up,
+            gate: gate.out,
+            up: up.out,
             activated,
             lows,
         };
-        Ok((output, tape))
+        Ok((result, tape))
     }
 
-    fn project(
+    /// `x` by several modules, each with its pair of an adapter where it has one.
+    fn project<const N: usize>(
         &self,
         index: usize,
-        module: Module,
+        modules: [Module; N],
         trained: Option<Trained<'_>>,
         x: &Tensor,
-    ) -> Result<Projected> {
-        let linear = &self.weights.layers[index].linears[module as usize];
-        let pair = |adapter: &Adapter| adapter.pairs.get(&(index, module)).cloned();
-        if let Some(Trained { adapter, dropout }) = trained
-            && let Some(pair) = pair(adapter)
-        {
-            let seen = dropout.map(|dropout| dropout.apply(index, module, x)).transpose()?;
-            return project_training(linear, &pair, x, seen.as_ref().unwrap_or(x));
+    ) -> Result<[Projected; N]> {
+        let precision = self.precision();
+        let rows = Rows::new(x, precision)?;
+        let adapter = trained.map_or(self.beside.as_deref(), |trained| Some(trained.adapter));
+        let dropout = trained.and_then(|trained| trained.dropout);
+        let mut pairs = Vec::with_capacity(N);
+        for (place, module) in modules.into_iter().enumerate() {
+            let pair = adapter.and_then(|adapter| adapter.pairs.get(&(index, module)));
+            let Some(pair) = pair else { continue };
+            let seen =
+                dropout.map(|dropout| Rows::new(&dropout.apply(index, module, x)?, precision));
+            pairs.push((place, pair, seen.transpose()?));
         }
-        let out = matmul::project(x, &linear.weight, linear.bias.as_ref())?;
-        let Some(Pair { a, b, scale }) = self.beside.as_deref().and_then(pair) else {
-            return Ok(Projected { out, low: None });
-        };
-        let low = (matmul::project(x, &a, None)? * scale)?;
-        Ok(Projected { out: (out + matmul::project(&low, &b, None)?)?, low: None })
+        let down = pairs.iter().map(|(_, pair, seen)| {
+            let terms = vec![(seen.as_ref().unwrap_or(&rows), &pair.a)];
+            Projection { terms, bias: None }
+        });
+        let narrow = matmul::project_all(&down.collect::<Vec<_>>())?;
+        let mut lows = [const { None }; N];
+        for ((place, pair, _), low) in pairs.iter().zip(narrow) {
+            let low = (low * pair.scale)?;
+            lows[*place] = Some((Rows::new(&low, precision)?, low, &pair.b));
+        }
+        let linears = modules.map(|module| &self.weights.layers[index].linears[module as usize]);
+        let all = linears.iter().zip(&lows).map(|(linear, low)| {
+            let mut terms = vec![(&rows, &linear.weight)];
+            terms.extend(low.iter().map(|(rows, _, b)| (rows, *b)));
+            Projection { terms, bias: linear.bias.as_ref() }
+        });
+        let outs = matmul::project_all(&all.collect::<Vec<_>>())?;
+        let projected = outs.into_iter().zip(lows).map(|(out, low)| {
+            let low = low.map(|(_, low, _)| low);
+            Projected { out, low }
+        });
+        let missing = || candle_core::Error::msg("a projection is missing");
+        let projected: Vec<_> = projected.collect();
+        projected.try_into().map_err(|_| missing())
     }
-}
-
-/// The pair sees `seen` of `x`.
-fn project_training(linear: &Linear, pair: &Pair, x: &Tensor, seen: &Tensor) -> Result<Projected> {
-    let low = (matmul::product(seen, &pair.a.t()?)? * pair.scale)?;
-    let terms = [(x, &linear.weight.t()?), (&low, &pair.b.t()?)];
-    Ok(Projected { out: matmul::sum_of_products(&terms, linear.bias.as_ref())?, low: Some(low) })
 }

@@ -43,7 +43,19 @@ pub(crate) fn add_scaled(acc: &mut [f32], factor: f32, values: &[f32]) {
 
 #[inline(always)]
 pub(crate) fn max(values: &[f32]) -> f32 {
-    values.iter().fold(f32::NEG_INFINITY, |most, value| if *value > most { *value } else { most })
+    let larger = |most: &mut f32, value: f32| *most = if value > *most { value } else { *most };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (blocks, rest) = values.as_chunks::<LANES>();
+    for block in blocks {
+        for (most, value) in lanes.iter_mut().zip(block) {
+            larger(most, *value);
+        }
+    }
+    let mut most = f32::NEG_INFINITY;
+    for value in lanes.iter().chain(rest) {
+        larger(&mut most, *value);
+    }
+    most
 }
 
 #[inline(always)]

@@ -1,18 +1,141 @@
-//! Matrix products. On the CPU they go straight to `gemm`, candle's own kernel, on rayon's current
-//! pool: candle would size its thread count by itself. The right side may be bf16; it is widened
-//! to f32 a block of its rows at a time, and all sums are f32.
+//! Matrix products by what they are for: projections, gradients of their inputs, gradients of
+//! their weights. On the CPU, f32 weights go to `gemm`, candle's own kernel, on rayon's current
+//! pool: candle would size its thread count by itself. For bf16 weights both factors are narrowed
+//! and [`packed`] multiplies them. All sums are f32.
 
-use super::{for_row_blocks, host, math};
+use super::packed::{self, Factors, Inputs, Kernel, Right};
+use super::{for_row_blocks, host, host_of, math};
 use candle_core::{CpuStorage, DType, Result, Storage, Tensor, bail};
 use half::bf16;
-use rayon::prelude::*;
 use std::ops::Range;
 
+/// Rows `[rows, width]` that weights of one type are multiplied with; made ready once for all.
+pub(crate) struct Rows {
+    x: Tensor,
+    packed: Option<Inputs>,
+}
+
+impl Rows {
+    pub(crate) fn new(x: &Tensor, weights: DType) -> Result<Self> {
+        let packed = match weights {
+            DType::BF16 if x.device().is_cpu() => {
+                Some(Inputs::new(Kernel::best(), &host(x)?, x.dim(1)?))
+            }
+            _ => None,
+        };
+        Ok(Self { x: x.clone(), packed })
+    }
+}
+
+/// `Σ x wᵀ + bias`; a weight is `[columns, width]`.
+pub(crate) struct Projection<'a> {
+    pub(crate) terms: Vec<(&'a Rows, &'a Tensor)>,
+    pub(crate) bias: Option<&'a Tensor>,
+}
+
+/// Several projections at once. Each row has the same bits whatever other rows there are.
+pub(crate) fn project_all(projections: &[Projection<'_>]) -> Result<Vec<Tensor>> {
+    let packed = |(rows, _): &(&Rows, &Tensor)| rows.packed.is_some();
+    if !projections.iter().flat_map(|projection| &projection.terms).all(packed) {
+        return projections.iter().map(project_wide).collect();
+    }
+    let (mut outs, mut weights, mut biases) = (Vec::new(), Vec::new(), Vec::new());
+    for Projection { terms, bias } in projections {
+        let Some((rows, weight)) = terms.first() else { bail!("no terms to sum") };
+        outs.push((vec![0f32; rows.x.dim(0)? * weight.dim(0)?], weight.dim(0)?));
+        weights.push(terms.iter().map(|(_, w)| host_of::<bf16>(w)).collect::<Result<Vec<_>>>()?);
+        biases.push(bias.map(host).transpose()?);
+    }
+    let mut work = Vec::with_capacity(projections.len());
+    for (index, (out, _)) in outs.iter_mut().enumerate() {
+        let mut terms = Vec::new();
+        for ((rows, weight), values) in projections[index].terms.iter().zip(&weights[index]) {
+            let Some(inputs) = &rows.packed else { bail!("rows that are not packed") };
+            if rows.x.dim(1)? != weight.dim(1)? {
+                bail!("cannot project {:?} by {:?}", rows.x.shape(), weight.shape());
+            }
+            terms.push((inputs, packed::Rows::new(values, weight.dim(1)?)));
+        }
+        work.push(packed::Projection { out, terms, bias: biases[index].as_deref() });
+    }
+    packed::project(work);
+    let tensor = |(values, columns): (Vec<f32>, usize)| {
+        let rows = values.len() / columns.max(1);
+        Tensor::from_vec(values, (rows, columns), &candle_core::Device::Cpu)
+    };
+    outs.into_iter().map(tensor).collect()
+}
+
+/// One projection of rows that nothing else reads.
+pub(crate) fn project(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let rows = Rows::new(x, weight.dtype())?;
+    let projections = project_all(&[Projection { terms: vec![(&rows, weight)], bias }])?;
+    projections.into_iter().next().ok_or_else(|| candle_core::Error::msg("one projection"))
+}
+
+/// Without packing.
+fn project_wide(Projection { terms, bias }: &Projection<'_>) -> Result<Tensor> {
+    let (mut fewest, mut found) = (0, 0);
+    for (Rows { x, .. }, weight) in terms {
+        fewest = fewest.max(row_invariant_from(weight.dim(0)?, weight.dim(1)?));
+        found = x.dim(0)?;
+    }
+    let lacking = match terms.first() {
+        Some((rows, _)) if rows.x.device().is_cpu() => fewest.saturating_sub(found),
+        _ => 0,
+    };
+    let mut padded = Vec::with_capacity(terms.len());
+    for (Rows { x, .. }, weight) in terms {
+        let x = if lacking > 0 { x.pad_with_zeros(0, 0, lacking)? } else { x.clone() };
+        padded.push((x, weight.t()?));
+    }
+    let terms: Vec<_> = padded.iter().map(|(x, weight)| (x, weight)).collect();
+    let out = sum_of_products(&terms, *bias)?;
+    if lacking > 0 { out.narrow(0, 0, found) } else { Ok(out) }
+}
+
+/// `Σ grad w`, the gradient of what was projected: `grad` is `[rows, columns]`.
+pub(crate) fn project_back(terms: &[(&Tensor, &Tensor)]) -> Result<Tensor> {
+    let packs = |(grad, weight): &(&Tensor, &Tensor)| {
+        grad.device().is_cpu() && weight.dtype() == DType::BF16
+    };
+    let Some((first, weight)) = terms.first() else { bail!("no terms to sum") };
+    if !terms.iter().all(packs) {
+        return sum_of_products(terms, None);
+    }
+    let (rows, width) = (first.dim(0)?, weight.dim(1)?);
+    let (mut lefts, mut weights) = (Vec::new(), Vec::new());
+    for (grad, weight) in terms {
+        if grad.dims2()? != (rows, weight.dim(0)?) || weight.dim(1)? != width {
+            bail!("cannot multiply {:?} by {:?}", grad.shape(), weight.shape());
+        }
+        lefts.push(Factors::new(Kernel::best(), &host(grad)?, grad.dim(1)?));
+        weights.push(host_of::<bf16>(weight)?);
+    }
+    let rights = weights.iter().map(|values| Right::Bf16(packed::Rows::new(values, width)));
+    let mut out = vec![0f32; rows * width];
+    packed::mix(&mut out, width, &lefts.iter().zip(rights).collect::<Vec<_>>());
+    Tensor::from_vec(out, (rows, width), first.device())
+}
+
+/// `leftᵀ right`, `[rows, m]` and `[rows, n]` to `[m, n]`: the gradient of a weight. With bf16 both
+/// are narrowed, and `left` should be the narrower one.
+pub(crate) fn product_of_rows(left: &Tensor, right: &Tensor, precision: DType) -> Result<Tensor> {
+    if precision != DType::BF16 || !left.device().is_cpu() {
+        return sum_of_products(&[(&left.t()?, right)], None);
+    }
+    let (m, n) = (left.dim(1)?, right.dim(1)?);
+    if left.dim(0)? != right.dim(0)? {
+        bail!("cannot multiply {:?} by {:?}", left.shape(), right.shape());
+    }
+    let factors = Factors::transposed(Kernel::best(), &host(left)?, m);
+    let mut out = vec![0f32; m * n];
+    packed::mix(&mut out, n, &[(&factors, Right::F32(&host(right)?))]);
+    Tensor::from_vec(out, (m, n), left.device())
+}
+
 /// Sum of `lhs * rhs` over the terms, plus a bias on every row. Transposed views are welcome.
-pub(crate) fn sum_of_products(
-    terms: &[(&Tensor, &Tensor)],
-    bias: Option<&Tensor>,
-) -> Result<Tensor> {
+fn sum_of_products(terms: &[(&Tensor, &Tensor)], bias: Option<&Tensor>) -> Result<Tensor> {
     let Some((first, rest)) = terms.split_first() else { bail!("no terms to sum") };
     if !first.0.device().is_cpu() {
         let product = |(lhs, rhs): &(&Tensor, &Tensor)| lhs.matmul(&rhs.to_dtype(DType::F32)?);
@@ -33,23 +156,9 @@ pub(crate) fn sum_of_products(
     Tensor::from_vec(out, (rows, columns), first.0.device())
 }
 
+/// Of f32.
 pub(crate) fn product(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
     sum_of_products(&[(lhs, rhs)], None)
-}
-
-/// `x wᵀ + bias`, each row of which has the same bits whatever other rows there are.
-pub(crate) fn project(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let (rows, width) = x.dims2()?;
-    let columns = match weight.dtype() {
-        DType::BF16 => blocks(weight.dim(0)?, width).map(|block| block.len()).min().unwrap_or(1),
-        _ => weight.dim(0)?,
-    };
-    let fewest = row_invariant_from(columns, width);
-    if rows >= fewest || !x.device().is_cpu() {
-        return sum_of_products(&[(x, &weight.t()?)], bias);
-    }
-    let padded = x.pad_with_zeros(0, 0, fewest - rows)?;
-    sum_of_products(&[(&padded, &weight.t()?)], bias)?.narrow(0, 0, rows)
 }
 
 /// From how many rows on `gemm` 0.19 sums each element of a product in one and the same order. It
@@ -68,11 +177,17 @@ pub(crate) fn sum_rows(x: &Tensor) -> Result<Tensor> {
     let width = x.dim(1)?;
     let x_rows = host(x)?;
     let mut out = vec![0f32; width];
-    for_row_blocks(&mut out, width, 1, |_, out| {
-        for row in x_rows.chunks_exact(width) {
-            math::add_scaled(out, 1.0, row);
-        }
-    });
+    for_row_blocks(
+        &mut out,
+        width,
+        1,
+        #[inline(always)]
+        |_, out| {
+            for row in x_rows.chunks_exact(width) {
+                math::add_scaled(out, 1.0, row);
+            }
+        },
+    );
     Tensor::from_vec(out, width, x.device())
 }
 
@@ -105,16 +220,12 @@ fn reach(rows: usize, columns: usize, row_stride: usize, column_stride: usize) -
 }
 
 impl Place {
-    fn of<'a, T>(&self, storage: &'a [T]) -> Result<&'a [T]> {
-        match storage.get(self.range.clone()) {
-            Some(values) => Ok(values),
-            None => bail!("a matrix reaches beyond its storage"),
-        }
-    }
-
     fn matrix<'a>(&self, storage: &'a [f32]) -> Result<Matrix<'a>> {
         let Self { rows, columns, row_stride, column_stride, .. } = *self;
-        Ok(Matrix { values: self.of(storage)?, rows, columns, row_stride, column_stride })
+        let Some(values) = storage.get(self.range.clone()) else {
+            bail!("a matrix reaches beyond its storage");
+        };
+        Ok(Matrix { values, rows, columns, row_stride, column_stride })
     }
 }
 
@@ -126,13 +237,6 @@ struct Matrix<'a> {
     columns: usize,
     row_stride: usize,
     column_stride: usize,
-}
-
-impl Matrix<'_> {
-    fn columns(self, part: &Range<usize>) -> Self {
-        let values = self.values.get(part.start * self.column_stride..).unwrap_or_default();
-        Self { values, columns: part.len(), ..self }
-    }
 }
 
 fn in_memory(storage: &Storage) -> Result<&CpuStorage> {
@@ -150,85 +254,16 @@ fn multiply_onto(out: &mut [f32], lhs: &Tensor, rhs: &Tensor, accumulate: bool) 
     let (lhs_storage, _) = lhs.storage_and_layout();
     let (rhs_storage, _) = rhs.storage_and_layout();
     let left = left.matrix(in_memory(&lhs_storage)?.as_slice::<f32>()?)?;
-    let rhs_cpu = in_memory(&rhs_storage)?;
-    match rhs.dtype() {
-        DType::BF16 => multiply_widened(out, left, &right, rhs_cpu.as_slice::<bf16>()?, accumulate),
-        _ => {
-            let right = right.matrix(rhs_cpu.as_slice::<f32>()?)?;
-            gemm_onto(out, right.columns, left, right, accumulate);
-            Ok(())
-        }
-    }
-}
-
-/// `right` is a weight as it lies in memory or its transposed view. A block of the weight's rows
-/// is a part of the product's columns if it is transposed, else a part of the sum.
-fn multiply_widened(
-    out: &mut [f32],
-    left: Matrix<'_>,
-    right: &Place,
-    storage: &[bf16],
-    accumulate: bool,
-) -> Result<()> {
-    let (is_transposed, stored_rows, width) = match (right.row_stride, right.column_stride) {
-        (1, width) if width == right.rows => (true, right.columns, width),
-        (width, 1) if width == right.columns => (false, right.rows, width),
-        other => bail!("expected a bf16 matrix whole or transposed, got strides {other:?}"),
-    };
-    let stored = right.of(storage)?;
-    let row_stride = right.columns;
-    let mut wide = Vec::new();
-    for block in blocks(stored_rows, width) {
-        widen(&stored[block.start * width..block.end * width], &mut wide);
-        let (rows, values) = (block.len(), wide.as_slice());
-        if is_transposed {
-            let right =
-                Matrix { values, rows: width, columns: rows, row_stride: 1, column_stride: width };
-            gemm_onto(&mut out[block.start..], row_stride, left, right, accumulate);
-        } else {
-            let right =
-                Matrix { values, rows, columns: width, row_stride: width, column_stride: 1 };
-            let onto = accumulate || block.start > 0;
-            gemm_onto(out, row_stride, left.columns(&block), right, onto);
-        }
-    }
+    let right = right.matrix(in_memory(&rhs_storage)?.as_slice::<f32>()?)?;
+    gemm_onto(out, left, right, accumulate);
     Ok(())
 }
 
-/// About as many f32 as a core's cache holds.
-const BLOCK_ELEMENTS: usize = 1 << 20;
-/// Fewer columns at once make `gemm` slow, and [`row_invariant_from`] large.
-const BLOCK_ROWS_MIN: usize = 128;
-
-/// Cuts a weight's rows into parts of about the same length, by its shape alone.
-fn blocks(rows: usize, width: usize) -> impl Iterator<Item = Range<usize>> {
-    let least = (BLOCK_ELEMENTS / width.max(1)).max(BLOCK_ROWS_MIN);
-    let count = (rows / least).max(1);
-    (0..count).map(move |block| block * rows / count..(block + 1) * rows / count)
-}
-
-fn widen(values: &[bf16], out: &mut Vec<f32>) {
-    const TASK: usize = 1 << 16;
-    out.resize(values.len(), 0.0);
-    out.par_chunks_mut(TASK).zip(values.par_chunks(TASK)).for_each(|(out, values)| {
-        for (out, value) in out.iter_mut().zip(values) {
-            *out = f32::from_bits(u32::from(value.to_bits()) << 16);
-        }
-    });
-}
-
 #[allow(unsafe_code, reason = "the gemm crate has only a raw pointer interface")]
-fn gemm_onto(
-    out: &mut [f32],
-    out_stride: usize,
-    lhs: Matrix<'_>,
-    rhs: Matrix<'_>,
-    accumulate: bool,
-) {
+fn gemm_onto(out: &mut [f32], lhs: Matrix<'_>, rhs: Matrix<'_>, accumulate: bool) {
     let fits =
         |m: &Matrix<'_>| reach(m.rows, m.columns, m.row_stride, m.column_stride) <= m.values.len();
-    let out_reach = reach(lhs.rows, rhs.columns, out_stride, 1);
-    assert!(lhs.columns == rhs.rows && out_reach <= out.len() && rhs.columns <= out_stride);
+    assert!(lhs.columns == rhs.rows && out.len() == lhs.rows * rhs.columns);
     assert!(fits(&lhs) && fits(&rhs));
     // SAFETY: the three slices hold every element the sizes and strides reach (checked above), the
     // rows of `out` do not overlap, and it is borrowed mutably.
@@ -239,7 +274,7 @@ fn gemm_onto(
             lhs.columns,
             out.as_mut_ptr(),
             1,
-            out_stride as isize,
+            rhs.columns as isize,
             accumulate,
             lhs.values.as_ptr(),
             lhs.column_stride as isize,
@@ -265,9 +300,8 @@ mod tests {
     #[test]
     fn a_row_has_the_same_bits_whatever_other_rows_there_are() {
         let shapes = [(64, 128), (128, 352), (260, 128), (64, 896), (4, 600), (896, 4864)];
-        for ((columns, inner), dtype) in
-            shapes.into_iter().flat_map(|shape| [(shape, DType::F32), (shape, DType::BF16)])
-        {
+        let types = |shape| [(shape, DType::F32), (shape, DType::BF16)];
+        for ((columns, inner), dtype) in shapes.into_iter().flat_map(types) {
             let weight = random(&[columns, inner], 1).to_dtype(dtype).unwrap();
             let x = random(&[150, inner], 2);
             let all = project(&x, &weight, None).unwrap().to_vec2::<f32>().unwrap();
@@ -297,22 +331,43 @@ mod tests {
     }
 
     #[test]
-    fn a_bf16_weight_counts_as_the_numbers_it_holds() {
-        for (rows, width) in [(9, 30), (300, 7000), (2100, 600), (128, 1), (1, 8200)] {
-            let narrow = random(&[rows, width], 1).to_dtype(DType::BF16).unwrap();
-            let wide = narrow.to_dtype(DType::F32).unwrap();
-            let (x, grad, bias) =
-                (random(&[5, width], 2), random(&[5, rows], 3), random(&[rows], 4));
-            let near = 1e-4 * (width.max(rows) as f32).sqrt();
+    fn bf16_weights_give_what_f32_ones_do_but_for_rounding() {
+        let narrow = |x: &Tensor| x.to_dtype(DType::BF16).unwrap();
+        let rounded = |x: &Tensor| narrow(x).to_dtype(DType::F32).unwrap();
+        for (rows, columns, width) in [(5, 9, 30), (40, 300, 1300), (1, 2100, 600), (3, 128, 1)] {
+            let (x, weight) = (random(&[rows, width], 1), random(&[columns, width], 2));
+            let (grad, bias) = (random(&[rows, columns], 3), random(&[columns], 4));
+            let (x, weight, grad) = (rounded(&x), rounded(&weight), rounded(&grad));
+            let near = 1e-5 * width.max(columns) as f32;
             assert_close(
-                &project(&x, &narrow, Some(&bias)).unwrap(),
-                &project(&x, &wide, Some(&bias)).unwrap(),
+                &project(&x, &narrow(&weight), Some(&bias)).unwrap(),
+                &project(&x, &weight, Some(&bias)).unwrap(),
                 near,
             );
-            let with = |weight: &Tensor| sum_of_products(&[(&grad, weight), (&grad, weight)], None);
-            assert_close(&with(&narrow).unwrap(), &with(&wide).unwrap(), near);
+            let back = |weight| project_back(&[(&grad, weight), (&grad, weight)]).unwrap();
+            assert_close(&back(&narrow(&weight)), &back(&weight), near);
+            let of_weight = |dtype| product_of_rows(&grad, &x, dtype).unwrap();
+            assert_close(&of_weight(DType::BF16), &of_weight(DType::F32), near);
         }
-        let skewed = random(&[8, 9], 1).to_dtype(DType::BF16).unwrap().narrow(1, 2, 4).unwrap();
-        assert!(product(&random(&[3, 8], 2), &skewed).is_err());
+        assert!(project(&random(&[2, 8], 1), &narrow(&random(&[4, 9], 2)), None).is_err());
+        assert!(project_back(&[(&random(&[2, 8], 1), &narrow(&random(&[9, 8], 2)))]).is_err());
+    }
+
+    #[test]
+    fn projections_made_at_once_are_those_made_one_by_one() {
+        for dtype in [DType::F32, DType::BF16] {
+            let weight =
+                |seed, columns: usize| random(&[columns, 70], seed).to_dtype(dtype).unwrap();
+            let (first, second, bias) = (weight(1, 50), weight(2, 33), random(&[50], 3));
+            let x = random(&[21, 70], 4);
+            let rows = Rows::new(&x, dtype).unwrap();
+            let all = project_all(&[
+                Projection { terms: vec![(&rows, &first)], bias: Some(&bias) },
+                Projection { terms: vec![(&rows, &second)], bias: None },
+            ]);
+            let all = all.unwrap();
+            assert_close(&all[0], &project(&x, &first, Some(&bias)).unwrap(), 1e-30);
+            assert_close(&all[1], &project(&x, &second, None).unwrap(), 1e-30);
+        }
     }
 }

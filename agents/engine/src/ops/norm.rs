@@ -10,15 +10,21 @@ pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tens
     let width = x.dim(1)?;
     let (x_rows, scale) = (host(x)?, host(weight)?);
     let mut out = vec![0f32; x_rows.len()];
-    for_row_blocks(&mut out, width, 2, |first, out| {
-        let rows = x_rows[first * width..].chunks_exact(width);
-        for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
-            let factor = inverse_rms(row, epsilon);
-            for ((out, x), weight) in out.iter_mut().zip(row).zip(&*scale) {
-                *out = x * factor * weight;
+    for_row_blocks(
+        &mut out,
+        width,
+        2,
+        #[inline(always)]
+        |first, out| {
+            let rows = x_rows[first * width..].chunks_exact(width);
+            for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
+                let factor = inverse_rms(row, epsilon);
+                for ((out, x), weight) in out.iter_mut().zip(row).zip(&*scale) {
+                    *out = x * factor * weight;
+                }
             }
-        }
-    });
+        },
+    );
     Tensor::from_vec(out, x.shape(), x.device())
 }
 
@@ -56,30 +62,42 @@ pub(crate) fn rms_norm_backward(
     let width = x.dim(1)?;
     let (x_rows, scale, grads) = (host(x)?, host(weight)?, host(grad)?);
     let mut out = vec![0f32; x_rows.len()];
-    for_row_blocks(&mut out, width, 3, |first, out| {
-        let rows = x_rows[first * width..].chunks_exact(width);
-        let grads = grads[first * width..].chunks_exact(width);
-        for ((row, grad), out) in rows.zip(grads).zip(out.chunks_exact_mut(width)) {
-            let factor = inverse_rms(row, epsilon);
-            for ((out, grad), weight) in out.iter_mut().zip(grad).zip(&*scale) {
-                *out = grad * weight;
-            }
-            let along = math::dot(out, row) * factor * factor / width as f32;
-            for (out, x) in out.iter_mut().zip(row) {
-                *out = factor * (*out - along * x);
-            }
-        }
-    });
-    let weight_grad = if with_weight {
-        let mut sums = vec![0f32; width];
-        for_row_blocks(&mut sums, width, 1, |_, sums| {
-            for (row, grad) in x_rows.chunks_exact(width).zip(grads.chunks_exact(width)) {
+    for_row_blocks(
+        &mut out,
+        width,
+        3,
+        #[inline(always)]
+        |first, out| {
+            let rows = x_rows[first * width..].chunks_exact(width);
+            let grads = grads[first * width..].chunks_exact(width);
+            for ((row, grad), out) in rows.zip(grads).zip(out.chunks_exact_mut(width)) {
                 let factor = inverse_rms(row, epsilon);
-                for ((sum, x), grad) in sums.iter_mut().zip(row).zip(grad) {
-                    *sum += x * factor * grad;
+                for ((out, grad), weight) in out.iter_mut().zip(grad).zip(&*scale) {
+                    *out = grad * weight;
+                }
+                let along = math::dot(out, row) * factor * factor / width as f32;
+                for (out, x) in out.iter_mut().zip(row) {
+                    *out = factor * (*out - along * x);
                 }
             }
-        });
+        },
+    );
+    let weight_grad = if with_weight {
+        let mut sums = vec![0f32; width];
+        for_row_blocks(
+            &mut sums,
+            width,
+            1,
+            #[inline(always)]
+            |_, sums| {
+                for (row, grad) in x_rows.chunks_exact(width).zip(grads.chunks_exact(width)) {
+                    let factor = inverse_rms(row, epsilon);
+                    for ((sum, x), grad) in sums.iter_mut().zip(row).zip(grad) {
+                        *sum += x * factor * grad;
+                    }
+                }
+            },
+        );
         Some(Tensor::from_vec(sums, width, x.device())?)
     } else {
         None

@@ -71,23 +71,29 @@ impl Rotation {
         let (cosines, sines) = (host(&self.cosines)?, host(&self.sines)?);
         let x_rows = host(x)?;
         let mut out = vec![0f32; x_rows.len()];
-        for_row_blocks(&mut out, width, 2, |first, out| {
-            for (index, out) in out.chunks_exact_mut(width).enumerate() {
-                let row = first + index;
-                let cosines = &cosines[row * half..][..half];
-                let sines = &sines[row * half..][..half];
-                let heads = x_rows[row * width..][..width].chunks_exact(2 * half);
-                for (head, out) in heads.zip(out.chunks_exact_mut(2 * half)) {
-                    let (low, high) = head.split_at(half);
-                    let (out_low, out_high) = out.split_at_mut(half);
-                    for i in 0..half {
-                        let sine = direction * sines[i];
-                        out_low[i] = low[i] * cosines[i] - high[i] * sine;
-                        out_high[i] = high[i] * cosines[i] + low[i] * sine;
+        for_row_blocks(
+            &mut out,
+            width,
+            2,
+            #[inline(always)]
+            |first, out| {
+                for (index, out) in out.chunks_exact_mut(width).enumerate() {
+                    let row = first + index;
+                    let cosines = &cosines[row * half..][..half];
+                    let sines = &sines[row * half..][..half];
+                    let heads = x_rows[row * width..][..width].chunks_exact(2 * half);
+                    for (head, out) in heads.zip(out.chunks_exact_mut(2 * half)) {
+                        let (low, high) = head.split_at(half);
+                        let (out_low, out_high) = out.split_at_mut(half);
+                        for i in 0..half {
+                            let sine = direction * sines[i];
+                            out_low[i] = low[i] * cosines[i] - high[i] * sine;
+                            out_high[i] = high[i] * cosines[i] + low[i] * sine;
+                        }
                     }
                 }
-            }
-        });
+            },
+        );
         Tensor::from_vec(out, x.shape(), x.device())
     }
 

@@ -10,11 +10,17 @@ pub(crate) fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     }
     let (gates, ups) = (host(gate)?, host(up)?);
     let mut out = vec![0f32; gates.len()];
-    for_row_blocks(&mut out, 1, 4, |first, out| {
-        for ((out, gate), up) in out.iter_mut().zip(&gates[first..]).zip(&ups[first..]) {
-            *out = gate * math::sigmoid(*gate) * up;
-        }
-    });
+    for_row_blocks(
+        &mut out,
+        1,
+        4,
+        #[inline(always)]
+        |first, out| {
+            for ((out, gate), up) in out.iter_mut().zip(&gates[first..]).zip(&ups[first..]) {
+                *out = gate * math::sigmoid(*gate) * up;
+            }
+        },
+    );
     Tensor::from_vec(out, gate.shape(), gate.device())
 }
 
@@ -32,19 +38,31 @@ pub(crate) fn swiglu_backward(
     }
     let (gates, ups, grads) = (host(gate)?, host(up)?, host(grad)?);
     let mut gate_grad = vec![0f32; gates.len()];
-    for_row_blocks(&mut gate_grad, 1, 4, |first, out| {
-        let inputs = gates[first..].iter().zip(&ups[first..]).zip(&grads[first..]);
-        for (out, ((gate, up), grad)) in out.iter_mut().zip(inputs) {
-            let sigmoid = math::sigmoid(*gate);
-            *out = grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid));
-        }
-    });
+    for_row_blocks(
+        &mut gate_grad,
+        1,
+        4,
+        #[inline(always)]
+        |first, out| {
+            let inputs = gates[first..].iter().zip(&ups[first..]).zip(&grads[first..]);
+            for (out, ((gate, up), grad)) in out.iter_mut().zip(inputs) {
+                let sigmoid = math::sigmoid(*gate);
+                *out = grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid));
+            }
+        },
+    );
     let mut up_grad = vec![0f32; gates.len()];
-    for_row_blocks(&mut up_grad, 1, 4, |first, out| {
-        for ((out, gate), grad) in out.iter_mut().zip(&gates[first..]).zip(&grads[first..]) {
-            *out = grad * gate * math::sigmoid(*gate);
-        }
-    });
+    for_row_blocks(
+        &mut up_grad,
+        1,
+        4,
+        #[inline(always)]
+        |first, out| {
+            for ((out, gate), grad) in out.iter_mut().zip(&gates[first..]).zip(&grads[first..]) {
+                *out = grad * gate * math::sigmoid(*gate);
+            }
+        },
+    );
     let tensor = |values| Tensor::from_vec(values, gate.shape(), gate.device());
     Ok((tensor(gate_grad)?, tensor(up_grad)?))
 }

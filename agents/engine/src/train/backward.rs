@@ -9,10 +9,10 @@ use crate::model::{
     forward::{LayerTape, Trained},
 };
 use crate::ops::attention::{self, causal_attention};
-use crate::ops::loss::{loss_backward, negative_log_likelihoods};
-use crate::ops::matmul::{product, sum_of_products, sum_rows};
+use crate::ops::loss::Scored;
+use crate::ops::matmul::{product_of_rows, project_back, sum_rows};
 use crate::ops::rope::Rotation;
-use crate::ops::{host, norm, swiglu};
+use crate::ops::{host, norm, sum_of, swiglu};
 use crate::sequence::Sequence;
 use candle_core::{Result, Tensor};
 use formats::Module;
@@ -65,9 +65,6 @@ pub(super) struct Gradients {
     by_name: BTreeMap<String, Tensor>,
 }
 
-/// Bounds the elements of one block of logits.
-const LOGIT_ELEMENTS: usize = 1 << 22;
-
 impl Gradients {
     pub(super) fn get(&self, name: &str) -> Option<&Tensor> {
         self.by_name.get(name)
@@ -75,7 +72,7 @@ impl Gradients {
 
     fn add(&mut self, name: String, gradient: Tensor) -> Result<()> {
         let sum = match self.by_name.get(&name) {
-            Some(before) => (before + gradient)?,
+            Some(before) => sum_of(before, &gradient)?,
             None => gradient,
         };
         self.by_name.insert(name, sum);
@@ -96,13 +93,15 @@ impl Gradients {
     }
 
     /// Adds the gradients of `scale` times the batch's summed loss; returns the summed loss.
-    /// Trains the adapter where one is, else the whole model.
+    /// Trains the adapter where one is, else the whole model. `computes_anew`: the backward pass
+    /// has of each layer only what went into it.
     pub(super) fn add_batch(
         &mut self,
         model: &Model,
         trained: Option<Trained<'_>>,
         batch: &Batch,
         scale: f64,
+        computes_anew: bool,
     ) -> Result<f64> {
         let heads = model.heads();
         let rotation = model.rotation(&batch.positions)?;
@@ -113,7 +112,7 @@ impl Gradients {
         let mut tapes = Vec::with_capacity(model.config.layers);
         for layer in 0..model.config.layers {
             let (output, tape) = model.layer(layer, trained, &rotation, &x, &mut attend)?;
-            tapes.push(tape);
+            tapes.push(if computes_anew { Kept::Input(x) } else { Kept::Tape(Box::new(tape)) });
             x = output;
         }
         let full = trained.is_none();
@@ -125,8 +124,12 @@ impl Gradients {
         if let Some(norm_grad) = norm_grad {
             self.add(NORM.into(), norm_grad)?;
         }
-        while let Some(tape) = tapes.pop() {
+        while let Some(kept) = tapes.pop() {
             let index = tapes.len();
+            let tape = match kept {
+                Kept::Tape(tape) => *tape,
+                Kept::Input(x) => model.layer(index, trained, &rotation, &x, &mut attend)?.1,
+            };
             let layer = &model.weights.layers[index];
             let mut pass = LayerPass { gradients: self, model, trained, index, layer, tape: &tape };
             grad = pass.run(&grad, &rotation, &batch.sequences)?;
@@ -139,7 +142,7 @@ impl Gradients {
         Ok(loss)
     }
 
-    /// Loss and gradient of the final hidden states; logits exist for a block of scored rows only.
+    /// Loss and gradient of the final hidden states.
     fn head(
         &mut self,
         model: &Model,
@@ -149,23 +152,34 @@ impl Gradients {
         scale: f64,
     ) -> Result<(f64, Tensor)> {
         let name = if model.config.tied_embeddings { EMBEDDING } else { HEAD };
-        let mut loss = 0.0;
-        let mut hidden_grad = hidden.zeros_like()?;
-        let block = (LOGIT_ELEMENTS / model.config.vocab_size).max(1);
-        for (rows, targets) in batch.scored_rows.chunks(block).zip(batch.targets.chunks(block)) {
-            let rows = Tensor::new(rows, &model.device)?;
-            let scored = hidden.index_select(&rows, 0)?;
-            let logits = model.logits(&scored)?;
-            loss += negative_log_likelihoods(&logits, targets)?.iter().sum::<f64>();
-            let logits_grad = loss_backward(&logits, targets, scale)?;
-            let scored_grad = product(&logits_grad, model.weights.output())?;
-            hidden_grad = hidden_grad.index_add(&rows, &scored_grad, 0)?;
+        let rows = Tensor::new(batch.scored_rows.as_slice(), &model.device)?;
+        let head = model.weights.output();
+        let scored = hidden.index_select(&rows, 0)?;
+        let scored = Scored { hidden: &scored, head, targets: &batch.targets };
+        let mut weights: BTreeMap<usize, Tensor> = BTreeMap::new();
+        let (loss, gradient) = scored.gradient(scale, |of_logits, block, hidden| {
             if full {
-                self.add(name.into(), product(&logits_grad.t()?, &scored)?)?;
+                let more = product_of_rows(of_logits, hidden, model.precision())?;
+                let sum = match weights.remove(&block.start) {
+                    Some(before) => sum_of(&before, &more)?,
+                    None => more,
+                };
+                weights.insert(block.start, sum);
             }
+            Ok(())
+        })?;
+        if full && !weights.is_empty() {
+            let parts: Vec<Tensor> = weights.into_values().collect();
+            self.add(name.into(), Tensor::cat(&parts, 0)?)?;
         }
-        Ok((loss, hidden_grad))
+        Ok((loss, hidden.zeros_like()?.index_add(&rows, &gradient, 0)?))
     }
+}
+
+/// Of a layer, for the backward pass.
+enum Kept {
+    Tape(Box<LayerTape>),
+    Input(Tensor),
 }
 
 /// Backward through one layer.
@@ -193,7 +207,7 @@ impl LayerPass<'_> {
             self.linears(&tape.feed_input, &[(Module::Gate, &gate), (Module::Up, &up)])?;
         let through_norm =
             self.norm(&tape.middle, &self.layer.post_norm, POST_NORM, &feed_input)?;
-        let middle = (grad + through_norm)?;
+        let middle = sum_of(grad, &through_norm)?;
         let attended = self.linears(&tape.attended, &[(Module::Output, &middle)])?;
         let inner = attention::Backward {
             heads: &self.model.heads(),
@@ -210,7 +224,7 @@ impl LayerPass<'_> {
         let projections = [(Module::Query, &query), (Module::Key, &key), (Module::Value, &value)];
         let input = self.linears(&tape.attention_input, &projections)?;
         let through_norm = self.norm(&tape.input, &self.layer.input_norm, INPUT_NORM, &input)?;
-        middle + through_norm
+        sum_of(&middle, &through_norm)
     }
 
     /// From the gradients of query and key before rotation to those of their projections.
@@ -249,7 +263,7 @@ impl LayerPass<'_> {
         for (module, grad) in projections {
             let linear = &self.layer.linears[*module as usize];
             let Some(Trained { adapter, dropout }) = self.trained else {
-                let weight = product(&grad.t()?, x)?;
+                let weight = product_of_rows(grad, x, self.model.precision())?;
                 self.gradients.add(module.parameter(index, "weight"), weight)?;
                 if linear.bias.is_some() {
                     self.gradients.add(module.parameter(index, "bias"), sum_rows(grad)?)?;
@@ -260,15 +274,16 @@ impl LayerPass<'_> {
             let (Some(pair), Some(low)) = (adapter.pairs.get(&(index, *module)), low) else {
                 continue;
             };
-            let low_grad = (product(grad, &pair.b)? * pair.scale)?;
+            let precision = self.model.precision();
+            let low_grad = (project_back(&[(grad, &pair.b)])? * pair.scale)?;
             let seen = dropout.map(|dropout| dropout.apply(index, *module, x)).transpose()?;
-            let a = product(&low_grad.t()?, seen.as_ref().unwrap_or(x))?;
+            let a = product_of_rows(&low_grad, seen.as_ref().unwrap_or(x), precision)?;
             self.gradients.add(module.parameter(index, "lora_A.weight"), a)?;
-            let b = product(&grad.t()?, low)?;
+            let b = product_of_rows(low, grad, precision)?.t()?.contiguous()?;
             self.gradients.add(module.parameter(index, "lora_B.weight"), b)?;
             match dropout {
                 Some(dropout) => {
-                    let grad = product(&low_grad, &pair.a)?;
+                    let grad = project_back(&[(&low_grad, &pair.a)])?;
                     partly_seen.push(dropout.apply(index, *module, &grad)?);
                 }
                 None => low_grads.push((low_grad, &pair.a)),
@@ -278,7 +293,7 @@ impl LayerPass<'_> {
             .iter()
             .map(|(module, grad)| (*grad, &self.layer.linears[*module as usize].weight));
         let low = low_grads.iter().map(|(grad, a)| (grad, *a));
-        let all = sum_of_products(&frozen.chain(low).collect::<Vec<_>>(), None)?;
+        let all = project_back(&frozen.chain(low).collect::<Vec<_>>())?;
         partly_seen.iter().try_fold(all, |sum, grad| sum + grad)
     }
 }

@@ -1,7 +1,7 @@
 //! AdamW with decoupled weight decay on matrices only, as Hugging Face's trainer does it.
 
 use super::backward::Gradients;
-use crate::ops::host;
+use crate::ops::{host, wide};
 use candle_core::{Error, Tensor};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -126,15 +126,19 @@ impl Step {
         let (rest1, rest2) = (f(1.0 - self.betas.0), f(1.0 - self.betas.1));
         let (shrink, keep, rate) = (f(self.shrink), f(self.keep), f(self.rate));
         let (correction, epsilon) = (f(1.0 / self.correction), f(self.epsilon));
-        pulp::Arch::new().dispatch(|| {
-            let moments = mean_out.iter_mut().zip(square_out.iter_mut());
-            for ((value, grad), (mean, square)) in value_out.iter_mut().zip(&*grads).zip(moments) {
-                let grad = grad * shrink;
-                *mean = beta1 * *mean + rest1 * grad;
-                *square = beta2 * *square + rest2 * grad * grad;
-                *value = *value * keep - rate * *mean / (square.sqrt() * correction + epsilon);
-            }
-        });
+        wide(
+            #[inline(always)]
+            || {
+                let moments = mean_out.iter_mut().zip(square_out.iter_mut());
+                let values = value_out.iter_mut().zip(&*grads).zip(moments);
+                for ((value, grad), (mean, square)) in values {
+                    let grad = grad * shrink;
+                    *mean = beta1 * *mean + rest1 * grad;
+                    *square = beta2 * *square + rest2 * grad * grad;
+                    *value = *value * keep - rate * *mean / (square.sqrt() * correction + epsilon);
+                }
+            },
+        );
         let [value_out, mean, square] =
             new.map(|values| Tensor::from_vec(values, value.shape(), value.device()));
         Ok((value_out?, Moments { mean: mean?, square: square? }))

@@ -207,7 +207,7 @@ fn compare(architecture: Architecture, lora: bool, rate: f64) {
     let dropout = Dropout::of_step(rate, 3, 1, batch.places());
     let trained = |adapter| Trained { adapter, dropout: dropout.as_ref() };
     let mut ours = Gradients::default();
-    let loss = ours.add_batch(&model, adapter.as_ref().map(trained), &batch, 0.5).unwrap();
+    let loss = ours.add_batch(&model, adapter.as_ref().map(trained), &batch, 0.5, false).unwrap();
     let naive = Naive::new(&model, adapter.as_ref(), rate);
     let losses: Vec<Tensor> =
         sequences.iter().zip(0..).map(|(one, number)| naive.summed_loss(one, number)).collect();

@@ -1,0 +1,137 @@
+//! AVX-512 with its dot product of bf16 pairs: AMD from Zen 4 on, Intel from Cooper Lake on.
+
+#![expect(unsafe_code, reason = "instructions that not every processor has, on raw pointers")]
+
+use super::super::tiles::Tile;
+use super::{Block, Left, SIDE, Sums, Tiles};
+use std::arch::x86_64::{
+    __m512, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_set1_epi32, _mm512_setzero_ps, _mm512_shuffle_i32x4, _mm512_storeu_ps,
+    _mm512_storeu_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
+    _mm512_unpacklo_epi64,
+};
+
+pub(super) fn is_there() -> bool {
+    is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")
+}
+
+/// Rows that are summed up at once beside two columns of tiles; beside one, all of a tile.
+const HALF: usize = SIDE / 2;
+
+/// The caller has checked that the processor can, and that `left` has the rows.
+pub(super) fn multiply(block: &mut Block, left: Left<'_>, right: Tiles<'_>) {
+    for (tiles, row) in block.iter_mut().zip((0..left.rows).step_by(SIDE)) {
+        // SAFETY: as the caller has checked.
+        unsafe {
+            match right.second {
+                None => add::<SIDE, 1>([&mut tiles[0]], 0, &left, row, [right.first]),
+                Some(second) => {
+                    let [first_sums, second_sums] = tiles;
+                    for part in [0, HALF] {
+                        let sums = [&mut *first_sums, &mut *second_sums];
+                        add::<HALF, 2>(sums, part, &left, row, [right.first, second]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Rows of the tiles from `part` on, which are those of `left` from `row + part` on.
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn add<const ROWS: usize, const COLUMNS: usize>(
+    sums: [&mut Sums; COLUMNS],
+    part: usize,
+    left: &Left<'_>,
+    row: usize,
+    right: [&[Tile]; COLUMNS],
+) {
+    // SAFETY: `left` has these rows, of as many pairs as are read; a tile has 16 × 16 elements.
+    unsafe {
+        let start = left.values.as_ptr().add((row + part) * left.stride);
+        let rows: [*const i32; ROWS] =
+            std::array::from_fn(|lane| start.add(lane * left.stride).cast());
+        let mut lanes = [[_mm512_setzero_ps(); COLUMNS]; ROWS];
+        for (lane, lanes) in lanes.iter_mut().enumerate() {
+            for (column, lanes) in lanes.iter_mut().enumerate() {
+                *lanes = _mm512_loadu_ps(sums[column].0.as_ptr().add((part + lane) * SIDE));
+            }
+        }
+        for step in 0..right[0].len() {
+            for pair in 0..SIDE {
+                let right: [__m512bh; COLUMNS] =
+                    std::array::from_fn(|column| load(&right[column][step], pair));
+                for (lanes, row) in lanes.iter_mut().zip(rows) {
+                    let left = broadcast(row.add(step * SIDE + pair));
+                    for (lanes, right) in lanes.iter_mut().zip(right) {
+                        *lanes = _mm512_dpbf16_ps(*lanes, left, right);
+                    }
+                }
+            }
+        }
+        for (lane, lanes) in lanes.iter().enumerate() {
+            for (column, lanes) in lanes.iter().enumerate() {
+                let lanes: __m512 = *lanes;
+                _mm512_storeu_ps(sums[column].0.as_mut_ptr().add((part + lane) * SIDE), lanes);
+            }
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn load(tile: &Tile, pair: usize) -> __m512bh {
+    // SAFETY: a tile has 16 rows of 16; the types are of one size and take any bits.
+    unsafe { std::mem::transmute(_mm512_loadu_si512(tile.0.as_ptr().add(pair * SIDE).cast())) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn broadcast(pair: *const i32) -> __m512bh {
+    // SAFETY: the caller may read there; the types are of one size and take any bits.
+    unsafe { std::mem::transmute(_mm512_set1_epi32(pair.read_unaligned())) }
+}
+
+/// The caller has checked that the processor can.
+pub(super) fn transpose(rows: &[u32; SIDE * SIDE]) -> [u32; SIDE * SIDE] {
+    let mut out = [0; SIDE * SIDE];
+    // SAFETY: as the caller has checked; both have 16 rows of 16.
+    unsafe { transpose_to(rows.as_ptr(), out.as_mut_ptr()) };
+    out
+}
+
+/// Fours of rows first, then fours of those.
+#[target_feature(enable = "avx512f")]
+unsafe fn transpose_to(from: *const u32, to: *mut u32) {
+    // SAFETY: the caller's pointers are to 16 rows of 16.
+    let a: [__m512i; SIDE] =
+        std::array::from_fn(|row| unsafe { _mm512_loadu_si512(from.add(row * SIDE).cast()) });
+    // Of rows 4 r to 4 r + 3, the quarter q of fours[r][c] has column 4 q + c.
+    let fours: [[__m512i; 4]; 4] = std::array::from_fn(|r| {
+        let [a, b, c, d] = [a[4 * r], a[4 * r + 1], a[4 * r + 2], a[4 * r + 3]];
+        let low = [_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d)];
+        let high = [_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d)];
+        [
+            _mm512_unpacklo_epi64(low[0], low[1]),
+            _mm512_unpackhi_epi64(low[0], low[1]),
+            _mm512_unpacklo_epi64(high[0], high[1]),
+            _mm512_unpackhi_epi64(high[0], high[1]),
+        ]
+    });
+    let [r0, r1, r2, r3] = fours;
+    let by_column = r0.into_iter().zip(r1).zip(r2).zip(r3);
+    for (c, (((r0, r1), r2), r3)) in by_column.enumerate() {
+        let even = [_mm512_shuffle_i32x4::<0x88>(r0, r1), _mm512_shuffle_i32x4::<0x88>(r2, r3)];
+        let odd = [_mm512_shuffle_i32x4::<0xdd>(r0, r1), _mm512_shuffle_i32x4::<0xdd>(r2, r3)];
+        let quarters = [
+            _mm512_shuffle_i32x4::<0x88>(even[0], even[1]),
+            _mm512_shuffle_i32x4::<0x88>(odd[0], odd[1]),
+            _mm512_shuffle_i32x4::<0xdd>(even[0], even[1]),
+            _mm512_shuffle_i32x4::<0xdd>(odd[0], odd[1]),
+        ];
+        for (q, quarter) in quarters.into_iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { _mm512_storeu_si512(to.add((4 * q + c) * SIDE).cast(), quarter) };
+        }
+    }
+}

@@ -1,0 +1,150 @@
+use super::{Factors, Inputs, Kernel, Projection, Right, Rows, mix, project};
+use crate::random::Random;
+use half::bf16;
+
+/// Rows of activations, columns, inner: whole tiles, less than one, more than one of everything.
+const SHAPES: [(usize, usize, usize); 8] = [
+    (1, 16, 32),
+    (1, 20, 40),
+    (5, 33, 100),
+    (16, 48, 16),
+    (17, 64, 64),
+    (33, 260, 130),
+    (70, 300, 1201),
+    (1030, 17, 33),
+];
+
+fn values(count: usize, seed: u64) -> Vec<f32> {
+    let mut random = Random::new(seed);
+    (0..count).map(|_| random.normal() as f32).collect()
+}
+
+fn narrow(values: &[f32]) -> Vec<bf16> {
+    values.iter().map(|value| bf16::from_f32(*value)).collect()
+}
+
+/// What the factors become, in f64: `[rows, inner] · [inner, columns]` by element.
+fn naive(
+    (rows, columns, inner): (usize, usize, usize),
+    left: impl Fn(usize, usize) -> f32,
+    right: impl Fn(usize, usize) -> f32,
+) -> Vec<f64> {
+    let narrowed = |value: f32| bf16::from_f32(value).to_f64();
+    let element = |at: usize| {
+        let (row, column) = (at / columns, at % columns);
+        (0..inner).map(|i| narrowed(left(row, i)) * narrowed(right(i, column))).sum()
+    };
+    (0..rows * columns).map(element).collect()
+}
+
+#[track_caller]
+fn assert_close(ours: &[f32], exact: &[f64], what: &str) {
+    assert_eq!(ours.len(), exact.len());
+    for (at, (ours, exact)) in ours.iter().zip(exact).enumerate() {
+        let near = (f64::from(*ours) - exact).abs() < 1e-3;
+        assert!(near, "{what}: element {at} is {ours}, not {exact}");
+    }
+}
+
+#[test]
+fn every_kernel_projects_as_the_definition_says() {
+    for kernel in Kernel::all() {
+        for shape @ (rows, columns, inner) in SHAPES {
+            let (x, bias) = (values(rows * inner, 1), values(columns, 3));
+            let weight = values(columns * inner, 2);
+            let (more, more_weight) = (values(rows * 7, 4), values(columns * 7, 5));
+            let (narrowed, more_narrowed) = (narrow(&weight), narrow(&more_weight));
+            let inputs = [Inputs::new(kernel, &x, inner), Inputs::new(kernel, &more, 7)];
+            let terms = vec![
+                (&inputs[0], Rows::new(&narrowed, inner)),
+                (&inputs[1], Rows::new(&more_narrowed, 7)),
+            ];
+            let mut out = vec![f32::NAN; rows * columns];
+            project(vec![Projection { out: &mut out, terms, bias: Some(&bias) }]);
+            let first = naive(shape, |r, i| x[r * inner + i], |i, c| weight[c * inner + i]);
+            let shape = (rows, columns, 7);
+            let second = naive(shape, |r, i| more[r * 7 + i], |i, c| more_weight[c * 7 + i]);
+            let sums = first.iter().zip(second).zip(bias.iter().cycle());
+            let exact: Vec<f64> = sums.map(|((a, b), bias)| a + b + f64::from(*bias)).collect();
+            assert_close(&out, &exact, &format!("{kernel:?} {shape:?}"));
+        }
+    }
+}
+
+#[test]
+fn every_kernel_mixes_as_the_definition_says() {
+    for kernel in Kernel::all() {
+        for shape @ (rows, columns, inner) in SHAPES {
+            let what = format!("{kernel:?} {shape:?}");
+            let (x, weight) = (values(rows * inner, 1), values(inner * columns, 2));
+            let narrowed = narrow(&weight);
+            let left = Factors::new(kernel, &x, inner);
+            let mut out = vec![f32::NAN; rows * columns];
+            let right = Right::Bf16(Rows::new(&narrowed, columns));
+            mix(&mut out, columns, &[(&left, right), (&left, Right::F32(&weight))]);
+            let once = naive(shape, |r, i| x[r * inner + i], |i, c| weight[i * columns + c]);
+            assert_close(&out, &once.iter().map(|sum| 2.0 * sum).collect::<Vec<_>>(), &what);
+            // The same of a left factor that lies the other way.
+            let turned: Vec<f32> =
+                (0..inner * rows).map(|at| x[at % rows * inner + at / rows]).collect();
+            let left = Factors::transposed(kernel, &turned, rows);
+            mix(&mut out, columns, &[(&left, Right::F32(&weight))]);
+            assert_close(&out, &once, &what);
+        }
+    }
+}
+
+#[test]
+fn no_kernel_s_sums_depend_on_company_or_threads() {
+    let (columns, inner) = (100, 1100);
+    let weight = narrow(&values(columns * inner, 2));
+    let x = values(150 * inner, 1);
+    for kernel in Kernel::all() {
+        let project = |first: usize, rows: usize| {
+            let inputs = Inputs::new(kernel, &x[first * inner..(first + rows) * inner], inner);
+            let mut out = vec![f32::NAN; rows * columns];
+            let terms = vec![(&inputs, Rows::new(&weight, inner))];
+            project(vec![Projection { out: &mut out, terms, bias: None }]);
+            out
+        };
+        let all = project(0, 150);
+        for (first, rows) in [(0, 1), (7, 2), (31, 16), (100, 17), (3, 64), (49, 101)] {
+            let alone = project(first, rows);
+            let same = alone == all[first * columns..(first + rows) * columns];
+            assert!(same, "{kernel:?}: {rows} rows from {first}");
+        }
+        for threads in [1, 3] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            assert!(pool.install(|| project(0, 150)) == all, "{kernel:?}: {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn numbers_become_the_nearest_bf16_and_what_is_none_stays_none() {
+    use super::tiles::Element;
+    let mut random = Random::new(1);
+    let cases = (0..100_000).map(|_| f32::from_bits(random.next_u64() as u32));
+    let edges = [0.0, -0.0, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, 1e-40, f32::NAN];
+    for value in cases.chain(edges) {
+        let (ours, theirs) = (bf16::from_bits(value.bits()), bf16::from_f32(value));
+        let same = ours == theirs || (ours.is_nan() && theirs.is_nan());
+        assert!(same, "{value} ({:x}) became {ours}, not {theirs}", value.to_bits());
+    }
+}
+
+#[test]
+fn an_infinite_weight_stays_where_it_is() {
+    for kernel in Kernel::all() {
+        let mut weight = vec![bf16::ONE; 20 * 40];
+        weight[19 * 40 + 39] = bf16::INFINITY;
+        let inputs = Inputs::new(kernel, &[1.0; 3 * 40], 40);
+        let mut out = vec![f32::NAN; 3 * 20];
+        let terms = vec![(&inputs, Rows::new(&weight, 40))];
+        project(vec![Projection { out: &mut out, terms, bias: None }]);
+        for row in out.chunks_exact(20) {
+            assert!(row[..19].iter().all(|sum| *sum == 40.0), "{kernel:?}: {row:?}");
+            assert_eq!(row[19], f32::INFINITY, "{kernel:?}");
+        }
+    }
+}
