@@ -24,6 +24,8 @@ pub struct Once<'a> {
     pub slots: u32,
     pub sampling: v1::Sampling,
     pub seed: u64,
+    /// Whether samples say how likely they were.
+    pub logprobs: bool,
     pub requests: Vec<v1::generate_order::Request>,
 }
 
@@ -50,8 +52,8 @@ pub async fn generate_once(
     let key = (once.base_key, once.adapter_key);
     let policy = Policy { key: &key, base: Some(once.base), adapter: once.adapter };
     let worker = Worker::start(&role::command(launch, backend, &policy, once.slots)?)?;
-    let Once { sampling, seed, requests, .. } = once;
-    let request = Generate { sampling, seed, requests, logprobs: true, canary: String::new() };
+    let Once { sampling, seed, logprobs, requests, .. } = once;
+    let request = Generate { sampling, seed, requests, logprobs, canary: String::new() };
     let mut patience = launch.patience(SILENCE, SILENCE_MIN);
     let answer = worker.call(&request, &mut patience, |said| {
         if let Ok(Done { samples }) = serde_json::from_value(said) {

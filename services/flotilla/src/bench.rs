@@ -10,6 +10,7 @@ mod engines;
 mod fold;
 mod idle;
 mod log;
+mod page;
 mod processes;
 mod raft;
 mod rig;
@@ -27,6 +28,7 @@ use crate::{
     cli::{BenchArgs, BenchWhat},
     fleet::FleetArgs,
     output,
+    version::VERSION,
 };
 
 pub(crate) use engines::work as engine_task;
@@ -82,21 +84,24 @@ pub(crate) async fn bench(
     args: &BenchArgs,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
+    if !args.page.is_empty() {
+        output::print(&page::write(&args.page)?);
+        return Ok(ExitCode::SUCCESS);
+    }
     let load = load();
-    let release = !cfg!(debug_assertions);
-    if !release {
+    if cfg!(debug_assertions) {
         output::say("this is a debug build: its figures say little");
     }
     match args.what[..] {
-        [BenchWhat::Engines] => {
+        [BenchWhat::Engine] => {
             engines::bench(args, json).await?;
             return Ok(ExitCode::SUCCESS);
         }
         [BenchWhat::Raft] => return raft::bench(fleet, args, json).await,
         _ => {}
     }
-    if args.what.iter().any(|what| matches!(what, BenchWhat::Engines | BenchWhat::Raft)) {
-        bail!("`bench engines` and `bench raft` are measured alone: they would disturb the others");
+    if args.what.iter().any(|what| matches!(what, BenchWhat::Engine | BenchWhat::Raft)) {
+        bail!("`bench engine` and `bench raft` are measured alone: they would disturb the others");
     }
     let wanted = |what| args.what.is_empty() || args.what.contains(&what);
     let mut figures = Vec::new();
@@ -115,6 +120,10 @@ pub(crate) async fn bench(
     if wanted(BenchWhat::Share) {
         figures.extend(tokio::task::spawn_blocking(share::measure).await??);
     }
+    // It writes a model of 2 GB first.
+    if args.what.contains(&BenchWhat::Eval) {
+        figures.extend(engines::eval(args).await?);
+    }
     if wanted(BenchWhat::Closed) {
         figures.extend(closed::measure().await?);
     }
@@ -130,12 +139,22 @@ pub(crate) async fn bench(
     }
     if json {
         let figures: Vec<Value> = figures.iter().map(Figure::json).collect();
-        let document = json!({ "load": load, "release": release, "figures": figures });
-        output::print_json(&document)?;
+        output::print_json(&document(&load, &figures))?;
     } else {
         print(&figures, &load);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What `--json` prints, and [`page`] reads.
+fn document(load: &[f64], figures: &[Value]) -> Value {
+    json!({
+        "machine": engines::machine(),
+        "load": load,
+        "release": !cfg!(debug_assertions),
+        "version": VERSION,
+        "figures": figures,
+    })
 }
 
 fn print(figures: &[Figure], load: &[f64]) {

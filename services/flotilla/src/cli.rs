@@ -840,20 +840,23 @@ pub(crate) enum EstimateDtype {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct BenchArgs {
-    /// What to measure. Default: everything but engines and raft, which take minutes.
+    /// What to measure. Default: everything but engine, eval and raft, which take minutes.
     pub what: Vec<BenchWhat>,
-    /// Engines: cores each may use [default: 2].
+    /// Engine: cores each may use [default: 2].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub threads: Option<u32>,
-    /// Engines: a Python that has torch, transformers and peft, to compare with.
+    /// Engine: a Python that has torch, transformers and peft, to compare with.
     #[arg(long, env = "FLOTILLA_TORCH_PYTHON")]
     pub python: Option<PathBuf>,
-    /// Engines: llama.cpp's convert_hf_to_gguf.py, to compare with; needs --python.
+    /// Engine: llama.cpp's convert_hf_to_gguf.py, to compare with; needs --python.
     #[arg(long, requires = "python")]
     pub converter: Option<PathBuf>,
-    /// Engines: directory of llama.cpp's programs. Default: found on PATH or in .tools.
+    /// Engine: directory of llama.cpp's programs. Default: found on PATH or in .tools.
     #[arg(long, env = "FLOTILLA_LLAMA_CPP")]
     pub llama_cpp: Option<PathBuf>,
+    /// Measure nothing: write the page that docs/PERFORMANCE.md is from what `--json` printed.
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "what")]
+    pub page: Vec<PathBuf>,
     /// RAFT: as many bases, each from a seed of its own.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..=100))]
     pub seeds: u32,
@@ -881,7 +884,10 @@ pub(crate) enum BenchWhat {
     /// What TLS and tokens cost beside an open server, and a thousand agents on a closed one.
     Closed,
     /// The embedded engine beside llama.cpp and PyTorch, as docs/ENGINES.md has it.
-    Engines,
+    #[value(alias = "engines")]
+    Engine,
+    /// Perplexity of a model by a process of its own, load included, beside llama-perplexity.
+    Eval,
     /// What selection, more cycles and sampling ahead do for a run, as docs/RAFT-FIGURES.md has it.
     Raft,
 }

@@ -1,17 +1,20 @@
-//! `flotilla bench engines`: what can run a model, beside each other on one machine in one run,
+//! `flotilla bench engine`: what can run a model, beside each other on one machine in one run,
 //! on random weights in the shape of Qwen2.5-0.5B. Each task is a process of its own, so that its
 //! peak memory is its own.
 
 mod candle;
 mod child;
 mod document;
+mod figures;
 mod llama;
 mod model;
+mod raft;
 mod torch;
 
 use std::{collections::BTreeMap, path::Path};
 
 use anyhow::Context;
+use generator::Choice;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -42,15 +45,18 @@ enum Task {
     Decode(usize),
     Perplexity,
     Train,
+    /// With gradient checkpointing.
+    TrainAnew,
 }
 
-const TASKS: [Task; 6] = [
+const TASKS: [Task; 7] = [
     Task::Prefill,
     Task::Decode(1),
     Task::Decode(8),
     Task::Decode(32),
     Task::Perplexity,
     Task::Train,
+    Task::TrainAnew,
 ];
 
 impl Task {
@@ -61,6 +67,7 @@ impl Task {
             Self::Decode(sequences) => format!("decode-{sequences}"),
             Self::Perplexity => "perplexity".into(),
             Self::Train => "train".into(),
+            Self::TrainAnew => "train-anew".into(),
         }
     }
 
@@ -74,6 +81,7 @@ impl Task {
             Self::Decode(sequences) => format!("decode, {sequences} at once"),
             Self::Perplexity => format!("perplexity, {CHUNKS} × {CONTEXT}, load included"),
             Self::Train => format!("LoRA training, {BATCH} × {LENGTH}"),
+            Self::TrainAnew => "the same with gradient checkpointing".into(),
         }
     }
 }
@@ -105,6 +113,13 @@ struct Conversion {
     peak_rss_bytes: u64,
 }
 
+/// A generate order's speed, worker's start included.
+#[derive(Debug, Serialize)]
+struct Sampled {
+    engine: String,
+    tokens_per_s: f64,
+}
+
 #[derive(Debug, Serialize)]
 struct Report {
     machine: String,
@@ -112,45 +127,79 @@ struct Report {
     load_before: Vec<f64>,
     load_after: Vec<f64>,
     engines: Vec<Engine>,
+    sampled: Vec<Sampled>,
     conversions: Vec<Conversion>,
 }
 
 pub(super) async fn bench(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     let args = args.clone();
-    let report = tokio::task::spawn_blocking(move || measure(&args)).await??;
+    let report = tokio::task::spawn_blocking(move || measure(&args, &TASKS)).await??;
     if as_json {
-        return output::print_json(&json!(report));
+        let figures: Vec<_> = figures::of(&report).iter().map(super::Figure::json).collect();
+        let mut document = super::document(&report.load_before, &figures);
+        document["engines"] = json!(report);
+        return output::print_json(&document);
     }
     output::print(&document::write(&report));
     Ok(())
 }
 
-fn measure(args: &BenchArgs) -> anyhow::Result<Report> {
+/// `bench eval`: as evaluators do it, a process of its own each time.
+pub(super) async fn eval(args: &BenchArgs) -> anyhow::Result<Vec<super::Figure>> {
+    let args = args.clone();
+    let measure = move || measure(&args, &[Task::Perplexity]);
+    Ok(figures::of(&tokio::task::spawn_blocking(measure).await??))
+}
+
+fn measure(args: &BenchArgs, tasks: &[Task]) -> anyhow::Result<Report> {
     let load_before = super::load();
     let scratch = tempfile::tempdir().context("make a directory for the model")?;
     let model = model::write(scratch.path())?;
     let threads = args.threads.map_or(2, |threads| threads as usize);
-    let mut engines = vec![candle::measure(&model, threads)?];
+    let mut engines = vec![candle::measure(&model, threads, tasks)?];
     let mut conversions = Vec::new();
     let gguf = scratch.path().join("model.gguf");
     conversions.push(llama::convert(&model, &gguf)?);
-    let llama = llama::measure(args.llama_cpp.as_deref(), &model, &gguf, threads);
+    let llama = llama::measure(args.llama_cpp.as_deref(), &model, &gguf, threads, tasks);
     engines.extend(or_without("llama.cpp", llama).flatten());
     if let Some(python) = &args.python {
-        engines.extend(or_without("PyTorch", torch::measure(python, &model, threads)));
+        engines.extend(or_without("PyTorch", torch::measure(python, &model, threads, tasks)));
         if let Some(converter) = &args.converter {
             let converted = torch::convert(python, converter, &model, scratch.path());
             conversions.extend(or_without("llama.cpp's converter", converted));
         }
     }
+    let sampled =
+        if tasks == TASKS { sample(args, &engines, &model, &gguf, threads) } else { Vec::new() };
     Ok(Report {
         machine: machine(),
         threads,
         load_before,
         load_after: super::load(),
         engines,
+        sampled,
         conversions,
     })
+}
+
+/// By the embedded engine and, where it is, llama.cpp.
+fn sample(
+    args: &BenchArgs,
+    engines: &[Engine],
+    model: &Model,
+    gguf: &Path,
+    threads: usize,
+) -> Vec<Sampled> {
+    let choices = [
+        (Choice::Candle, "candle", model.directory.as_path()),
+        (Choice::LlamaCpp, "llama.cpp", gguf),
+    ];
+    let sampled = choices.iter().filter_map(|(choice, name, base)| {
+        let engine = engines.iter().find(|engine| engine.name.starts_with(name))?;
+        let made = raft::measure(engine, choice, args.llama_cpp.as_deref(), base, threads);
+        or_without(&format!("{name}'s generate order"), made)
+    });
+    sampled.collect()
 }
 
 /// What goes wrong with a peer must not lose what took minutes to measure.
@@ -166,10 +215,11 @@ struct Model {
 }
 
 fn speeds(
+    tasks: &[Task],
     mut of: impl FnMut(Task) -> anyhow::Result<Option<Speed>>,
 ) -> anyhow::Result<BTreeMap<String, Speed>> {
     let mut speeds = BTreeMap::new();
-    for task in TASKS {
+    for task in tasks.iter().copied() {
         if let Some(speed) = of(task).with_context(|| format!("measure {}", task.name()))? {
             speeds.insert(task.name(), speed);
         }

@@ -118,6 +118,7 @@ async fn by_worker(args: &GenerateArgs) -> anyhow::Result<Made> {
             max_new_tokens: args.max_new_tokens,
         },
         seed: args.seed,
+        logprobs: true,
         requests: vec![request],
     };
     generator::generate_once(&launch, &backend, once, |_, _| {}).await

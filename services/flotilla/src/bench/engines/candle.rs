@@ -14,9 +14,9 @@ use super::{
 };
 use crate::output;
 
-pub(super) fn measure(model: &Model, threads: usize) -> anyhow::Result<Engine> {
+pub(super) fn measure(model: &Model, threads: usize, tasks: &[Task]) -> anyhow::Result<Engine> {
     let program = std::env::current_exe().context("find this program")?;
-    let speeds = speeds(|task| {
+    let speeds = speeds(tasks, |task| {
         output::say(&format!("engines: candle, {} …", task.title()));
         let mut command = Command::new(&program);
         command.args(["worker", "bench", "--task", &task.name()]);
@@ -35,7 +35,8 @@ pub(crate) fn work(model: &Path, text: &Path, task: &str) -> anyhow::Result<()> 
         Task::Prefill => generate(model, 1, PREFILL, 1)?.0,
         Task::Decode(sequences) => generate(model, sequences, PROMPT, NEW + 1)?.1,
         Task::Perplexity => perplexity(model, text)?,
-        Task::Train => train(model)?,
+        Task::Train => train(model, false)?,
+        Task::TrainAnew => train(model, true)?,
     };
     output::print_json(&Said { tokens_per_s })
 }
@@ -78,7 +79,7 @@ fn perplexity(model: &Path, text: &Path) -> anyhow::Result<f64> {
     Ok(figures.tokens as f64)
 }
 
-fn train(model: &Path) -> anyhow::Result<f64> {
+fn train(model: &Path, gradient_checkpointing: bool) -> anyhow::Result<f64> {
     let (model, tokenizer) = engine::load(model, None, "cpu", Dtype::Bf16)?;
     // One token a byte, and the end token.
     let half = |letter: char, length| std::iter::repeat_n(letter, length).collect::<String>();
@@ -97,6 +98,7 @@ fn train(model: &Path) -> anyhow::Result<f64> {
         clip_norm: 1.0,
         batch_size: BATCH,
         micro_batch_tokens: BATCH * LENGTH,
+        gradient_checkpointing,
         epochs: 1,
         max_steps: Some(STEPS + 1),
         max_tokens: LENGTH,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Engine, Report, TASKS, Task};
+use super::{Engine, Report, TASKS, Task, raft};
 use crate::bench::load_text;
 
 pub(super) fn write(report: &Report) -> String {
@@ -11,7 +11,7 @@ pub(super) fn write(report: &Report) -> String {
     let _ = writeln!(
         text,
         "# Engines side by side\n\n\
-         Written by `flotilla bench engines`; nothing in it is typed by hand. Random weights in the\n\
+         Written by `flotilla bench engine`; nothing in it is typed by hand. Random weights in the\n\
          shape of Qwen2.5-0.5B (494 M parameters) in bf16, {} threads, one process a task.\n\n\
          Machine: {}. Load average before {}, after {}.\n",
         report.threads,
@@ -34,6 +34,7 @@ pub(super) fn write(report: &Report) -> String {
             None => format!("{:.1}", speed.tokens_per_s),
         }
     });
+    sampled(&mut text, report);
     let _ = writeln!(
         text,
         "\nIn parentheses: how many times as fast the embedded engine is.\n\n## Peak memory, GB\n"
@@ -56,6 +57,26 @@ pub(super) fn write(report: &Report) -> String {
         );
     }
     text.trim_end().to_owned()
+}
+
+/// A row of the table before, which has an engine's cell only where it made the samples.
+fn sampled(text: &mut String, report: &Report) {
+    let speed = |engine: &Engine| {
+        let mut made = report.sampled.iter().filter(|made| made.engine == engine.name);
+        made.next().map(|made| made.tokens_per_s)
+    };
+    let first = report.engines.first().and_then(speed);
+    let cells: Vec<String> = report
+        .engines
+        .iter()
+        .enumerate()
+        .map(|(index, engine)| match (speed(engine), first) {
+            (Some(speed), Some(ours)) if index > 0 => format!("{speed:.1} ({:.2} ×)", ours / speed),
+            (Some(speed), _) => format!("{speed:.1}"),
+            (None, _) => "-".into(),
+        })
+        .collect();
+    let _ = writeln!(text, "| {} | {} |", raft::title(), cells.join(" | "));
 }
 
 /// One row a task, one column an engine; cells of all but the first see the first.

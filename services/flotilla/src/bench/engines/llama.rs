@@ -36,6 +36,7 @@ pub(super) fn measure(
     model: &Model,
     gguf: &Path,
     threads: usize,
+    tasks: &[Task],
 ) -> anyhow::Result<Option<Engine>> {
     let installation = match Installation::find(directory) {
         Ok(installation) => installation,
@@ -46,7 +47,7 @@ pub(super) fn measure(
         Err(error) => return Err(error.into()),
     };
     let programs = Programs { installation, gguf: gguf.to_owned(), threads };
-    let speeds = speeds(|task| {
+    let speeds = speeds(tasks, |task| {
         output::say(&format!("engines: llama.cpp, {} …", task.title()));
         programs.speed(task, model)
     })?;
@@ -102,7 +103,7 @@ impl Programs {
                 (ended, (CHUNKS * CONTEXT) as f64 / began.elapsed().as_secs_f64())
             }
             // It trains no adapters.
-            Task::Train => return Ok(None),
+            Task::Train | Task::TrainAnew => return Ok(None),
         };
         Ok(Some(Speed { tokens_per_s, peak_rss_bytes: ended.peak_rss_bytes }))
     }

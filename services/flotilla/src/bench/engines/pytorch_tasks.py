@@ -1,4 +1,4 @@
-"""One task of `flotilla bench engines` by PyTorch, transformers and PEFT.
+"""One task of `flotilla bench engine` by PyTorch, transformers and PEFT.
 
 Usage: pytorch_tasks.py MODEL TASK THREADS TEXT; prints {"tokens_per_s": …}.
 """
@@ -50,11 +50,14 @@ def perplexity(model, text):
     return nll
 
 
-def train(model):
+def train(model, checkpointing):
     from peft import LoraConfig, get_peft_model
 
     modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=modules))
+    if checkpointing:
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
@@ -85,7 +88,7 @@ def main():
         perplexity(model, text)
         speed = 0.0
     else:
-        speed = train(model)
+        speed = train(model, task == "train-anew")
     print(json.dumps({"tokens_per_s": speed}))
 
 

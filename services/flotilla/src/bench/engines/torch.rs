@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context;
 
-use super::{Conversion, Engine, Model, child, path_text, speed, speeds};
+use super::{Conversion, Engine, Model, Task, child, path_text, speed, speeds};
 use crate::output;
 
 const SCRIPT: &str = include_str!("pytorch_tasks.py");
@@ -34,10 +34,15 @@ import torch, transformers, peft
 print(f'PyTorch {torch.__version__}, transformers {transformers.__version__}, PEFT {peft.__version__}')
 ";
 
-pub(super) fn measure(python: &Path, model: &Model, threads: usize) -> anyhow::Result<Engine> {
+pub(super) fn measure(
+    python: &Path,
+    model: &Model,
+    threads: usize,
+    tasks: &[Task],
+) -> anyhow::Result<Engine> {
     let script = write_script(&model.directory.with_file_name("pytorch_tasks.py"), SCRIPT)?;
     let versions = child::run(Command::new(python).args(["-c", VERSIONS]))?;
-    let speeds = speeds(|task| {
+    let speeds = speeds(tasks, |task| {
         output::say(&format!("engines: PyTorch, {} …", task.title()));
         let mut command = Command::new(python);
         command.arg(&script).arg(&model.directory).args([task.name(), threads.to_string()]);
