@@ -13,6 +13,7 @@ use wire::{AgentId, chain};
 use crate::{
     backoff::Backoff,
     connection::{self, Connection},
+    publish_all::Batches,
     request::RequestError,
     version::{self, Version},
 };
@@ -76,6 +77,7 @@ pub(crate) struct Shared {
     /// How the subjects begin at which answers come.
     pub(crate) inbox: String,
     pub(crate) monitor_urls: Vec<String>,
+    pub(crate) batches: Batches,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -175,6 +177,7 @@ impl Bus {
                 restricted: member.as_ref().is_some_and(|member| !member.unlimited),
                 author: member.map(|member| member.name),
                 monitor_urls: options.monitor_urls.clone(),
+                batches: Batches::default(),
             }),
         };
         bus.check_server(urls).await?;

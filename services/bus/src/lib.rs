@@ -17,6 +17,7 @@ mod members;
 mod prepare;
 mod presence;
 mod publish;
+mod publish_all;
 mod pull;
 mod purge;
 mod read;
@@ -28,6 +29,7 @@ pub mod system;
 mod tail;
 mod version;
 mod work;
+mod yardstick;
 
 pub use connect::{Bus, ConnectError, ConnectOptions, Producer};
 pub use delivery::{AckError, Delivery};

@@ -224,6 +224,8 @@ fn log_config(replicas: usize, bytes_max: Option<u64>) -> Config {
         deny_delete: true,
         // In batches, by members of closed fleets; what a read decides is asked of the leader.
         allow_direct: true,
+        // Facts that are written together wait for the disk once; servers before 2.12 drop this.
+        allow_atomic_publish: true,
         ..Config::default()
     }
 }
@@ -276,7 +278,8 @@ fn addition(found: &Config, wanted: &Config) -> Option<Config> {
     let other_bound = wanted.max_bytes > 0 && found.max_bytes != wanted.max_bytes;
     let direct = wanted.allow_direct && !found.allow_direct;
     let rollups = found.allow_rollup && !wanted.allow_rollup;
-    if missing.is_empty() && !too_small && !other_bound && !direct && !rollups {
+    let batches = wanted.allow_atomic_publish && !found.allow_atomic_publish;
+    if missing.is_empty() && !too_small && !other_bound && !direct && !rollups && !batches {
         return None;
     }
     let mut update = found.clone();
@@ -284,6 +287,7 @@ fn addition(found: &Config, wanted: &Config) -> Option<Config> {
     update.max_message_size = wanted.max_message_size;
     update.allow_direct |= wanted.allow_direct;
     update.allow_rollup &= wanted.allow_rollup;
+    update.allow_atomic_publish |= wanted.allow_atomic_publish;
     if other_bound {
         update.max_bytes = wanted.max_bytes;
     }

@@ -76,6 +76,17 @@ pub enum PublishError {
     },
 }
 
+/// A fact on its way.
+pub(crate) struct Prepared {
+    pub(crate) subject: String,
+    /// The subject that it is the first on.
+    place: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) payload: Bytes,
+    /// Tells that it was this writing that is found in the log.
+    nonce: String,
+}
+
 #[derive(Deserialize)]
 pub(crate) struct Ack {
     pub(crate) seq: u64,
@@ -100,6 +111,16 @@ impl Bus {
         fact: &Fact,
         traceparent: Option<&str>,
     ) -> Result<Published, PublishError> {
+        let prepared = self.prepared(fact, traceparent)?;
+        self.publish_prepared(&prepared).await
+    }
+
+    /// What is sent of a fact, however often it is sent.
+    pub(crate) fn prepared(
+        &self,
+        fact: &Fact,
+        traceparent: Option<&str>,
+    ) -> Result<Prepared, PublishError> {
         let place = fact.subject.to_string();
         let author = self.shared.author.as_ref();
         let subject = author.map_or_else(|| place.clone(), |author| fact.subject.authored(author));
@@ -110,10 +131,17 @@ impl Bus {
         }
         let nonce = self.shared.client.new_inbox();
         let headers = self.fact_headers(fact, &place, &nonce, traceparent);
+        Ok(Prepared { subject, place, headers, payload, nonce })
+    }
+
+    pub(crate) async fn publish_prepared(
+        &self,
+        prepared: &Prepared,
+    ) -> Result<Published, PublishError> {
+        let subject = prepared.subject.clone();
         let mut backoff = Backoff::until(Instant::now() + PUBLISH_LIMIT);
         loop {
-            let attempt = self.publish_attempt(&subject, &place, &headers, &payload, &nonce).await;
-            let source = match attempt {
+            let source = match self.publish_attempt(prepared).await {
                 Ok(published) => return Ok(published),
                 Err(source) => source,
             };
@@ -133,13 +161,9 @@ impl Bus {
 
     async fn publish_attempt(
         &self,
-        subject: &str,
-        place: &str,
-        headers: &HeaderMap,
-        payload: &Bytes,
-        nonce: &str,
+        Prepared { subject, place, headers, payload, nonce }: &Prepared,
     ) -> Result<Published, RequestError> {
-        let sent = self.ask(subject.to_owned(), headers.clone(), payload.clone(), ANSWER_LIMIT);
+        let sent = self.ask(subject.clone(), headers.clone(), payload.clone(), ANSWER_LIMIT);
         let refused = match parse::<Ack>(&sent.await?) {
             Ok(ack) => return Ok(Published::New { sequence: ack.seq }),
             Err(error) if error.is_code(code::WRONG_LAST_SEQUENCE) => error,
@@ -152,7 +176,8 @@ impl Bus {
         if Record::read(sequence, 0, &stored.subject, &stored.payload).is_err() {
             return Err(RequestError::Occupied { sequence });
         }
-        let ours = stored.headers.get(NONCE_HEADER).is_some_and(|value| value.as_str() == nonce);
+        let ours =
+            stored.headers.get(NONCE_HEADER).is_some_and(|value| value.as_str() == nonce.as_str());
         Ok(if ours {
             Published::New { sequence }
         } else {

@@ -471,6 +471,20 @@ async fn a_member_is_told_that_the_log_went_back() {
     assert!(matches!(told, Err(ReadError::WentBack { after: 5, last: 1 })), "{told:?}");
 }
 
+#[tokio::test]
+async fn a_coordinator_writes_several_facts_at_once_in_its_own_name() {
+    let closed = Closed::start().await;
+    let facts = [1, 2, 3].map(|number| control(number, "at once"));
+    let published = closed.coordinator.publish_all(&facts).await.unwrap();
+    let first = published[0].sequence();
+    assert_eq!(published, [0, 1, 2].map(|n| Published::New { sequence: first + n }));
+    let found = closed.coordinator.get(&facts[1].subject.to_string()).await.unwrap().unwrap();
+    assert_eq!(found.author.map(|author| author.to_string()).as_deref(), Some("coordinator"));
+    let again = closed.coordinator.publish_all(&facts).await.unwrap();
+    let there = |n| Published::AlreadyThere { sequence: first + n, same: true };
+    assert_eq!(again, [0, 1, 2].map(there));
+}
+
 /// Of all facts of the filters that there are.
 async fn sequences(bus: &Bus, filters: Vec<String>) -> Vec<u64> {
     let mut facts = bus.follow(filters, 0);

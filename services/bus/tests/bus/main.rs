@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod batches;
 mod closed;
 mod leader;
 mod limits;
