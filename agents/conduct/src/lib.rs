@@ -7,6 +7,7 @@
 mod course;
 mod failing;
 mod halving;
+mod pace;
 mod placing;
 mod reception;
 mod standing;
@@ -15,6 +16,7 @@ mod temper;
 pub use course::{Course, Courses};
 pub use failing::{Blow, Fault, Then, errors_stand, failure, owed, then};
 pub use halving::halved;
+pub use pace::{Pace, leaves};
 pub use placing::{Peer, Placing, Room, place};
 pub use reception::{AtHand, PASS_ON_MS, Reception, poison, receive};
 pub use standing::Standing;

@@ -18,7 +18,8 @@ pub enum Reception {
     Drop,
     /// Leave it: this agent works on it already and keeps its lease, which it had lost.
     Leave,
-    /// Hand it back after `PASS_ON_MS`: it is meant for another agent, if there is one.
+    /// Hand it back, and take nothing for `PASS_ON_MS`: it is meant for another agent, if there is
+    /// one.
     PassOn,
     /// Give it up.
     Poison,
@@ -34,7 +35,7 @@ pub enum AtHand {
     Twin,
 }
 
-/// Between two deliveries of a job that the agent works on already.
+/// An agent that was handed what it works on already takes nothing for so long.
 pub const PASS_ON_MS: u64 = 1000;
 
 /// So often is such a job handed back.

@@ -5,10 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use runtime::Pace;
+use wire::v1;
+
 /// Jobs overlap, so a rate is that of a stretch of time in which at least one is held.
 const STRETCH: Duration = Duration::from_secs(2);
 
-/// Weight of the newest stretch.
+/// Weight of the newest stretch, and of the newest job.
 const NEWEST: f64 = 0.5;
 
 /// Tokens a second, as a moving average over busy stretches.
@@ -18,6 +21,7 @@ pub(crate) struct Rate(Mutex<Measured>);
 #[derive(Debug, Default)]
 struct Measured {
     tokens_per_s: f64,
+    tokens_a_sample: f64,
     held: u32,
     since: Option<Instant>,
     tokens: u64,
@@ -30,8 +34,11 @@ pub(crate) struct Held<'a> {
 }
 
 impl Rate {
-    pub(crate) fn tokens_per_s(&self) -> f64 {
-        self.0.lock().map(|measured| measured.tokens_per_s).unwrap_or(0.0)
+    pub(crate) fn pace(&self, slots: u32) -> Pace {
+        let rates = |measured: &Measured| (measured.tokens_per_s, measured.tokens_a_sample);
+        let (tokens_per_s, tokens_a_sample) =
+            self.0.lock().map(|measured| rates(&measured)).unwrap_or_default();
+        Pace { tokens_per_s, tokens_a_sample, slots }
     }
 
     pub(crate) fn hold(&self) -> Held<'_> {
@@ -43,8 +50,13 @@ impl Rate {
 }
 
 impl Held<'_> {
-    pub(crate) fn made(mut self, tokens: u64) {
-        self.tokens = tokens;
+    pub(crate) fn made(mut self, samples: &[v1::samples::Sample]) {
+        self.tokens = samples.iter().map(|sample| u64::from(sample.tokens)).sum();
+        if let (Ok(mut measured), false) = (self.rate.0.lock(), samples.is_empty()) {
+            #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
+            let each = self.tokens as f64 / samples.len() as f64;
+            measured.tokens_a_sample = average(measured.tokens_a_sample, each);
+        }
     }
 }
 
@@ -74,13 +86,13 @@ impl Measured {
         }
         #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
         let rate = self.tokens as f64 / stretch.as_secs_f64();
-        self.tokens_per_s = if self.tokens_per_s > 0.0 {
-            NEWEST * rate + (1.0 - NEWEST) * self.tokens_per_s
-        } else {
-            rate
-        };
+        self.tokens_per_s = average(self.tokens_per_s, rate);
         (self.since, self.tokens) = (Some(now), 0);
     }
+}
+
+fn average(before: f64, newest: f64) -> f64 {
+    if before > 0.0 { NEWEST * newest + (1.0 - NEWEST) * before } else { newest }
 }
 
 #[cfg(test)]

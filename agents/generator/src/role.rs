@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::anyhow;
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Command, Job, JobError, Launch, Role, Worker, WorkerError};
+use runtime::{Command, Job, JobError, Launch, Pace, Role, Worker, WorkerError};
 use store::CachedTree;
 use tokio::sync::{RwLock, RwLockReadGuard, watch};
 use wire::{Body, Place, WorkKind, v1};
@@ -129,7 +129,7 @@ impl GeneratorRole {
             }
         };
         self.trust_one();
-        held.made(generated.samples.iter().map(|sample| u64::from(sample.tokens)).sum());
+        held.made(&generated.samples);
         let body = report(job, order, generated, began.elapsed());
         job.write(place, Body::Samples(body)).await
     }
@@ -281,8 +281,8 @@ impl Role for GeneratorRole {
         self.config.backend.describe()
     }
 
-    fn tokens_per_s(&self) -> f64 {
-        self.rate.tokens_per_s()
+    fn pace(&self) -> Option<Pace> {
+        Some(self.rate.pace(self.config.slots))
     }
 }
 

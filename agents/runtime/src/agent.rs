@@ -161,10 +161,10 @@ impl Agent {
         background.spawn(leave_with(drain.clone(), roles.clone(), over.clone()));
         let grace = roles.iter().map(|role| role.grace()).max().unwrap_or_default();
         let rates = roles.clone();
-        let rate = move || rates.iter().map(|role| role.tokens_per_s()).sum();
+        let pace = move || rates.iter().find_map(|role| role.pace());
         let (speaker, speaks_on) = (presence.clone(), bus.clone());
         let silence = over.clone();
-        background.spawn(async move { speaker.speak(&speaks_on, rate, silence).await });
+        background.spawn(async move { speaker.speak(&speaks_on, pace, silence).await });
 
         let (failed, failure) = oneshot::channel();
         let side = Side { stop: drain.clone(), account: Account::new(presence.clone()) };

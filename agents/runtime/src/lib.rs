@@ -27,7 +27,7 @@ mod worker;
 
 pub use agent::{Agent, Config};
 pub use child::{Child, Command};
-pub use conduct::{Fault, Room, halved};
+pub use conduct::{Fault, Pace, Room, halved};
 pub use doctor::Doctor;
 pub use herd::Herd;
 pub use job::{Job, JobError};

@@ -7,12 +7,17 @@ use std::{
 };
 
 use bus::Bus;
+use conduct::Pace;
 use hardware::doctor::Finding;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use wire::{Timestamp, v1};
 
 /// Between two messages on the bus.
 const SAY_EVERY: Duration = Duration::from_secs(1);
+
+/// A box between two jobs has the next one by then.
+const IDLE_AFTER: Duration = Duration::from_millis(100);
 
 /// Between two records for late joiners; each is a durable write.
 const RECORD_EVERY: u32 = 10;
@@ -24,6 +29,8 @@ pub(crate) struct Presence {
     jobs: Arc<Mutex<BTreeMap<u64, v1::ActiveJob>>>,
     /// By role; empty when all is well.
     troubles: Arc<Mutex<BTreeMap<&'static str, Trouble>>>,
+    /// The last job has ended.
+    idle: Arc<Notify>,
 }
 
 /// What keeps a role from working.
@@ -43,6 +50,7 @@ pub struct Progress {
 struct Entry {
     key: u64,
     jobs: Arc<Mutex<BTreeMap<u64, v1::ActiveJob>>>,
+    idle: Arc<Notify>,
 }
 
 impl Presence {
@@ -51,6 +59,7 @@ impl Presence {
             status: Arc::new(Mutex::new(status)),
             jobs: Arc::default(),
             troubles: Arc::default(),
+            idle: Arc::default(),
         }
     }
 
@@ -59,7 +68,8 @@ impl Presence {
         if let Ok(mut jobs) = self.jobs.lock() {
             jobs.insert(key, job);
         }
-        Progress { entry: Arc::new(Entry { key, jobs: self.jobs.clone() }) }
+        let (jobs, idle) = (self.jobs.clone(), self.idle.clone());
+        Progress { entry: Arc::new(Entry { key, jobs, idle }) }
     }
 
     pub(crate) fn update(&self, change: impl FnOnce(&mut v1::AgentStatus)) {
@@ -126,19 +136,46 @@ impl Presence {
     }
 
     /// Speaks until stopped, and says goodbye.
-    pub(crate) async fn speak(&self, bus: &Bus, rate: impl Fn() -> f64, stop: CancellationToken) {
+    pub(crate) async fn speak(
+        &self,
+        bus: &Bus,
+        pace: impl Fn() -> Option<Pace>,
+        stop: CancellationToken,
+    ) {
         let mut tick = tokio::time::interval(SAY_EVERY);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-        for count in 0_u32.. {
+        let mut ticks = 0_u32;
+        loop {
             tokio::select! {
                 () = stop.cancelled() => break,
+                () = self.idles() => {
+                    self.say(bus, false).await;
+                    continue;
+                }
                 _ = tick.tick() => {}
             }
-            self.update(|status| status.tokens_per_s = rate());
-            self.say(bus, count.is_multiple_of(RECORD_EVERY)).await;
+            let pace = pace();
+            self.update(|status| {
+                status.tokens_per_s = pace.map_or(0.0, |pace| pace.tokens_per_s);
+                status.sample_s = pace.map_or(0.0, |pace| pace.sample_s());
+            });
+            self.say(bus, ticks.is_multiple_of(RECORD_EVERY)).await;
+            ticks = ticks.wrapping_add(1);
         }
         self.update(|status| status.state = v1::agent_status::State::Stopped.into());
         self.say(bus, true).await;
+    }
+
+    /// Resolves when there is nothing to do, and not just between two jobs: what others still
+    /// hold may be done sooner here. Cancel-safe.
+    async fn idles(&self) {
+        loop {
+            self.idle.notified().await;
+            tokio::time::sleep(IDLE_AFTER).await;
+            if self.jobs().is_empty() {
+                return;
+            }
+        }
     }
 
     /// A lost status message is followed by the next: errors are only noted.
@@ -188,6 +225,9 @@ impl Drop for Entry {
     fn drop(&mut self) {
         if let Ok(mut jobs) = self.jobs.lock() {
             jobs.remove(&self.key);
+            if jobs.is_empty() {
+                self.idle.notify_one();
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use conduct::Pace;
 use futures::{FutureExt, future::BoxFuture};
 use wire::WorkKind;
 
@@ -52,8 +53,8 @@ pub trait Role: Send + Sync + 'static {
         GRACE
     }
 
-    /// Generated tokens a second, if this role generates and knows.
-    fn tokens_per_s(&self) -> f64 {
-        0.0
+    /// How it draws samples, if it does.
+    fn pace(&self) -> Option<Pace> {
+        None
     }
 }

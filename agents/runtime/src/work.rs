@@ -15,7 +15,7 @@ use hardware::doctor::Finding;
 use store::{Cache, Store};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use wire::{Fact, Place, Record, Subject, WorkKind, v1};
+use wire::{Body, Fact, Place, Record, Subject, WorkKind, v1};
 
 use crate::{
     Job, JobError, Role,
@@ -202,13 +202,20 @@ impl Post {
             Reception::Drop => return delivery.ack().await.map(|()| Duration::ZERO),
             Reception::Leave => return Ok(Duration::ZERO),
             Reception::PassOn => {
-                let delay = Duration::from_millis(conduct::PASS_ON_MS);
-                return delivery.nak(delay).await.map(|()| Duration::ZERO);
+                // Another gets it at once, if it is not we who ask.
+                let rest = Duration::from_millis(conduct::PASS_ON_MS);
+                return delivery.nak(Duration::ZERO).await.map(|()| rest);
             }
             Reception::Wait | Reception::Work | Reception::Poison => {}
         }
         if self.conviction().is_some() {
             return self.hand_back(delivery).await;
+        }
+        if reception == Reception::Work
+            && let Some(rest) = self.leaves(record, delivery.delivered)
+        {
+            tracing::info!(subject = %record.fact.subject, ?rest, "left to faster boxes");
+            return delivery.nak(Duration::ZERO).await.map(|()| rest);
         }
         let _held = Held::take(&self.at_hand, record);
         let job = self.job(record);
@@ -234,6 +241,12 @@ impl Post {
             }
             Err(error) => self.fail(&job, delivery, &job.blame(error)).await,
         }
+    }
+
+    /// Whether this box would end an order when all others have ended theirs.
+    fn leaves(&self, record: &Record, delivered: u64) -> Option<Duration> {
+        let Body::GenerateOrder(order) = &record.fact.body else { return None };
+        conduct::leaves(order, delivered, self.role.pace()?)
     }
 
     /// Tries until the job is done, fails, or what it needs has been away for long.

@@ -182,7 +182,7 @@ pub fn view(run: &Run) -> v1::Run {
         seed: run.spec.seed,
         submitted_at: Some(timestamp(run.submitted_ms)),
         ended_at: run.ended_ms.map(timestamp),
-        cycle: run.current_cycle(),
+        cycle: run.cycle_at_work(),
         cycles: run.last_cycle(),
         phase: run.phase().as_str().into(),
         cycles_done: run.cycles.values().filter_map(|cycle| cycle.done.clone()).collect(),

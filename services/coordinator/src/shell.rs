@@ -28,6 +28,9 @@ const FACTS_AT_ONCE: usize = 4096;
 /// Between tries of what the store or the bus refused.
 const RETRY_EVERY: Duration = Duration::from_secs(2);
 
+/// Between two looks for what a box that stands idle could do again.
+const IDLE_EVERY: Duration = Duration::from_millis(300);
+
 /// How a coordinator works.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -64,6 +67,8 @@ struct Shell {
     /// What open runs sample from, once fetched.
     prompts: BTreeMap<RunId, Prompts>,
     clock: LogClock,
+    /// When a box that has nothing to do was last a reason to decide anew.
+    idled: Instant,
 }
 
 /// The log's time: that of its last entry, and what has passed here since. Nobody's clock is
@@ -111,6 +116,7 @@ pub async fn run(
         caught_up: false,
         prompts: BTreeMap::new(),
         clock: LogClock { last_ms: 0, heard: Instant::now() },
+        idled: Instant::now(),
     };
     loop {
         tokio::select! {
@@ -120,13 +126,23 @@ pub async fn run(
                     shell.take(fact)?;
                 }
             }
-            Some(status) = statuses.next() => shell.present.note(status),
+            Some(status) = statuses.next() => {
+                // What others still hold may be done sooner by this one.
+                if shell.present.note(status) && shell.idled.elapsed() > IDLE_EVERY {
+                    shell.idled = Instant::now();
+                    shell.desk.stir();
+                }
+            }
             won = leadership.changed() => {
                 tracing::info!(leads = won, "leadership");
                 lead.send_replace(won);
                 shell.desk.stir();
             }
-            _ = retry.tick() => shell.desk.stir(),
+            _ = retry.tick() => {
+                let desk = &shell.desk;
+                shell.present.tidy(|id| desk.run(id).is_some());
+                shell.desk.stir();
+            }
         }
         config.turns.send_replace(shell.turn(leadership.is_leader()));
         if leadership.is_leader() {
@@ -150,6 +166,7 @@ impl Shell {
         match followed {
             Ok(Followed::Record(record)) => {
                 self.clock.note(&record);
+                self.present.settle(&record);
                 self.desk.fold(&record);
             }
             Ok(Followed::CaughtUp) => {
@@ -192,7 +209,7 @@ impl Shell {
                 Err(error) if error.may_pass() => return Err(error.into()),
                 Err(error) => {
                     let message = format!("{:#}", anyhow::Error::from(error));
-                    return self.carry_out(give_up(id, message)).await;
+                    return self.carry_out(vec![give_up(id, message)]).await;
                 }
             }
         }
@@ -201,31 +218,36 @@ impl Shell {
             prompts: &prompts.train,
             heldout: &prompts.heldout,
             suites: &prompts.suites,
-            fleet: &self.present.fleet(&run.spec.pool),
+            fleet: self.present.fleet(&run.spec.pool),
             sizing: &self.sizing,
             waiting: &self.waiting,
+            again: true,
             now_ms: self.clock.now_ms(),
         };
-        for command in self.desk.decide(id, inputs) {
-            let Err(error) = self.carry_out(command).await else { continue };
-            let hopeless = matches!(error.downcast_ref(), Some(PublishError::TooLarge { .. }));
-            return if hopeless {
-                self.carry_out(give_up(id, format!("{error:#}"))).await
-            } else {
-                Err(error)
-            };
+        let commands = self.desk.decide(id, inputs);
+        let Err(error) = self.carry_out(commands).await else { return Ok(()) };
+        if matches!(error.downcast_ref(), Some(PublishError::TooLarge { .. })) {
+            return self.carry_out(vec![give_up(id, format!("{error:#}"))]).await;
         }
-        Ok(())
+        Err(error)
     }
 
-    /// The blob first: a fact never speaks of what is not there.
-    async fn carry_out(&mut self, Command { fact, blob }: Command) -> anyhow::Result<()> {
-        if let Some(bytes) = blob {
-            self.store.put_blob(bytes.into()).await.context("store a dataset")?;
+    /// The blobs first: a fact never speaks of what is not there. What was decided at once
+    /// follows from what was there before, and goes out together.
+    async fn carry_out(&mut self, commands: Vec<Command>) -> anyhow::Result<()> {
+        let mut facts = Vec::with_capacity(commands.len());
+        for Command { fact, blob } in commands {
+            if let Some(bytes) = blob {
+                self.store.put_blob(bytes.into()).await.context("store a dataset")?;
+            }
+            facts.push(fact);
         }
-        let published = self.bus.publish(&fact).await?;
-        self.desk.wrote(published.sequence());
-        tracing::info!(subject = %fact.subject, sequence = published.sequence(), "wrote");
+        let published = self.bus.publish_all(&facts).await?;
+        for (fact, published) in facts.iter().zip(published) {
+            self.desk.wrote(published.sequence());
+            let sequence = published.sequence();
+            tracing::info!(subject = %fact.subject, sequence, "wrote");
+        }
         Ok(())
     }
 }

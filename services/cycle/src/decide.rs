@@ -7,7 +7,8 @@ use wire::{Body, Digest, Fact, JobId, Place, Pool, Prompt, Subject, WorkKind, de
 
 use crate::{
     Fleet,
-    again::{self, Waiting},
+    again::{self, Again, Waiting},
+    behind::Behind,
     draw, ending,
     fleet::Held,
     measure,
@@ -26,6 +27,9 @@ pub struct Inputs<'a> {
     pub fleet: &'a Fleet,
     pub sizing: &'a Sizing,
     pub waiting: &'a Waiting,
+    /// Whether to look through all that is out for what should be ordered once more. Not for every
+    /// fact: only time makes it so.
+    pub again: bool,
     /// The log's clock: when it would accept a fact now.
     pub now_ms: u64,
 }
@@ -74,8 +78,9 @@ pub fn decide(run: &Run, inputs: Inputs<'_>) -> Vec<Command> {
     match &run.spec.kind {
         Some(v1::spec::Kind::Sft(sft)) => supervised(run, sft, cycle, inputs),
         Some(v1::spec::Kind::Raft(raft)) => {
-            let mut commands = Turn { run, raft, number, cycle, inputs }.next();
-            commands.extend(ahead(run, raft, number, cycle, inputs));
+            let turn = Turn { run, raft, number, cycle, inputs };
+            let mut commands = turn.next();
+            commands.extend(turn.ahead());
             commands
         }
         Some(v1::spec::Kind::Watched(_)) => watched(run, cycle),
@@ -168,26 +173,6 @@ fn all_errors(selected: &v1::Selected) -> bool {
     selected.considered > 0 && selected.dropped.get("error") == Some(&selected.considered)
 }
 
-/// Where samples may be of the checkpoint before the last, those of the next cycle are drawn while
-/// this one trains and measures.
-fn ahead(
-    run: &Run,
-    raft: &v1::spec::Raft,
-    number: u32,
-    cycle: &Cycle,
-    inputs: Inputs<'_>,
-) -> Vec<Command> {
-    let next = number + 1;
-    let trains = cycle.selected.as_ref().is_some_and(|selected| selected.kept > 0);
-    if raft.staleness == 0 || !trains || next > run.last_cycle() {
-        return Vec::new();
-    }
-    let untouched = Cycle::default();
-    let cycle = run.cycles.get(&next).unwrap_or(&untouched);
-    let turn = Turn { run, raft, number: next, cycle, inputs };
-    if cycle.plan.is_none() { vec![turn.plan()] } else { turn.order_samples(v1::Purpose::Train) }
-}
-
 /// One turn of a RAFT run.
 struct Turn<'a> {
     run: &'a Run,
@@ -198,7 +183,37 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
+    /// Of the first cycle that is not done.
     fn next(&self) -> Vec<Command> {
+        let work = self.work();
+        if work.is_empty() { self.finish() } else { work }
+    }
+
+    /// Of the cycle after it. Nothing more is begun before the first is done.
+    fn ahead(&self) -> Vec<Command> {
+        let Self { run, raft, inputs, .. } = *self;
+        let number = self.number + 1;
+        if number > run.last_cycle() {
+            return Vec::new();
+        }
+        let untouched = Cycle::default();
+        let cycle = run.cycles.get(&number).unwrap_or(&untouched);
+        let turn = Turn { run, raft, number, cycle, inputs };
+        if self.cycle.is_passed_on(raft) {
+            return turn.work();
+        }
+        // Where samples may be of the checkpoint before the last, they are drawn while this cycle
+        // trains and measures.
+        let trains = self.cycle.selected.as_ref().is_some_and(|selected| selected.kept > 0);
+        match (raft.staleness > 0 && trains, &cycle.plan) {
+            (false, _) => Vec::new(),
+            (true, None) => vec![turn.plan()],
+            (true, Some(_)) => turn.order_samples(v1::Purpose::Train),
+        }
+    }
+
+    /// All but its end.
+    fn work(&self) -> Vec<Command> {
         use v1::Purpose::{Heldout, Train};
         if self.number == 0 && self.cycle.checkpoints.is_empty() {
             return self.adopt_base();
@@ -207,12 +222,7 @@ impl Turn<'_> {
             return vec![self.plan()];
         }
         if self.cycle.final_checkpoint().is_some() {
-            let orders = self.order_samples(Heldout);
-            return if orders.is_empty() {
-                finish_cycle(self.run, self.number, self.cycle)
-            } else {
-                orders
-            };
+            return self.order_samples(Heldout);
         }
         let orders = self.order_samples(Train);
         if !orders.is_empty() {
@@ -224,8 +234,7 @@ impl Turn<'_> {
             Some(selected) if selected.kept == 0 && all_errors(selected) => {
                 vec![fail(self.run, self.verifier_trouble())]
             }
-            // Nothing to learn from: the next cycle tries again with other samples.
-            Some(selected) if selected.kept == 0 => self.finish_untrained(),
+            Some(selected) if selected.kept == 0 => Vec::new(),
             Some(selected) => self.train(selected),
         }
     }
@@ -262,20 +271,38 @@ impl Turn<'_> {
         let Some(policy) = self.run.policy(self.number, purpose) else {
             return vec![fail(self.run, format!("cycle {} has no policy", self.number))];
         };
-        let ordered = |job: &Job| job.ordered.round >= self.run.round;
-        let open = || self.cycle.jobs_for(purpose).filter(|(_, job)| job.needs_samples());
-        let out = open().filter(|(_, job)| ordered(job)).count();
+        let account = self.cycle.account(purpose);
         let window =
             ORDERS_AHEAD_MIN.max(ORDERS_AHEAD_PER_GENERATOR * self.inputs.fleet.generators.len());
-        let mut jobs: Vec<(&JobId, &Job)> =
-            open().filter(|(_, job)| !ordered(job)).take(window.saturating_sub(out)).collect();
-        if jobs.is_empty() {
-            jobs = again::jobs(self.run, self.number, self.cycle, purpose, self.inputs);
+        let next = account.unordered.iter().take(window.saturating_sub(account.out.len()));
+        let next = next.filter_map(|id| self.cycle.jobs.get_key_value(id));
+        let mut behind = Behind::of(account, self.inputs.fleet);
+        let orders: Vec<Command> = next
+            .map(|(id, job)| {
+                behind.pass(job);
+                self.order(id, job, purpose, &policy, &behind)
+            })
+            .collect();
+        if !orders.is_empty() {
+            return orders;
         }
-        jobs.into_iter().map(|(id, job)| self.order(id, job, purpose, &policy)).collect()
+        let again = again::jobs(self.run, self.number, self.cycle, purpose, self.inputs);
+        again
+            .into_iter()
+            .map(|Again { id, job, tokens_per_s }| {
+                self.order(id, job, purpose, &policy, &behind.meant_for(tokens_per_s))
+            })
+            .collect()
     }
 
-    fn order(&self, id: &JobId, job: &Job, purpose: v1::Purpose, policy: &Policy) -> Command {
+    fn order(
+        &self,
+        id: &JobId,
+        job: &Job,
+        purpose: v1::Purpose,
+        policy: &Policy,
+        behind: &Behind,
+    ) -> Command {
         let suite = job.suite.as_str();
         let prompts = self.inputs.prompts_of(purpose, suite);
         let request = |draw: &v1::plan::Draw| {
@@ -304,6 +331,7 @@ impl Turn<'_> {
             suite: suite.to_owned(),
             logprobs: schedule::logprobs(self.raft, purpose),
             canary: proof::text(self.run, cycle, purpose, self.inputs.prompts),
+            behind: behind.told(),
         };
         let place = Place::GenerateOrder { pool: pool(self.run), cycle, job: id.clone(), attempt };
         command(self.run, place, Body::GenerateOrder(order))
@@ -347,7 +375,14 @@ impl Turn<'_> {
         format!("the verifier failed on every sample of cycle {}: {detail}", self.number)
     }
 
-    fn finish_untrained(&self) -> Vec<Command> {
+    fn finish(&self) -> Vec<Command> {
+        if self.cycle.final_checkpoint().is_some() {
+            return finish_cycle(self.run, self.number, self.cycle);
+        }
+        if self.cycle.selected.as_ref().is_none_or(|selected| selected.kept > 0) {
+            return Vec::new();
+        }
+        // Nothing to learn from: the next cycle tries again with other samples.
         let done = measure::summarize(self.run, self.number, self.cycle);
         vec![command(self.run, Place::CycleDone { cycle: self.number }, Body::CycleDone(done))]
     }

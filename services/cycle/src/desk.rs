@@ -29,6 +29,10 @@ struct Open {
     run: Run,
     /// Something happened since the last decision.
     stirred: bool,
+    /// Time has passed since then: what is out may have to be ordered once more.
+    looked_for: bool,
+    /// The same, of the decision that is due.
+    looking: bool,
     /// Why it cannot go on: what others would react to is not there.
     broken: Option<String>,
 }
@@ -50,7 +54,13 @@ impl Desk {
                 open.stirred = true;
             }
             None => {
-                let open = |run| Open { run, stirred: true, broken: None };
+                let open = |run| Open {
+                    run,
+                    stirred: true,
+                    looked_for: true,
+                    looking: true,
+                    broken: None,
+                };
                 self.open.extend(Run::start(record).map(|run| (id.clone(), open(run))));
             }
         }
@@ -83,7 +93,7 @@ impl Desk {
 
     /// Decide for every run anew: time has passed, or a write failed.
     pub fn stir(&mut self) {
-        self.open.values_mut().for_each(|open| open.stirred = true);
+        self.open.values_mut().for_each(|open| (open.stirred, open.looked_for) = (true, true));
     }
 
     pub fn open(&self) -> impl Iterator<Item = &Run> {
@@ -107,6 +117,7 @@ impl Desk {
         let stirred = self.open.iter_mut().filter(|(_, open)| open.stirred);
         let due = stirred.map(|(id, open)| {
             open.stirred = false;
+            open.looking = std::mem::take(&mut open.looked_for);
             id.clone()
         });
         due.collect()
@@ -118,7 +129,7 @@ impl Desk {
         let Some(open) = self.open.get(id) else { return Vec::new() };
         match &open.broken {
             Some(message) => vec![give_up(id, message.clone())],
-            None => decide(&open.run, inputs),
+            None => decide(&open.run, Inputs { again: open.looking && inputs.again, ..inputs }),
         }
     }
 }

@@ -7,7 +7,8 @@ use wire::{WorkKind, v1};
 use crate::{
     Fleet,
     fold::job_of,
-    state::{Cycle, Run},
+    state::{Cycle, Job, Run},
+    visits::visit,
 };
 
 /// So many jobs set aside in a cycle while none was done, and the run is hopeless.
@@ -74,27 +75,31 @@ fn shortcomings(run: &Run) -> String {
 }
 
 fn untrainable(run: &Run) -> Option<String> {
-    let last = |failure: &&v1::Failure| failure.r#final && failure.kind == WorkKind::Train.as_str();
-    let failure = run.failures.iter().find(last)?;
+    let failure = run.untrained.as_ref()?;
     Some(format!("train {}: {}", failure.id, failure.message))
 }
 
-/// Whether the cycle at work fails at every job it has.
+/// Whether a cycle at work fails at every job it has.
 fn hopeless(run: &Run, fleet: &Fleet) -> Option<String> {
-    let number = run.current_cycle();
-    let cycle = run.cycles.get(&number)?;
+    let mut open =
+        run.cycles.range(run.current_cycle()..).filter(|(_, cycle)| cycle.done.is_none());
+    open.find_map(|(number, cycle)| hopeless_at(run, *number, cycle, fleet))
+}
+
+fn hopeless_at(run: &Run, number: u32, cycle: &Cycle, fleet: &Fleet) -> Option<String> {
     [v1::Purpose::Train, v1::Purpose::Heldout]
         .into_iter()
         .find_map(|purpose| {
-            let jobs = || cycle.jobs_for(purpose).map(|(_, job)| job);
-            let aside: Vec<&String> = jobs().filter_map(|job| job.set_aside.as_ref()).collect();
-            let (count, last) = (aside.len(), aside.last()?);
-            let all = jobs().all(|job| job.set_aside.is_some());
-            let none_done = jobs().all(|job| job.verdicts.is_none());
-            let given_up = all || (none_done && count >= SET_ASIDE_MAX);
-            given_up.then(|| {
-                format!("{count} jobs of cycle {number} were set aside and none done: {last}")
-            })
+            let account = cycle.account(purpose);
+            let count = account.set_aside;
+            let all = count > 0 && count == account.jobs();
+            let given_up = all || (account.judged() == 0 && count >= SET_ASIDE_MAX);
+            if !given_up {
+                return None;
+            }
+            let aside = cycle.jobs_for(purpose).filter_map(|(_, job)| job.set_aside.as_ref());
+            let last = aside.last()?;
+            Some(format!("{count} jobs of cycle {number} were set aside and none done: {last}"))
         })
         .or_else(|| {
             [WorkKind::Generate, WorkKind::Verify]
@@ -111,17 +116,22 @@ fn nobody_can(
     fleet: &Fleet,
     kind: WorkKind,
 ) -> Option<String> {
-    let done = cycle.jobs.values().any(|job| match kind {
+    let members = fleet.members(kind);
+    let is_done = |job: &Job| match kind {
         WorkKind::Generate => job.samples.is_some(),
         _ => job.verdicts.is_some(),
-    });
-    let members = fleet.members(kind);
-    if done || members.is_empty() {
+    };
+    // What is asked at every fact first, and of one of the many jobs that are done.
+    if members.is_empty()
+        || run.failures.is_empty()
+        || cycle.jobs.values().inspect(|_| visit()).any(is_done)
+    {
         return None;
     }
     let mut failed: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     let mut last = None;
-    for failure in run.failures.iter().filter(|failure| failure.kind == kind.as_str()) {
+    let failures = run.failures.iter().inspect(|_| visit());
+    for failure in failures.filter(|failure| failure.kind == kind.as_str()) {
         let here = job_of(&failure.id).is_some_and(|(cycle, _)| cycle == number);
         if here && failure.cause() == v1::failure::Cause::Work {
             failed.entry(&failure.agent).or_default().insert(&failure.id);

@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{RunId, WorkKind};
 
+use crate::visits::visit;
+
 /// The agents of one pool that are there and take work.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Fleet {
@@ -23,7 +25,11 @@ pub struct Member {
     pub agent: String,
     /// Generated tokens a second; 0 when not yet known.
     pub tokens_per_s: f64,
+    /// What a sample takes while it draws as many as it can; 0 when not yet known.
+    pub sample_s: f64,
     pub holds: BTreeSet<Held>,
+    /// Samples of what it holds that are not drawn yet.
+    pub left: u32,
 }
 
 /// A job an agent works on; a training is called `train`.
@@ -32,6 +38,21 @@ pub struct Held {
     pub run: RunId,
     pub cycle: u32,
     pub job: String,
+}
+
+/// The last samples are drawn in less company, and so faster than others: by this much.
+const ALONE: f64 = 0.5;
+
+impl Member {
+    /// How long it will be at what it holds; `None` when nobody knows.
+    pub(crate) fn left_s(&self, tokens_a_sample: f64) -> Option<f64> {
+        (self.tokens_per_s > 0.0).then(|| self.takes_s(f64::from(self.left) * tokens_a_sample))
+    }
+
+    /// How long so many tokens take.
+    pub(crate) fn takes_s(&self, tokens: f64) -> f64 {
+        (tokens / self.tokens_per_s).max(ALONE * self.sample_s)
+    }
 }
 
 impl Fleet {
@@ -45,7 +66,7 @@ impl Fleet {
     }
 
     pub(crate) fn holds(&self, kind: WorkKind, held: &Held) -> bool {
-        self.members(kind).iter().any(|member| member.holds.contains(held))
+        self.members(kind).iter().inspect(|_| visit()).any(|member| member.holds.contains(held))
     }
 
     /// How long nobody has held a job that was ordered so long ago.
@@ -55,6 +76,10 @@ impl Fleet {
     }
 
     pub(crate) fn idle(&self, kind: WorkKind) -> usize {
-        self.members(kind).iter().filter(|member| member.holds.is_empty()).count()
+        self.members(kind)
+            .iter()
+            .inspect(|_| visit())
+            .filter(|member| member.holds.is_empty())
+            .count()
     }
 }

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use wire::{Body, Fact, JobId, Place, Record, Subject, SuiteName, WorkKind, v1};
 
 use crate::{
+    ledger::Ledger,
     proof, select,
     state::{Anomaly, Cycle, Job, Policy, Run, Samples},
 };
@@ -29,9 +30,31 @@ impl Run {
             return;
         }
         self.sequence = record.sequence;
-        if let Err(what) = self.apply(record) {
+        let outcome = self.apply(record);
+        self.book(&record.fact.subject.place);
+        if let Err(what) = outcome {
             let subject = record.fact.subject.to_string();
             self.anomalies.push(Anomaly { sequence: record.sequence, subject, what });
+        }
+    }
+
+    /// Notes where the job stands that a fact was about.
+    fn book(&mut self, place: &Place) {
+        let failed;
+        let (number, id) = match place {
+            Place::GenerateOrder { cycle, job, .. }
+            | Place::Samples { cycle, job }
+            | Place::Verdicts { cycle, job } => (*cycle, job),
+            Place::Failure { id, .. } => {
+                failed = job_of(id);
+                let Some((number, id)) = &failed else { return };
+                (*number, id)
+            }
+            _ => return,
+        };
+        let round = self.round;
+        if let Some(cycle) = self.cycles.get_mut(&number) {
+            cycle.book(id, round);
         }
     }
 
@@ -129,6 +152,9 @@ impl Run {
             Action::Resume => {
                 self.round = self.round.saturating_add(u32::from(self.paused));
                 self.paused = false;
+                let round = self.round;
+                let open = self.cycles.values_mut().filter(|cycle| cycle.done.is_none());
+                open.for_each(|cycle| cycle.book_all(round));
             }
             Action::Cancel => self.cancelled = true,
             Action::Unspecified => return Err("a control without an action".into()),
@@ -137,12 +163,16 @@ impl Run {
     }
 
     fn plan(&mut self, number: u32, plan: &v1::Plan, at: u64) -> Result<(), String> {
+        let round = self.round;
         let cycle = self.cycles.entry(number).or_default();
         cycle.times.planned = Some(at);
         for planned in &plan.jobs {
             let id = JobId::new(planned.job.as_str()).map_err(|error| error.to_string())?;
             let (suite, draws) = (planned.suite.clone(), planned.draws.clone());
-            cycle.jobs.insert(id, Job::new(planned.purpose(), suite, draws));
+            // Named twice: the last counts, and an audit says so.
+            cycle.strike(&id);
+            cycle.jobs.insert(id.clone(), Job::new(planned.purpose(), suite, draws));
+            cycle.book(&id, round);
         }
         cycle.plan = Some(plan.clone());
         Ok(())
@@ -180,7 +210,9 @@ impl Run {
             canary: samples.canary.clone(),
             samples: samples.samples.clone(),
         });
-        let times = &mut self.cycle(number)?.times;
+        let cycle = self.cycle(number)?;
+        cycle.count(purpose, samples);
+        let times = &mut cycle.times;
         match purpose {
             v1::Purpose::Heldout => times.last_measure = Some(record.time_ms),
             v1::Purpose::Train | v1::Purpose::Unspecified => {
@@ -329,6 +361,7 @@ impl Run {
         }
         cycle.archived = Some(archived.clone());
         cycle.jobs = BTreeMap::new();
+        cycle.ledger = Ledger::default();
         cycle.plan = None;
         self.anomalies.retain(|anomaly| {
             let subject: Option<Subject> = anomaly.subject.parse().ok();
@@ -359,8 +392,7 @@ impl Run {
                 }
             }
             WorkKind::Generate | WorkKind::Verify => self.set_aside(kind, failure),
-            // The run ends by it.
-            WorkKind::Train => {}
+            WorkKind::Train => drop(self.untrained.get_or_insert_with(|| failure.clone())),
         }
     }
 

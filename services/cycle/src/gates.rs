@@ -23,6 +23,15 @@ pub(crate) struct Judgement {
     pub then: Then,
 }
 
+/// Whether what a cycle's figures turn out to be may end the run, or take its checkpoint back.
+pub(crate) fn may_turn(raft: &v1::spec::Raft) -> bool {
+    let Some(gates) = &raft.gates else { return false };
+    let rates = gates.pass_rate.iter().chain(&gates.pass_rates);
+    let of_samples = gates.diversity.iter().chain(&gates.entropy);
+    let mut all = gates.perplexity.iter().chain(rates).chain(of_samples);
+    gates.patience > 0 || all.any(|gate| gate.then() >= Then::RollBack)
+}
+
 /// Judges a cycle that is about to be done; `done` holds its figures.
 pub(crate) fn judge(run: &Run, number: u32, cycle: &Cycle, done: &v1::CycleDone) -> Judgement {
     let best_before = best_before(run, number);

@@ -8,6 +8,7 @@
 
 mod again;
 mod audit;
+mod behind;
 mod curriculum;
 mod decide;
 mod desk;
@@ -16,12 +17,14 @@ mod ending;
 mod fleet;
 mod fold;
 mod gates;
+mod ledger;
 mod measure;
 mod plan;
 mod proof;
 mod schedule;
 mod select;
 mod state;
+mod visits;
 mod yields;
 
 pub use again::Waiting;

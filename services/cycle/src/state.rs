@@ -4,7 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{JobId, RunId, SuiteName, v1};
 
-use crate::{curriculum::Seen, proof::Proofs};
+use crate::{
+    curriculum::Seen,
+    gates,
+    ledger::{Ledger, Standing},
+    proof::Proofs,
+    visits::visit,
+};
 
 /// One run, folded from its facts.
 #[derive(Debug, Clone)]
@@ -23,6 +29,8 @@ pub struct Run {
     pub round: u32,
     pub cycles: BTreeMap<u32, Cycle>,
     pub failures: Vec<v1::Failure>,
+    /// The one that ends the run: nobody will train.
+    pub(crate) untrained: Option<v1::Failure>,
     /// What was seen of each prompt, by its line.
     pub prompts: BTreeMap<u32, Seen>,
     /// What agents showed of the policies they sampled with.
@@ -59,6 +67,7 @@ pub struct Cycle {
     pub done: Option<v1::CycleDone>,
     pub archived: Option<v1::Archived>,
     pub times: Times,
+    pub(crate) ledger: Ledger,
 }
 
 /// When the log accepted the facts that separate the phases, in milliseconds since 1970.
@@ -87,6 +96,8 @@ pub struct Job {
     pub verdicts: Option<v1::Verdicts>,
     /// Why nobody will try it again. What comes in afterwards is too late.
     pub set_aside: Option<String>,
+    /// Where the ledger has it.
+    pub(crate) booked: Option<Standing>,
 }
 
 /// How often something was ordered, and when last.
@@ -163,6 +174,7 @@ impl Run {
             round: 1,
             cycles: BTreeMap::new(),
             failures: Vec::new(),
+            untrained: None,
             prompts: BTreeMap::new(),
             proofs: Proofs::default(),
             quarantines: Vec::new(),
@@ -204,6 +216,15 @@ impl Run {
             .unwrap_or(self.last_cycle())
     }
 
+    /// The cycle that is worked on: the first that is not done, or the next where that one is only
+    /// being measured.
+    pub fn cycle_at_work(&self) -> u32 {
+        let number = self.current_cycle();
+        let passed_on = |raft| self.cycles.get(&number).is_some_and(|now| now.is_passed_on(raft));
+        let begun = self.cycles.get(&(number + 1)).is_some_and(|next| next.plan.is_some());
+        if begun && self.raft().is_some_and(passed_on) { number + 1 } else { number }
+    }
+
     /// The checkpoint that the given cycle goes on from: the last final one of the cycles before
     /// it, or the best one that they were rolled back to. `None` for the first cycle.
     pub fn parent(&self, cycle: u32) -> Option<&v1::Checkpoint> {
@@ -234,7 +255,7 @@ impl Run {
         if self.done.is_some() {
             return Phase::Done;
         }
-        match self.cycles.get(&self.current_cycle()).map_or(Phase::Plan, Cycle::phase) {
+        match self.cycles.get(&self.cycle_at_work()).map_or(Phase::Plan, Cycle::phase) {
             Phase::Plan if self.is_watched() => Phase::Train,
             phase => phase,
         }
@@ -287,6 +308,7 @@ impl Job {
             samples: None,
             verdicts: None,
             set_aside: None,
+            booked: None,
         }
     }
 
@@ -316,9 +338,15 @@ impl Cycle {
         self.checkpoints.values().rev().find(|checkpoint| checkpoint.r#final)
     }
 
+    /// Whether the next cycle goes on from what this one trained, whatever it is found to be: it
+    /// begins while this one is measured.
+    pub(crate) fn is_passed_on(&self, raft: &v1::spec::Raft) -> bool {
+        self.final_checkpoint().is_some() && !gates::may_turn(raft)
+    }
+
     /// Jobs of one purpose, in plan order.
     pub fn jobs_for(&self, purpose: v1::Purpose) -> impl Iterator<Item = (&JobId, &Job)> {
-        self.jobs.iter().filter(move |(_, job)| job.purpose == purpose)
+        self.jobs.iter().inspect(|_| visit()).filter(move |(_, job)| job.purpose == purpose)
     }
 
     /// Jobs of one set of prompts, in plan order.
@@ -336,7 +364,7 @@ impl Cycle {
 
     /// Whether every job of this purpose is judged or set aside.
     pub fn is_settled(&self, purpose: v1::Purpose) -> bool {
-        self.jobs_for(purpose).all(|(_, job)| job.is_settled())
+        self.account(purpose).unsettled() == 0
     }
 
     /// Samples of this purpose that nobody will make or judge.
@@ -364,18 +392,18 @@ impl Cycle {
 
     fn phase(&self) -> Phase {
         use v1::Purpose::Train;
-        let trains = self.jobs_for(Train).next().is_some();
+        let train = self.account(Train);
         if self.done.is_some() {
             Phase::Done
         } else if self.final_checkpoint().is_some() {
             Phase::Evaluate
         } else if self.train_ordered.attempt > 0 {
             Phase::Train
-        } else if !trains {
+        } else if train.jobs() == 0 {
             Phase::Plan
-        } else if self.jobs_for(Train).any(|(_, job)| job.needs_samples()) {
+        } else if train.missing() > 0 {
             Phase::Generate
-        } else if !self.is_settled(Train) {
+        } else if train.unsettled() > 0 {
             Phase::Verify
         } else {
             Phase::Select

@@ -1,6 +1,7 @@
 //! Whole runs against an in-memory log that, like the real one, accepts each subject once.
 
 mod course;
+mod growth;
 mod log;
 mod proof;
 mod suites;
@@ -148,8 +149,8 @@ fn samples_of_a_policy_nobody_could_verify_are_void_unless_the_spec_accepts_them
     };
     let (dropped, findings, caveats) = void(false);
     assert!(dropped.is_some_and(|count| count > 0), "{dropped:?}");
-    assert_eq!(findings.len(), 1, "{findings:?}");
-    assert!(findings[0].contains("does not accept that nobody knows"), "{findings:?}");
+    let unaccepted = |what: &String| what.contains("does not accept that nobody knows");
+    assert!(!findings.is_empty() && findings.iter().all(unaccepted), "{findings:?}");
     assert_eq!(caveats, Vec::<String>::new());
 
     let (dropped, findings, caveats) = void(true);

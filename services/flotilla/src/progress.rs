@@ -84,7 +84,7 @@ impl View {
     }
 
     fn update(&self, run: &Run) {
-        let (cycle, phase) = (run.current_cycle(), run.phase());
+        let (cycle, phase) = (run.cycle_at_work(), run.phase());
         let Gauge { done, total, note } = self.gauge(run, cycle, phase);
         self.bar.set_prefix(format!("cycle {cycle} {}", phase.as_str()));
         self.bar.set_length(total);

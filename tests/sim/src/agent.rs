@@ -38,6 +38,8 @@ pub(crate) struct Says {
     pub(crate) kinds: Vec<WorkKind>,
     pub(crate) tokens_per_s: f64,
     pub(crate) holds: Vec<(WorkKind, u32, String)>,
+    /// Samples it has still to draw.
+    pub(crate) left: u32,
 }
 
 /// What an agent is like, whatever happens to it.
@@ -219,11 +221,14 @@ impl Agent {
     fn timer(&mut self, now_ms: u64, random: &mut fastrand::Rng, token: u64) -> Vec<Command> {
         if token == SAY {
             let holds = self.jobs.values().filter(|job| !job.waits()).map(Job::name).collect();
+            let working = self.jobs.values().filter(|job| job.is_working());
+            let left = working.map(Job::samples).sum();
             let says = Says {
                 agent: self.nature.name.clone(),
                 kinds: self.kinds.clone(),
                 tokens_per_s: 3.0 * self.nature.samples_per_s,
                 holds,
+                left,
             };
             return vec![Command::Say(says), Command::Later(SAY_MS, SAY)];
         }

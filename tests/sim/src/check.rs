@@ -132,7 +132,10 @@ impl Check {
                         && checkpoint.content() == v1::checkpoint::Content::Adapter =>
                 {
                     let tree = checkpoint.tree.as_ref();
-                    made.insert(checkpoint.cycle, tree.map_or("", |tree| &tree.manifest).into());
+                    let adapter: String = tree.map_or("", |tree| &tree.manifest).into();
+                    // Until the cycle's end says otherwise.
+                    left_with.insert(checkpoint.cycle, adapter.clone());
+                    made.insert(checkpoint.cycle, adapter);
                 }
                 Body::CycleDone(done) if done.cycle > 0 => {
                     let back = done.then() == v1::gates::Then::RollBack;

@@ -111,6 +111,7 @@ impl Coordinator {
             suites: &self.suites,
             fleet: &fleet,
             sizing: &task::sizing(),
+            again: true,
             waiting: &Waiting { unheld_ms: 2 * LEASE_MS + 10_000, ..Waiting::default() },
             now_ms: last + (now_ms - at),
         };
@@ -132,6 +133,8 @@ impl Coordinator {
                     .filter(|(held, ..)| *held == kind)
                     .map(|(_, cycle, job)| Held { run: run(), cycle: *cycle, job: job.clone() })
                     .collect(),
+                left: says.left,
+                sample_s: 0.0,
             };
             there.iter().filter(|says| says.kinds.contains(&kind)).map(member).collect()
         };

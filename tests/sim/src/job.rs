@@ -278,9 +278,17 @@ impl Job {
         Step::Work(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX))
     }
 
+    /// Samples it is to make.
+    pub(crate) fn samples(&self) -> u32 {
+        match &self.delivery.record.fact.body {
+            Body::GenerateOrder(order) => order.requests.iter().map(|r| r.count).sum(),
+            _ => 0,
+        }
+    }
+
     fn milliseconds(&self, nature: &Nature, random: &mut fastrand::Rng) -> u64 {
         let samples = match &self.delivery.record.fact.body {
-            Body::GenerateOrder(order) => order.requests.iter().map(|r| f64::from(r.count)).sum(),
+            Body::GenerateOrder(_) => f64::from(self.samples()),
             _ => 4.0,
         };
         let seconds = samples / nature.samples_per_s * (0.5 + random.f64());

@@ -19,7 +19,8 @@ pub(super) fn plan(run: &Run, number: u32, plan: &v1::Plan) -> Vec<String> {
     }
     let before = number.checked_sub(1).and_then(|before| run.cycles.get(&before));
     let over = before.is_some_and(|cycle| {
-        cycle.done.is_some() || (raft.staleness > 0 && cycle.selected.is_some())
+        let stale = raft.staleness > 0 && cycle.selected.is_some();
+        cycle.done.is_some() || stale || cycle.is_passed_on(raft)
     });
     if number > 0 && !over {
         found.push("planned before the cycle before it was done".into());

@@ -187,10 +187,14 @@ pub(super) fn eval(run: &Run, suite: &SuiteName, eval: &v1::Eval) -> Vec<String>
 
 pub(super) fn cycle_done(run: &Run, number: u32, done: &v1::CycleDone) -> Vec<String> {
     let Some(cycle) = run.cycles.get(&number) else { return Vec::new() };
-    if same_counts(done, &measure::summarize(run, number, cycle)) {
-        return Vec::new();
+    let before = number.checked_sub(1).and_then(|before| run.cycles.get(&before));
+    let early = before.is_some_and(|before| before.done.is_none());
+    let mut found = Vec::new();
+    found.extend(early.then(|| "done before the cycle before it was".to_owned()));
+    if !same_counts(done, &measure::summarize(run, number, cycle)) {
+        found.push("its counts do not follow from its cycle's facts".into());
     }
-    vec!["its counts do not follow from its cycle's facts".into()]
+    found
 }
 
 /// Without the times, which are rounded from the log's own.

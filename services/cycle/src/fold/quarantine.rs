@@ -23,7 +23,7 @@ impl Run {
 
     fn draw_again(&mut self, named: &v1::quarantine::Job, agent: &str) -> Result<(), String> {
         let id = JobId::new(named.job.as_str()).map_err(|error| error.to_string())?;
-        let purpose = self.job(named.cycle, &id)?.purpose;
+        let (purpose, round) = (self.job(named.cycle, &id)?.purpose, self.round);
         let cycle = self.cycle(named.cycle)?;
         if cycle.is_past(purpose) {
             return Ok(());
@@ -35,7 +35,7 @@ impl Run {
         let samples = samples.filter(|samples| samples.agent == agent);
         let samples = samples.ok_or_else(|| format!("samples of job {id} are not its agent's"))?;
         match again {
-            Some(again) => cycle.draw_again(&id, again),
+            Some(again) => cycle.draw_again(&id, again, round),
             None => samples.void = Some("of something else than was ordered".into()),
         }
         Ok(())
@@ -44,10 +44,11 @@ impl Run {
 
 impl Cycle {
     /// Another job takes a job's place.
-    fn draw_again(&mut self, id: &JobId, again: JobId) {
-        if let Some(job) = self.jobs.remove(id) {
+    fn draw_again(&mut self, id: &JobId, again: JobId, round: u32) {
+        if let Some(job) = self.strike(id) {
             self.redrawn.insert(id.clone());
-            self.jobs.insert(again, Job::new(job.purpose, job.suite, job.draws));
+            self.jobs.insert(again.clone(), Job::new(job.purpose, job.suite, job.draws));
+            self.book(&again, round);
         }
     }
 }

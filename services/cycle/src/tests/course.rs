@@ -211,3 +211,58 @@ fn what_was_seen_of_prompts_is_known_from_the_log_alone() {
     // Three different answers in eight samples.
     assert!((selected.diversity - 3.0 / 8.0).abs() < 1e-12);
 }
+
+#[test]
+fn the_next_cycle_is_drawn_while_this_one_is_measured() {
+    let mut log = log(3, |_| ());
+    log.until(Phase::Train);
+    assert!(sampled_with(&log, 2).is_empty());
+    log.train();
+    log.coordinate();
+    assert_eq!(sampled_with(&log, 2), ["adapter-1"], "not ordered when the adapter was there");
+    assert_eq!((log.run().current_cycle(), log.run().phase()), (1, Phase::Generate));
+    // Without evals: the next is drawn, judged and trained, and nothing behind it.
+    for _ in 0..5 {
+        log.generate();
+        log.verify();
+        log.train();
+        log.coordinate();
+    }
+    let run = log.run();
+    assert!(run.cycles[&1].done.is_none() && run.cycles[&2].final_checkpoint().is_some());
+    assert!(run.cycles[&2].done.is_none() && !run.cycles.contains_key(&3), "went too far ahead");
+    log.run_to_the_end();
+    assert_eq!(log.run().anomalies, []);
+    clean(&log);
+}
+
+#[test]
+fn a_cycle_whose_figures_may_take_its_checkpoint_back_is_waited_for() {
+    for (then, waits) in [(Then::Tell, false), (Then::RollBack, true), (Then::Stop, true)] {
+        let mut log = log(2, |raft| raft.gates = Some(gates(then)));
+        log.until(Phase::Train);
+        log.train();
+        log.coordinate();
+        assert_eq!(sampled_with(&log, 2).is_empty(), waits, "{then:?}");
+        log.run_to_the_end();
+        clean(&log);
+    }
+}
+
+#[test]
+fn a_cycle_that_keeps_nothing_ends_after_the_one_before_it() {
+    let mut log = log(3, |_| ());
+    log.nothing_passes_in_cycle(2);
+    log.until(Phase::Train);
+    log.train();
+    for _ in 0..5 {
+        log.coordinate();
+        log.generate();
+        log.verify();
+    }
+    let run = log.run();
+    assert_eq!(run.cycles[&2].selected.as_ref().map(|selected| selected.kept), Some(0));
+    assert!(run.cycles[&2].done.is_none(), "ended before the cycle before it");
+    log.run_to_the_end();
+    clean(&log);
+}

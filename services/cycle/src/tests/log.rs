@@ -148,6 +148,7 @@ impl Log {
                 fleet: &self.fleet,
                 sizing: &sizing,
                 waiting: &WAITING,
+                again: true,
                 now_ms: self.now_ms.max(100 * self.records.len() as u64),
             };
             let commands = decide(&self.run(), inputs);

@@ -49,7 +49,7 @@ fn of_place(records: &mut [Record], fits: fn(&Place) -> bool) -> Vec<&mut Record
     records.iter_mut().filter(|record| fits(&record.fact.subject.place)).collect()
 }
 
-const CASES: [Case; 24] = [
+const CASES: [Case; 25] = [
     Case {
         name: "a samples fact is dropped",
         tamper: |records| {
@@ -249,13 +249,22 @@ const CASES: [Case; 24] = [
         what: "measured something else than its checkpoint",
     },
     Case {
+        name: "a cycle's checkpoint is dropped",
+        tamper: |records| {
+            let at = position(records, "flotilla.r1.checkpoint.1");
+            records.remove(at);
+        },
+        subject: "flotilla.r1.cycle.2.plan",
+        what: "planned before the cycle before it was done",
+    },
+    Case {
         name: "a cycle's end is dropped",
         tamper: |records| {
             let at = position(records, "flotilla.r1.cycle.1.done");
             records.remove(at);
         },
-        subject: "flotilla.r1.cycle.2.plan",
-        what: "planned before the cycle before it was done",
+        subject: "flotilla.r1.cycle.2.done",
+        what: "done before the cycle before it was",
     },
 ];
 

@@ -176,3 +176,61 @@ fn no_order_is_written_again_while_nobody_is_idle_or_the_run_is_paused() {
     log.coordinate();
     assert_eq!(attempts(&log, &job), 1);
 }
+
+/// All but the last job are done; a slow box holds that one, and a fast one stands idle.
+fn at_tail(slow: f64, fast: f64, left: u32) -> (Log, String) {
+    let mut log = at_generate();
+    let last = log.jobs(1, Train).last().unwrap().clone();
+    log.generate_all_but(&[&last]);
+    log.hold(1, &last);
+    (log.fleet.generators[0].tokens_per_s, log.fleet.generators[0].left) = (slow, left);
+    log.fleet.generators[1].tokens_per_s = fast;
+    (log, last)
+}
+
+#[test]
+fn what_a_slow_box_is_still_at_is_given_to_a_fast_one_that_gains_by_it() {
+    // Jobs of 8 samples of 2 tokens: 16 s there, 2 s here.
+    let (mut log, last) = at_tail(1.0, 8.0, 8);
+    log.coordinate();
+    assert_eq!(attempts(&log, &last), 2, "begun again at once");
+    // 2 s there: no gain.
+    let (mut log, last) = at_tail(1.0, 8.0, 1);
+    log.coordinate();
+    assert_eq!(attempts(&log, &last), 1);
+    let (mut log, last) = at_tail(1.0, 1.0, 8);
+    log.coordinate();
+    assert_eq!(attempts(&log, &last), 1, "as slow itself");
+}
+
+#[test]
+fn the_last_jobs_of_a_box_that_fell_silent_are_not_waited_for() {
+    let (mut log, last) = at_tail(1.0, 1.0, 8);
+    log.now_ms = 100 * log.records().len() as u64 + 60_000;
+    log.fleet.generators.remove(0);
+    let held = Held { run: log.id.clone(), cycle: 1, job: last.clone() };
+    log.fleet.held_ago_ms.insert((WorkKind::Generate, held.clone()), 3_000);
+    log.coordinate();
+    assert_eq!(attempts(&log, &last), 1, "it may speak again");
+    log.fleet.held_ago_ms.insert((WorkKind::Generate, held), 7_000);
+    log.coordinate();
+    assert_eq!(attempts(&log, &last), 2);
+}
+
+#[test]
+fn orders_tell_what_is_planned_behind_them() {
+    let mut log = Log::new(raft(1));
+    for (generator, rate) in log.fleet.generators.iter_mut().zip([10.0, 30.0]) {
+        generator.tokens_per_s = rate;
+    }
+    log.coordinate();
+    let orders = log.generate_orders().filter(|order| order.cycle == 1);
+    let behind: Vec<_> = orders.map(|order| order.behind.unwrap()).collect();
+    assert!(behind.iter().all(|b| (b.tokens_per_s, b.fastest_tokens_per_s) == (40.0, 30.0)));
+    let samples: Vec<u64> = behind.iter().map(|behind| behind.samples).collect();
+    assert!(samples.windows(2).all(|two| two[0] > two[1]), "{samples:?}");
+    assert_eq!(samples.last(), Some(&0));
+    let mut unknown = Log::new(raft(1));
+    unknown.coordinate();
+    assert!(unknown.generate_orders().all(|order| order.behind.is_none()));
+}

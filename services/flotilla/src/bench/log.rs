@@ -71,8 +71,19 @@ impl Log {
         self.fresh.push(record);
     }
 
+    /// Decides on a fleet at a time, and perhaps what should be ordered once more.
+    pub(super) fn coordinate_with(&mut self, fleet: Fleet, now_ms: u64, again: bool) {
+        self.fleet = fleet;
+        self.time_ms = self.time_ms.max(now_ms);
+        self.decide(again);
+    }
+
     /// Decides until there is nothing to say.
     pub(super) fn coordinate(&mut self) {
+        self.decide(true);
+    }
+
+    fn decide(&mut self, mut again: bool) {
         loop {
             let inputs = Inputs {
                 prompts: &self.prompts,
@@ -81,6 +92,7 @@ impl Log {
                 fleet: &self.fleet,
                 sizing: &Sizing::default(),
                 waiting: &Waiting::default(),
+                again: std::mem::take(&mut again),
                 now_ms: self.time_ms,
             };
             let commands = decide(&self.run, inputs);
@@ -99,7 +111,7 @@ impl Log {
     }
 }
 
-fn spec(run: &str, workload: Workload) -> v1::Spec {
+pub(super) fn spec(run: &str, workload: Workload) -> v1::Spec {
     let Workload { seed, cycles, prompts, samples_per_prompt, heldout, .. } = workload;
     let Workload { heldout_samples_per_prompt, max_new_tokens, .. } = workload;
     let suites = if heldout > 0 { vec!["text"] } else { Vec::new() };
@@ -143,9 +155,14 @@ fn prompts(prefix: &str, count: u32) -> anyhow::Result<Vec<Prompt>> {
     if count == 0 {
         return Ok(Vec::new());
     }
+    Ok(Prompt::parse_all(lines(prefix, count)?.as_bytes())?)
+}
+
+/// A file of prompts.
+pub(super) fn lines(prefix: &str, count: u32) -> anyhow::Result<String> {
     let mut lines = String::new();
     for n in 0..count {
         writeln!(lines, r#"{{"id":"{prefix}-{n}","prompt":"{n}+{}=","answer":"0"}}"#, n + 1)?;
     }
-    Ok(Prompt::parse_all(lines.as_bytes())?)
+    Ok(lines)
 }

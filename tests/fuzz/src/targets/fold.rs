@@ -59,6 +59,7 @@ fn next(run: &Run) {
         fleet: &fleet,
         sizing: &Sizing::default(),
         waiting: &Waiting::default(),
+        again: true,
         now_ms: if run.sequence.is_multiple_of(2) { u64::MAX } else { run.sequence },
     };
     for command in decide(run, inputs) {

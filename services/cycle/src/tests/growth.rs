@@ -1,0 +1,267 @@
+//! Ten times the samples are ten times the work: what is walked through and what is allocated is
+//! counted, so nothing here depends on the machine.
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+};
+
+use wire::{Body, Fact, Place, Record, RunId, Subject, v1};
+
+use super::log::{prompts, raft};
+use crate::{Auditor, Desk, Fleet, Held, Inputs, Member, Run, Sizing, Waiting, visits::visits};
+
+/// Counts what each thread asks for.
+struct Counting;
+
+thread_local! {
+    static ALLOCATED: Cell<u64> = const { Cell::new(0) };
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+// SAFETY: only counts, and passes everything on.
+#[expect(unsafe_code, reason = "an allocator is")]
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // A thread that ends has no counter any more.
+        let _ = ALLOCATED.try_with(|count| count.set(count.get() + 1 + layout.size() as u64 / 64));
+        // SAFETY: as the caller's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as the caller's.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+/// What some work walks through, and what it allocates: allocations, and 64 bytes as another.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    visits: u64,
+    allocated: u64,
+}
+
+fn cost_of<T>(work: impl FnOnce() -> T) -> (T, Cost) {
+    let before = (visits(), ALLOCATED.get());
+    let done = work();
+    let (visits, allocated) = (visits() - before.0, ALLOCATED.get() - before.1);
+    (done, Cost { visits, allocated })
+}
+
+/// A coordinator that decides at every fact, and its agents, which answer one order after another.
+struct Fleeting {
+    desk: Desk,
+    id: RunId,
+    records: Vec<Record>,
+    /// How far agents have read.
+    answered: usize,
+    prompts: Vec<wire::Prompt>,
+    heldout: Vec<wire::Prompt>,
+    fleet: Fleet,
+}
+
+impl Fleeting {
+    fn new(count: u32) -> Self {
+        let mut spec = raft(1);
+        let Some(v1::spec::Kind::Raft(raft)) = &mut spec.kind else { panic!("a raft run") };
+        (raft.prompt_count, raft.samples_per_prompt) = (count, 8);
+        let member = |n: usize| Member {
+            agent: format!("g{n}"),
+            tokens_per_s: 100.0,
+            // Those that others hold are looked for as well.
+            holds: (0..n)
+                .map(|job| Held { run: "r1".parse().unwrap(), cycle: 1, job: format!("t{job:05}") })
+                .collect(),
+            left: 8,
+            sample_s: 1.0,
+        };
+        let mut fleeting = Self {
+            desk: Desk::default(),
+            id: RunId::new("r1").unwrap(),
+            records: Vec::new(),
+            answered: 0,
+            prompts: prompts("p", count as usize),
+            heldout: prompts("h", 10),
+            fleet: Fleet { generators: (0..4).map(member).collect(), ..Fleet::default() },
+        };
+        fleeting.desk.caught_up();
+        fleeting.write(Place::Spec, Body::Spec(spec));
+        fleeting
+    }
+
+    fn write(&mut self, place: Place, body: Body) {
+        let sequence = self.records.len() as u64 + 1;
+        let fact = Fact { subject: Subject::new(&self.id, place), body };
+        let record = Record { sequence, time_ms: sequence, author: None, fact };
+        self.desk.fold(&record);
+        self.records.push(record);
+        // As often as time passes.
+        if sequence.is_multiple_of(100) {
+            self.desk.stir();
+        }
+    }
+
+    fn decide(&mut self) {
+        while self.decides() {}
+    }
+
+    fn decides(&mut self) -> bool {
+        let before = self.records.len();
+        let sizing = Sizing { samples_min: 8, samples_max: 8, ..Sizing::default() };
+        for id in self.desk.due() {
+            let inputs = Inputs {
+                prompts: &self.prompts,
+                heldout: &self.heldout,
+                suites: &Default::default(),
+                fleet: &self.fleet,
+                sizing: &sizing,
+                waiting: &Waiting::default(),
+                again: true,
+                now_ms: self.records.len() as u64,
+            };
+            for command in self.desk.decide(&id, inputs) {
+                let Subject { place, .. } = command.fact.subject;
+                self.write(place, command.fact.body);
+            }
+        }
+        self.records.len() > before
+    }
+
+    /// Until nobody has anything to say.
+    fn run(mut self) -> Vec<Record> {
+        self.decide();
+        while let Some(record) = self.records.get(self.answered).cloned() {
+            self.answered += 1;
+            if let Some((place, body)) = answer(&record) {
+                self.write(place, body);
+                self.decide();
+            }
+        }
+        assert!(self.desk.open().next().is_none(), "the run came to a halt");
+        self.records
+    }
+}
+
+fn samples(order: &v1::GenerateOrder) -> v1::Samples {
+    let samples = order.requests.iter().flat_map(|request| {
+        (request.first..request.first + request.count).map(|index| v1::samples::Sample {
+            prompt_id: request.prompt_id.clone(),
+            index,
+            text: "answer".into(),
+            tokens: 2,
+            finish: v1::samples::Finish::Stop.into(),
+            logprob: None,
+        })
+    });
+    let manifest =
+        |tree: Option<&v1::Tree>| tree.map_or(String::new(), |tree| tree.manifest.clone());
+    v1::Samples {
+        run: order.run.clone(),
+        cycle: order.cycle,
+        job: order.job.clone(),
+        attempt: order.attempt,
+        purpose: order.purpose,
+        base: manifest(order.base.as_ref()),
+        adapter: manifest(order.adapter.as_ref()),
+        agent: "g1".into(),
+        wall_s: 1.0,
+        samples: samples.collect(),
+        ..Default::default()
+    }
+}
+
+fn answer(record: &Record) -> Option<(Place, Body)> {
+    match (&record.fact.subject.place, &record.fact.body) {
+        (_, Body::GenerateOrder(order)) if order.attempt == 1 => {
+            let place = Place::Samples { cycle: order.cycle, job: order.job.parse().unwrap() };
+            Some((place, Body::Samples(samples(order))))
+        }
+        (Place::Samples { cycle, job }, Body::Samples(samples)) => {
+            let judge = |sample: &v1::samples::Sample| v1::verdicts::Verdict {
+                prompt_id: sample.prompt_id.clone(),
+                index: sample.index,
+                outcome: v1::verdicts::Outcome::Pass.into(),
+                reward: 1.0,
+                detail: String::new(),
+            };
+            let body = v1::Verdicts {
+                run: samples.run.clone(),
+                cycle: *cycle,
+                job: samples.job.clone(),
+                purpose: samples.purpose,
+                samples_sequence: record.sequence,
+                verdicts: samples.samples.iter().map(judge).collect(),
+                ..Default::default()
+            };
+            Some((Place::Verdicts { cycle: *cycle, job: job.clone() }, Body::Verdicts(body)))
+        }
+        (_, Body::TrainOrder(order)) => {
+            let base = order.base.as_ref().and_then(|base| base.tree.clone());
+            let body = v1::Checkpoint {
+                run: order.run.clone(),
+                cycle: order.cycle,
+                step: 10,
+                steps: 10,
+                r#final: true,
+                content: v1::checkpoint::Content::Adapter.into(),
+                tree: Some(v1::Tree { path: "trees/a".into(), manifest: "a".into() }),
+                parent: order.adapter.clone().or_else(|| base.clone()),
+                base,
+                ..Default::default()
+            };
+            let place = Place::Checkpoint { cycle: order.cycle, step: 10 };
+            Some((place, Body::Checkpoint(body)))
+        }
+        (Place::Checkpoint { cycle, step }, Body::Checkpoint(checkpoint)) => {
+            let manifest = checkpoint.tree.clone().unwrap_or_default().manifest;
+            let body = v1::Eval {
+                run: checkpoint.run.clone(),
+                cycle: *cycle,
+                step: *step,
+                suite: "text".into(),
+                perplexity: 10.0,
+                manifest,
+                ..Default::default()
+            };
+            let suite = "text".parse().unwrap();
+            Some((Place::Eval { cycle: *cycle, step: *step, suite }, Body::Eval(body)))
+        }
+        _ => None,
+    }
+}
+
+/// What a run of so many prompts costs: to coordinate, to replay, to audit; and its facts.
+fn costs(count: u32) -> (usize, [Cost; 3]) {
+    let (records, live) = cost_of(|| Fleeting::new(count).run());
+    let (run, replay) = cost_of(|| {
+        let mut run = Run::start(&records[0]).unwrap();
+        records.iter().for_each(|record| run.fold(record));
+        run
+    });
+    assert_eq!(run.anomalies, []);
+    assert_eq!(run.done.unwrap().status(), v1::done::Status::Succeeded);
+    let (audit, audited) = cost_of(|| {
+        let mut auditor = Auditor::default();
+        records.iter().for_each(|record| auditor.take(record));
+        auditor.finish().unwrap()
+    });
+    assert_eq!(audit.findings, []);
+    (records.len(), [live, replay, audited])
+}
+
+#[test]
+fn ten_times_the_samples_are_ten_times_the_work() {
+    let (facts, small) = costs(300);
+    let (more_facts, large) = costs(3000);
+    assert!((9 * facts..11 * facts).contains(&more_facts), "{facts} facts, {more_facts}");
+    for (what, (small, large)) in ["decide", "fold", "audit"].iter().zip(small.iter().zip(&large)) {
+        println!("{what}: {small:?}, ten times: {large:?}");
+        assert!(large.allocated <= 12 * small.allocated, "{what}: {small:?}, {large:?}");
+        // What is looked at a bounded number of times whatever the run's size.
+        let few = 5_000;
+        assert!(large.visits <= 12 * small.visits + few, "{what}: {small:?}, {large:?}");
+    }
+}
