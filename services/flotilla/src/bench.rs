@@ -4,9 +4,11 @@
 //! was busy shows in the load.
 
 mod agents;
+mod bus;
 mod closed;
 mod doctor;
 mod engines;
+mod fleet;
 mod fold;
 mod idle;
 mod log;
@@ -117,7 +119,15 @@ pub(crate) async fn bench(
     if wanted(BenchWhat::Verify) {
         figures.extend(tokio::task::spawn_blocking(verify::measure).await??);
     }
-    if wanted(BenchWhat::Share) {
+    // It takes minutes, and measures what `share` does.
+    let whole_fleet = args.what.contains(&BenchWhat::Fleet);
+    if whole_fleet {
+        figures.extend(self::fleet::measure().await?);
+    }
+    if wanted(BenchWhat::Bus) {
+        figures.extend(self::bus::measure().await?);
+    }
+    if wanted(BenchWhat::Share) && !whole_fleet {
         figures.extend(tokio::task::spawn_blocking(share::measure).await??);
     }
     // It writes a model of 2 GB first.

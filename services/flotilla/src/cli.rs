@@ -840,7 +840,7 @@ pub(crate) enum EstimateDtype {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct BenchArgs {
-    /// What to measure. Default: everything but engine, eval and raft, which take minutes.
+    /// What to measure. Default: everything but engine, eval, fleet and raft, which take minutes.
     pub what: Vec<BenchWhat>,
     /// Engine: cores each may use [default: 2].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -871,6 +871,10 @@ pub(crate) enum BenchWhat {
     Fold,
     /// A generate phase on four boxes, simulated, against their speeds added up.
     Share,
+    /// The same, a thousand boxes on a real bus, and what the demo's cycles take beside computing.
+    Fleet,
+    /// Facts written and read back, beside plain messages on the same server.
+    Bus,
     /// From a checkpoint's fact to its evaluating process.
     Start,
     /// Memory of an agent that has nothing to do, and the size of this program.

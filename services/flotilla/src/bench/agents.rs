@@ -8,8 +8,8 @@ use super::log::tree;
 /// Optimizer steps of a training, which publishes a checkpoint at its end.
 const STEPS: u32 = 24;
 
-/// What some agent writes when it sees this fact, if any reacts to it.
-pub(super) fn answer(run: &Run, record: &Record) -> anyhow::Result<Option<(Place, Body)>> {
+/// What some agent writes when it sees this fact, if any reacts to it; evaluators need the run.
+pub(super) fn answer(run: Option<&Run>, record: &Record) -> anyhow::Result<Option<(Place, Body)>> {
     let Fact { subject, body } = &record.fact;
     Ok(match (&subject.place, body) {
         (_, Body::GenerateOrder(order)) => {
@@ -25,7 +25,8 @@ pub(super) fn answer(run: &Run, record: &Record) -> anyhow::Result<Option<(Place
             Some((place, Body::Checkpoint(checkpoint(order))))
         }
         (Place::Checkpoint { cycle, step }, Body::Checkpoint(checkpoint)) => {
-            let Some(suite) = run.spec.suites.first() else { return Ok(None) };
+            let suite = run.and_then(|run| run.spec.suites.first());
+            let Some(suite) = suite else { return Ok(None) };
             let place =
                 Place::Eval { cycle: *cycle, step: *step, suite: suite.name.as_str().parse()? };
             Some((place, Body::Eval(eval(checkpoint))))

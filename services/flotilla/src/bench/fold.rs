@@ -85,7 +85,7 @@ fn write_run(name: &str, sequence: u64) -> anyhow::Result<Vec<Record>> {
         let fresh = log.take();
         ensure!(!fresh.is_empty(), "the run came to a halt: {:?}", log.run().phase());
         for record in &fresh {
-            if let Some((place, body)) = agents::answer(log.run(), record)? {
+            if let Some((place, body)) = agents::answer(Some(log.run()), record)? {
                 log.write(place, body);
             }
         }

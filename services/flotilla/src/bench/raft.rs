@@ -130,7 +130,7 @@ async fn measure(directory: &Path, args: &BenchArgs) -> anyhow::Result<Report> {
 }
 
 /// Works with a fleet that is there for nothing else.
-async fn on_fleet<T>(
+pub(super) async fn on_fleet<T>(
     directory: &Path,
     wanted: &Wanted,
     agents: usize,
