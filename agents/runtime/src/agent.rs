@@ -22,7 +22,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use wire::{AgentId, Pool, WorkKind, v1};
 
 use crate::{
-    Doctor, Role, legacy,
+    Doctor, Exchange, Role, legacy,
     presence::{Presence, memory_bytes, timestamp_now},
     runs::Runs,
     side::{Account, Side},
@@ -62,6 +62,7 @@ pub struct Agent {
     roles: Vec<Arc<dyn Role>>,
     beside: Option<Beside>,
     watched: Option<watch::Options>,
+    exchange: Option<Exchange>,
     reporting: Option<Reporting>,
     told: CancellationToken,
 }
@@ -87,14 +88,21 @@ impl Agent {
         roles: Vec<Arc<dyn Role>>,
     ) -> Self {
         let told = CancellationToken::new();
-        let (beside, watched, reporting) = (None, None, None);
-        Self { config, bus, store, cache, roles, beside, watched, reporting, told }
+        let (beside, watched, exchange, reporting) = (None, None, None, None);
+        Self { config, bus, store, cache, roles, beside, watched, exchange, reporting, told }
     }
 
     /// Watches the box meanwhile.
     #[must_use]
     pub fn watched(mut self, options: watch::Options) -> Self {
         self.watched = Some(options);
+        self
+    }
+
+    /// Exchanges files with other agents meanwhile; the cache was told of them, too.
+    #[must_use]
+    pub fn exchanging(mut self, exchange: Exchange) -> Self {
+        self.exchange = Some(exchange);
         self
     }
 
@@ -135,8 +143,10 @@ impl Agent {
     /// # Errors
     /// When the bus refuses the agent its work, or what it does beside its roles fails.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
-        let Self { config, bus, store, cache, roles, beside, watched, reporting, told } = self;
+        let Self { config, bus, store, cache, roles, beside, watched, exchange, reporting, told } =
+            self;
         let presence = Presence::new(first_status(&config, &roles, beside.as_ref()));
+        presence.update(|status| status.exchange = exchange.as_ref().map(Exchange::said));
         for role in &roles {
             examine(&presence, &config.doctor, &**role).await;
         }
@@ -153,6 +163,11 @@ impl Agent {
         if let Some(options) = watched {
             let (watch, presence, aside) = (watch.clone(), presence.clone(), beside.is_some());
             background.spawn(watch::run(options, watch, presence, aside, over.clone()));
+        }
+
+        if let Some(exchange) = exchange {
+            let (serving, over) = (exchange.serve(cache.clone()), over.clone());
+            background.spawn(async move { over.run_until_cancelled(serving).await.is_some() });
         }
 
         let drain = stop.child_token();

@@ -7,6 +7,7 @@
 mod agent;
 mod child;
 mod doctor;
+mod exchange;
 mod failure;
 mod herd;
 mod job;
@@ -29,6 +30,7 @@ pub use agent::{Agent, Config};
 pub use child::{Child, Command};
 pub use conduct::{Fault, Pace, Room, halved};
 pub use doctor::Doctor;
+pub use exchange::Exchange;
 pub use herd::Herd;
 pub use job::{Job, JobError};
 pub use launch::Launch;

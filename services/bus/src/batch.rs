@@ -23,12 +23,23 @@ pub(crate) async fn fetch(
     filter: &str,
     from: u64,
 ) -> Result<Vec<StreamMessage>, RequestError> {
+    fetch_some(bus, stream, filter, from, MESSAGES_MAX).await
+}
+
+/// As `fetch`, so many at most.
+pub(crate) async fn fetch_some(
+    bus: &Bus,
+    stream: &str,
+    filter: &str,
+    from: u64,
+    messages: usize,
+) -> Result<Vec<StreamMessage>, RequestError> {
     let shared = &bus.shared;
     shared.connection.wait_connected(ANSWER_LIMIT).await?;
     let mut generation = shared.connection.generation.subscribe();
     generation.borrow_and_update();
     let body = json!({
-        "seq": from, "next_by_subj": filter, "batch": MESSAGES_MAX, "max_bytes": BYTES_MAX,
+        "seq": from, "next_by_subj": filter, "batch": messages.min(MESSAGES_MAX), "max_bytes": BYTES_MAX,
     });
     let inbox = shared.client.new_inbox();
     let subscribed = shared.client.subscribe(inbox.clone()).await;

@@ -1,19 +1,22 @@
 //! What a fleet says of itself outside the log: agents' status, commands to them, and
 //! how to join. Nothing here needs to survive.
 
-use std::{io, time::Duration};
+use std::{
+    io,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
-use async_nats::HeaderMap;
+use async_nats::{HeaderMap, jetstream::message::StreamMessage};
 use bytes::Bytes;
 use futures::{StreamExt, stream::BoxStream};
 use serde::{Serialize, de::DeserializeOwned};
 use wire::{
     AgentId,
-    v1::{AgentCommand, AgentStatus, FleetConfig},
+    v1::{AgentCommand, AgentStatus, FleetConfig, agent_status::State},
 };
 
 use crate::{
-    Bus,
+    BUCKET, Bus, batch, kv,
     read::patiently,
     request::{RequestError, code},
 };
@@ -21,6 +24,10 @@ use crate::{
 const CONFIG_KEY: &str = "config";
 const AGENT_PREFIX: &str = "agent.";
 const STATUS_PREFIX: &str = "flotilla.agent.status.";
+/// Agents record their status every ten seconds; clocks differ.
+const RECENT: Duration = Duration::from_secs(45);
+/// Of a small fleet, as many of the last writes to the bucket have all its agents.
+const RECENT_RECORDS: u64 = 256;
 /// Names a command, so that its answer can.
 const COMMAND_HEADER: &str = "Flotilla-Command";
 /// An agent that listens confirms a command at once.
@@ -79,6 +86,49 @@ impl Bus {
             PresenceError::Request { what: "list the agents".to_owned(), source }
         })?;
         Ok(values.iter().filter_map(|(subject, value)| own_status(subject, value)).collect())
+    }
+
+    /// Some of the statuses that were recorded last, `most` at most: what one asks who needs some
+    /// agents that are there, whatever the size of the fleet. Which ones of many is up to `chance`.
+    ///
+    /// # Errors
+    /// When the bucket cannot be read.
+    pub async fn recent_statuses(
+        &self,
+        most: usize,
+        chance: u64,
+    ) -> Result<Vec<AgentStatus>, PresenceError> {
+        let what = || "see which agents are there".to_owned();
+        let failed = |source| PresenceError::Request { what: what(), source };
+        let stream = format!("KV_{BUCKET}");
+        let (end, records) = self.stream_extent(&stream).await.map_err(failed)?;
+        let most_records = most as u64;
+        let from = if records <= most_records {
+            1
+        } else {
+            // Each record stands where it was last written: the last ones are of who is there now,
+            // between writes of others to the same bucket.
+            let back = chance % (2 * records).max(RECENT_RECORDS);
+            end.saturating_sub(back.max(RECENT_RECORDS / 2).max(most_records)) + 1
+        };
+        let filter = kv::subject(&format!("{AGENT_PREFIX}*"));
+        let found = batch::fetch_some(self, &stream, &filter, from, most).await.map_err(failed)?;
+        Ok(found.iter().filter_map(lately).collect())
+    }
+
+    /// What an agent recorded of itself lately; `None` when it is not there.
+    ///
+    /// # Errors
+    /// When the bucket cannot be read.
+    pub async fn recent_status(
+        &self,
+        agent: &AgentId,
+    ) -> Result<Option<AgentStatus>, PresenceError> {
+        let key = kv::subject(&format!("{AGENT_PREFIX}{agent}"));
+        let found = self.last_message(&format!("KV_{BUCKET}"), &key).await.map_err(|source| {
+            PresenceError::Request { what: format!("see whether {agent} is there"), source }
+        })?;
+        Ok(found.as_ref().and_then(lately))
     }
 
     /// Statuses as agents announce them, from now on.
@@ -227,6 +277,17 @@ fn own_status(subject: &str, payload: &[u8]) -> Option<AgentStatus> {
         tracing::warn!(subject, named = status.agent, "a status in another's name was dropped");
     }
     own.then_some(status)
+}
+
+/// A status whose record is not old, by the server's clock and ours.
+fn lately(message: &StreamMessage) -> Option<AgentStatus> {
+    let written = u64::try_from(message.time.unix_timestamp()).ok()?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    if now.abs_diff(written) > RECENT.as_secs() {
+        return None;
+    }
+    let status = own_status(&message.subject, &message.payload)?;
+    (status.state() != State::Stopped).then_some(status)
 }
 
 fn lenient<M: DeserializeOwned>(subject: &str, payload: &[u8]) -> Option<M> {

@@ -200,6 +200,12 @@ impl Bus {
         }
     }
 
+    /// The position of its last message, and how many it has.
+    pub(crate) async fn stream_extent(&self, stream: &str) -> Result<(u64, u64), RequestError> {
+        let answer: StreamAnswer = self.api(&format!("STREAM.INFO.{stream}"), &()).await?;
+        Ok((answer.state.last_seq, answer.state.messages))
+    }
+
     pub(crate) async fn stream_end(&self, stream: &str) -> Result<u64, RequestError> {
         let answer: StreamAnswer = self.api(&format!("STREAM.INFO.{stream}"), &()).await?;
         Ok(answer.state.last_seq)

@@ -19,6 +19,7 @@ mod rig;
 mod sandbox;
 mod share;
 mod start;
+mod store;
 mod verify;
 
 use std::process::ExitCode;
@@ -34,6 +35,7 @@ use crate::{
 };
 
 pub(crate) use engines::work as engine_task;
+pub(crate) use store::peer_task;
 
 /// One thing measured.
 #[derive(Debug, Clone)]
@@ -136,6 +138,9 @@ pub(crate) async fn bench(
     }
     if wanted(BenchWhat::Closed) {
         figures.extend(closed::measure().await?);
+    }
+    if wanted(BenchWhat::Store) {
+        figures.extend(store::measure(args).await?);
     }
     if wanted(BenchWhat::Start) || wanted(BenchWhat::Idle) {
         let rig = rig::Rig::start().await?;

@@ -222,6 +222,13 @@ pub(crate) struct AgentArgs {
     /// fleet says, or through its gateway where that cannot be used from here.
     #[arg(long, env = "FLOTILLA_STORE")]
     pub store: Option<String>,
+    /// Where other agents get files from this one that they are fetching too, ADDRESS:PORT; port 0
+    /// is any. Only members of the fleet get any.
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:0", env = "FLOTILLA_PEERS")]
+    pub peers: SocketAddr,
+    /// Get files from the store alone, and give none to other agents.
+    #[arg(long, env = "FLOTILLA_NO_PEERS")]
+    pub no_peers: bool,
     /// Cores its workers may use. Default: all.
     #[arg(long, env = "FLOTILLA_THREADS", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub threads: Option<u32>,
@@ -857,6 +864,16 @@ pub(crate) struct BenchArgs {
     /// Measure nothing: write the page that docs/PERFORMANCE.md is from what `--json` printed.
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "what")]
     pub page: Vec<PathBuf>,
+    /// Store: a bucket to measure, s3://BUCKET/PREFIX with AWS_*; what is written stays there.
+    #[arg(long, value_name = "URL")]
+    pub s3: Option<String>,
+    /// Store: s5cmd, to compare with. Default: found on PATH.
+    #[arg(long, value_name = "FILE", env = "FLOTILLA_S5CMD")]
+    pub s5cmd: Option<PathBuf>,
+    /// Store: of the file that is put and got.
+    #[arg(long, value_name = "MIB", default_value_t = 1024,
+          value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    pub store_mib: u32,
     /// RAFT: as many bases, each from a seed of its own.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..=100))]
     pub seeds: u32,
@@ -885,6 +902,9 @@ pub(crate) enum BenchWhat {
     Sandbox,
     /// Verifying short Python programs, contained, against a bare python loop.
     Verify,
+    /// Files into a directory or a bucket and back, beside cp and s5cmd, and an adapter to eight
+    /// boxes at once over links of 1 Gb/s, which takes root.
+    Store,
     /// What TLS and tokens cost beside an open server, and a thousand agents on a closed one.
     Closed,
     /// The embedded engine beside llama.cpp and PyTorch, as docs/ENGINES.md has it.
@@ -944,6 +964,11 @@ pub(crate) enum WorkerCommand {
         device: String,
         #[arg(long, value_parser = dtype)]
         dtype: Dtype,
+    },
+    /// A box of `bench store`.
+    Swarm {
+        #[arg(long)]
+        part: String,
     },
     Bench {
         #[arg(long)]

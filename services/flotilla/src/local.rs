@@ -45,7 +45,7 @@ pub(crate) fn elsewhere(models: &[PathBuf]) -> anyhow::Result<Elsewhere> {
         directories.push(found.with_context(|| format!("--models {}", directory.display()))?);
     }
     directories.push(hub.cache().to_owned());
-    Ok(Elsewhere { models: directories, hub: Some(hub) })
+    Ok(Elsewhere { models: directories, hub: Some(hub), peers: None })
 }
 
 /// How workers of a command are started that belong to no agent; their logs go below `directory`.

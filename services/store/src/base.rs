@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::Path as FsPath,
+    path::{Path as FsPath, PathBuf},
     sync::Arc,
 };
 
@@ -19,6 +19,7 @@ use crate::{
     error::{Fault, GetError, PutError},
     examine::Seen,
     manifest::{About, MANIFEST, Manifest, SUMS, TreeFile},
+    parts::{self, PARTS, PartLists, Parts},
     path::{RelativePath, TreePlace},
     store::{Store, Wanted, blocking},
     tree::key_of,
@@ -27,7 +28,7 @@ use crate::{
 /// Published bases that are looked at for files they share with a new one.
 const SIBLINGS_MAX: usize = 256;
 /// Below it a copy within the store saves nothing.
-const COPY_BYTES_MIN: u64 = 1 << 20;
+pub(crate) const COPY_BYTES_MIN: u64 = 1 << 20;
 
 /// Whether a base's files go into the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,10 +108,12 @@ impl Store {
         let root = place.path(digest);
         let tree = v1::Tree { path: root.to_string(), manifest: digest.to_string() };
         let is_new = !self.is_published(&root, &json).await?;
+        let mut lists = PartLists::default();
         if upload == Upload::All || (is_new && upload == Upload::Missing) {
-            self.put_missing((dir, upload), place, &root, &manifest).await?;
+            lists = self.put_missing((dir, upload), place, &root, &manifest).await?;
         }
         if is_new {
+            self.put_part_lists(&root, &lists).await?;
             self.put_bytes(&key_of(&root, SUMS), manifest.to_sums().into()).await?;
             self.put_bytes(&key_of(&root, MANIFEST), json).await?;
         }
@@ -123,14 +126,16 @@ impl Store {
         place: &TreePlace,
         root: &RelativePath,
         manifest: &Manifest,
-    ) -> Result<(), PutError> {
-        let mut siblings = None;
+    ) -> Result<PartLists, PutError> {
+        let (mut siblings, mut lists) = (None, PartLists::default());
         for file in &manifest.files {
             let key = key_of(root, file.path.as_str());
+            let source = dir.join(file.path.as_str());
             if upload == Upload::Missing {
                 // Its directory is named for the manifest, so a file of that name and size was
                 // begun for it: by a submission that did not come to its end.
                 if self.holds(&key, file.bytes).await? {
+                    lists.add(file.digest, parts_of(source).await);
                     continue;
                 }
                 if file.bytes >= COPY_BYTES_MIN {
@@ -141,13 +146,14 @@ impl Store {
                     if let Some(same) = same
                         && self.copied(same, &key, file.bytes).await
                     {
+                        lists.add(file.digest, parts_of(source).await);
                         continue;
                     }
                 }
             }
-            self.put_file(&key, &dir.join(file.path.as_str()), file.digest, file.bytes).await?;
+            lists.add(file.digest, self.put_file(&key, &source, file.digest, file.bytes).await?);
         }
-        Ok(())
+        Ok(lists)
     }
 
     /// Where the store holds files of other trees beside this place.
@@ -172,7 +178,7 @@ impl Store {
     }
 
     /// A copy within the store; a server that refuses is sent the file.
-    async fn copied(&self, from: &Path, to: &Path, bytes: u64) -> bool {
+    pub(crate) async fn copied(&self, from: &Path, to: &Path, bytes: u64) -> bool {
         let whole = self.holds(from, bytes).await.unwrap_or(false);
         whole
             && self.at.objects.copy(from, to).await.is_ok()
@@ -204,6 +210,7 @@ impl Store {
         let mut files = self.list(root).await?;
         files.remove(MANIFEST);
         files.remove(SUMS);
+        files.remove(PARTS);
         Ok(Directory { published, files })
     }
 
@@ -265,7 +272,7 @@ impl Store {
         let key = key_of(root, path.as_str());
         let url = self.at.url_of(&key);
         // The digest is what is asked for here; only the size is compared.
-        let wanted = Wanted { key, url, digest: Digest::of(b""), bytes };
+        let wanted = Wanted { key, url, digest: Digest::of(b""), bytes, parts: None };
         let mut chunks = self.chunks(&wanted).await?;
         let mut hasher = blake3::Hasher::new();
         while let Some(chunk) = chunks.try_next().await? {
@@ -290,6 +297,11 @@ impl From<Fault> for AdoptError {
     fn from(fault: Fault) -> Self {
         Self::Put(fault.into())
     }
+}
+
+/// Of a file that need not be sent; without them it is fetched without peers.
+pub(crate) async fn parts_of(file: PathBuf) -> Option<Parts> {
+    blocking(move || parts::of_file(&file)).await.ok()?.2
 }
 
 fn written(

@@ -40,6 +40,7 @@ use crate::{
     digests::Digests,
     error::{CacheError, GetError},
     manifest::Manifest,
+    peers::{self, Peers},
     store::{Store, Wanted, blocking},
 };
 pub use elsewhere::Elsewhere;
@@ -55,6 +56,7 @@ struct Inner {
     verified: Verified,
     local: Local,
     hub: Option<Hub>,
+    peers: Option<Peers>,
 }
 
 /// A verified file of the cache, which is not evicted while this is held.
@@ -105,9 +107,10 @@ impl Cache {
     /// When the directory cannot be created.
     pub fn with(dir: &Path, max_bytes: u64, elsewhere: Elsewhere) -> Result<Self, CacheError> {
         let space = Space::open(dir, max_bytes)?;
-        let Elsewhere { models, hub } = elsewhere;
+        let Elsewhere { models, hub, peers } = elsewhere;
         let local = Local::new(models, Digests::at(space.dir().join("digests.jsonl")));
-        Ok(Self { inner: Arc::new(Inner { space, verified: Verified::default(), local, hub }) })
+        let verified = Verified::default();
+        Ok(Self { inner: Arc::new(Inner { space, verified, local, hub, peers }) })
     }
 
     /// A blob as a local file, fetched if it is not there. Whoever asks for one that is being
@@ -143,12 +146,27 @@ impl Cache {
     }
 
     async fn fetch(&self, store: &Store, wanted: Wanted) -> Result<CachedBlob, GetError> {
+        if let (Some(peers), Some(parts)) = (&self.inner.peers, &wanted.parts) {
+            let (file, temp) = self.reserve(wanted.bytes).await?;
+            let fetched = peers::fetch(peers, store, (&wanted, parts.clone()), file, temp.path());
+            let (file, entry) = fetched.await?;
+            let held = self.commit(file, temp, wanted.digest).await;
+            // Peers have it from there by now.
+            drop(entry);
+            return held;
+        }
         let fetch_once = async || {
             let (file, temp) = self.reserve(wanted.bytes).await?;
             Ok((store.fetch_into(&wanted, file, temp.path()).await?, temp))
         };
         let (file, temp) = store.until_undamaged(fetch_once).await?;
         self.commit(file, temp, wanted.digest).await
+    }
+
+    /// A file that was fetched from the store or a hub, if it is there, kept from eviction while it
+    /// is open. It is not looked at: whoever gets it does. Blocking.
+    pub(crate) fn lend(&self, digest: Digest) -> Option<File> {
+        lock::share(&self.path_of(digest)).ok()?
     }
 
     async fn reserve(&self, bytes: u64) -> Result<(File, Temp), CacheError> {

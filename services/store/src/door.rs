@@ -97,6 +97,10 @@ impl DoorObjects {
         Ok(Self { client: Arc::new(Client::new(door)?) })
     }
 
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
     pub(crate) async fn check(&self) -> Result<()> {
         self.client.identity().await.map(|_| ())
     }

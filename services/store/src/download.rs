@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, Seek, Write},
+    io::{self, Write},
     path::Path as FsPath,
 };
 
@@ -32,7 +32,7 @@ const FETCHES: u32 = 4;
 const HASH_INLINE: usize = 128 << 10;
 
 impl Wanted {
-    fn corrupt(&self, found: impl Into<String>, same_size: bool) -> GetError {
+    pub(crate) fn corrupt(&self, found: impl Into<String>, same_size: bool) -> GetError {
         let expected = format!("{} of {} bytes", self.digest, self.bytes);
         GetError::Corrupt { url: self.url.clone(), expected, found: found.into(), same_size }
     }
@@ -169,17 +169,14 @@ impl Store {
 /// file must not be writable through a job's directory.
 fn copy_local(path: &FsPath, mut to: File, at: &FsPath, wanted: &Wanted) -> Result<File, GetError> {
     let fault = |source| Fault::from_io(wanted.url.clone(), source);
-    let mut from = File::open(path).map_err(fault)?;
+    let from = File::open(path).map_err(fault)?;
     wanted.check_size(from.metadata().map_err(fault)?.len())?;
-    let found = if rustix::fs::ioctl_ficlone(&to, &from).is_ok() {
-        let hashed = scan::hash_reader(&mut to).map_err(fault)?;
-        to.rewind().map_err(fault)?;
-        hashed
-    } else {
-        scan::copy_and_hash(&mut from, &mut to)
-            .map_err(|source| CacheError::io("write", at, source))?
-    };
-    wanted.check(found)?;
+    let mut hasher = blake3::Hasher::new();
+    let copied = scan::copy(&from, &mut to, |piece| {
+        hasher.update(piece);
+    });
+    copied.map_err(|source| CacheError::io("write", at, source))?;
+    wanted.check((hasher.finalize().into(), hasher.count()))?;
     Ok(to)
 }
 

@@ -10,6 +10,7 @@ use wire::{Digest, v1};
 use crate::{
     error::{Fault, GetError},
     manifest::{MANIFEST, MAX_FILES, Manifest, SUMS, TreeFile},
+    parts::PARTS,
     path::RelativePath,
     store::{Store, Wanted},
 };
@@ -52,6 +53,7 @@ impl Store {
         let root = RelativePath::new(&*tree.path)?;
         let mut found = self.list(&root).await?;
         found.remove(MANIFEST);
+        found.remove(PARTS);
         let sums = manifest.to_sums();
         let wanted = manifest.files.iter().map(|file| (file.path.as_str(), file.bytes));
         let (mut flaws, mut elsewhere) = (Vec::new(), BTreeSet::new());

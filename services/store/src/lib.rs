@@ -15,13 +15,16 @@ mod examine;
 mod location;
 mod manifest;
 mod objects;
+mod parts;
 mod path;
+mod peers;
 mod remove;
 mod scan;
 mod store;
 mod tree;
 mod upload;
 
+pub use authority::Fingerprint;
 pub use base::{AdoptError, Directory, Upload};
 pub use cache::{Cache, CachedBlob, CachedTree, Elsewhere};
 pub use digests::Digests;
@@ -34,5 +37,6 @@ pub use objects::{
     Signed,
 };
 pub use path::{PathError, RelativePath, TreePlace};
+pub use peers::{Peer, Peers, Roll};
 pub use store::Store;
 pub use tree::ByteStream;

@@ -1,7 +1,12 @@
 //! From a URL to object storage. The traps of `facts/store.md` are answered here: only
 //! `AWS_*` is read from the environment, and timeouts and retries fit large files.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use object_store::{
     BackoffConfig, ClientOptions, ObjectStore, RetryConfig,
@@ -15,7 +20,9 @@ use crate::{
     door::{Door, DoorObjects},
     error::{Fault, OpenError},
     path::RelativePath,
+    upload::journal_directory,
 };
+use wire::Digest;
 
 /// Covers a whole request with its body, of at most one part: 16 MiB in 300 s is 56 kB/s.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
@@ -34,6 +41,10 @@ pub(crate) struct Location {
     pub(crate) bucket: Option<Bucket>,
     /// The same objects, where they are a gateway's.
     pub(crate) door: Option<DoorObjects>,
+    /// Where it is written down which parts of uploads are there.
+    pub(crate) journals: Option<PathBuf>,
+    /// Where this process put large files of trees, which the next tree may have unchanged.
+    pub(crate) put: Mutex<BTreeMap<Digest, Path>>,
 }
 
 /// A bucket, and where the store begins in it.
@@ -81,7 +92,16 @@ pub(crate) async fn open(
 pub(crate) fn through(door: &Door) -> Result<Location, OpenError> {
     let objects = DoorObjects::new(door)?;
     let (url, door) = (door.url(), Some(objects.clone()));
-    Ok(Location { url, objects: Arc::new(objects), local: None, bucket: None, door })
+    let journals = journal_directory(|name| std::env::var_os(name));
+    Ok(Location {
+        url,
+        objects: Arc::new(objects),
+        local: None,
+        bucket: None,
+        door,
+        journals,
+        put: Mutex::default(),
+    })
 }
 
 fn refused(url: &str, reason: String) -> OpenError {
@@ -98,7 +118,16 @@ async fn open_local(url: &str, dir: &str) -> Result<Location, OpenError> {
     let settings = |source| OpenError::Settings { url: url.to_owned(), source: Box::new(source) };
     let local = LocalFileSystem::new_with_prefix(&path).map_err(settings)?.with_fsync(true);
     let objects = Arc::new(local.clone());
-    Ok(Location { url: url.to_owned(), objects, local: Some(local), bucket: None, door: None })
+    let (local, bucket, door, journals) = (Some(local), None, None, None);
+    Ok(Location {
+        url: url.to_owned(),
+        objects,
+        local,
+        bucket,
+        door,
+        journals,
+        put: Mutex::default(),
+    })
 }
 
 fn open_s3(
@@ -118,6 +147,9 @@ fn open_s3(
     }
     let prefix = Path::parse(prefix).map_err(|error| refused(url, error.to_string()))?;
     let settings = |source| OpenError::Settings { url: url.to_owned(), source: Box::new(source) };
+    let env: Vec<(String, String)> = env.into_iter().collect();
+    let variable = |name: &str| env.iter().find(|(known, _)| known == name);
+    let journals = journal_directory(|name| variable(name).map(|(_, value)| value.into()));
     let s3 = s3_builder(url, env)?.with_bucket_name(bucket).build().map_err(settings)?;
     let objects: Arc<dyn ObjectStore> = if prefix.is_root() {
         Arc::new(s3.clone())
@@ -125,7 +157,15 @@ fn open_s3(
         Arc::new(PrefixStore::new(s3.clone(), prefix.clone()))
     };
     let bucket = Some(Bucket { s3, prefix });
-    Ok(Location { url: url.to_owned(), objects, local: None, bucket, door: None })
+    Ok(Location {
+        url: url.to_owned(),
+        objects,
+        local: None,
+        bucket,
+        door: None,
+        journals,
+        put: Mutex::default(),
+    })
 }
 
 fn s3_builder(

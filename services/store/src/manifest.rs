@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use wire::Digest;
 
-use crate::path::RelativePath;
+use crate::{parts::PARTS, path::RelativePath};
 
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const SUMS: &str = "B3SUMS";
@@ -133,7 +133,7 @@ fn check_files(files: &[TreeFile]) -> Result<(), ManifestError> {
     let mut taken = BTreeSet::new();
     for file in files {
         let path = file.path.as_str();
-        if path == MANIFEST || path == SUMS {
+        if [MANIFEST, SUMS, PARTS].contains(&path) {
             return Err(ManifestError::Reserved(file.path.clone()));
         }
         if !taken.insert(path) {
@@ -190,7 +190,9 @@ mod tests {
     #[test]
     fn a_manifest_that_could_write_elsewhere_is_refused() {
         let digest = Digest::of(b"").to_string();
-        for path in ["../x", "/x", "a\\b", "", "a/../../x", "a\u{0}b", "manifest.json", "B3SUMS"] {
+        for path in
+            ["../x", "/x", "a\\b", "", "a/../../x", "a\u{0}b", "manifest.json", "B3SUMS", "B3PARTS"]
+        {
             let file = json!({"path": path, "bytes": 0, "digest": digest});
             let text = json!({"schema": SCHEMA, "files": [file]}).to_string();
             assert!(Manifest::parse(text.as_bytes()).is_err(), "{path:?} was accepted");

@@ -44,7 +44,7 @@ pub const OBJECT_BYTES_MAX: u64 = 1 << 40;
 /// S3 allows 10 000.
 pub const PARTS_MAX: usize = 10_000;
 /// A tree's files, and as many that do not belong to it.
-pub const LISTED_MAX: usize = 2 * MAX_FILES + 2;
+pub const LISTED_MAX: usize = 2 * MAX_FILES + 3;
 /// How long a signed address is good for: one piece over a slow uplink.
 const SIGNED_FOR: Duration = Duration::from_secs(900);
 const READ_CHUNK: usize = 256 << 10;

@@ -14,8 +14,8 @@ use crate::{
     tree::key_of,
 };
 
-/// The files of a tree, its manifest and its sums.
-const OBJECTS_MAX: usize = MAX_FILES + 2;
+/// The files of a tree, its manifest, its sums and its parts.
+const OBJECTS_MAX: usize = MAX_FILES + 3;
 
 impl Store {
     /// Removes the tree of a place, its manifest first: without it the tree does not exist.

@@ -2,8 +2,10 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read},
+    io::{self, Read, Seek, Write},
     path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
 };
 
 use wire::Digest;
@@ -11,11 +13,14 @@ use wire::Digest;
 use crate::{
     error::PutError,
     manifest::{MANIFEST, MAX_FILES, Manifest, ManifestError, SUMS, TreeFile},
+    parts::PARTS,
     path::RelativePath,
 };
 
 /// Large enough that a system call costs little beside hashing.
 const BUFFER: usize = 1 << 20;
+/// Of a copy, between the disk and the hashing.
+const BUFFERS: usize = 4;
 
 /// All regular files below `dir`, hashed. Links to files are followed (as in the Hugging Face
 /// cache); links to directories are refused, for they may be loops.
@@ -79,7 +84,7 @@ fn name_of(
 /// A fetched tree may be published again: its manifest and sums are written anew. A stranger's
 /// `manifest.json` is not silently dropped.
 fn is_ours(disk: &Path, name: &str) -> Result<bool, PutError> {
-    if name == SUMS {
+    if name == SUMS || name == PARTS {
         return Ok(true);
     }
     if name != MANIFEST {
@@ -112,15 +117,61 @@ pub(crate) fn hash_reader(reader: &mut impl Read) -> io::Result<(Digest, u64)> {
     }
 }
 
-/// Copies and hashes in one pass.
-pub(crate) fn copy_and_hash(from: &mut File, to: &mut File) -> io::Result<(Digest, u64)> {
-    struct Tee<'a>(&'a mut File, &'a mut File);
-    impl Read for Tee<'_> {
-        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-            let n = self.0.read(buffer)?;
-            io::Write::write_all(self.1, &buffer[..n])?;
-            Ok(n)
+/// Copies a file into an empty one, sharing its blocks where the file system can; `see` has every
+/// byte of the copy, in order.
+pub(crate) fn copy(
+    from: &File,
+    to: &mut File,
+    mut see: impl FnMut(&[u8]) + Send,
+) -> io::Result<()> {
+    if rustix::fs::ioctl_ficlone(&*to, from).is_ok() {
+        let mut buffer = vec![0; BUFFER];
+        while let n @ 1.. = read_some(to, &mut buffer)? {
+            see(&buffer[..n]);
+        }
+        return to.rewind();
+    }
+    // Seen on another thread while the next ones are copied; buffers go round.
+    let (filled, to_see) = mpsc::sync_channel::<(Vec<u8>, usize)>(BUFFERS);
+    let (seen, free) = mpsc::sync_channel::<Vec<u8>>(BUFFERS);
+    thread::scope(|scope| {
+        let seeing = scope.spawn(move || {
+            for (buffer, n) in to_see {
+                see(&buffer[..n]);
+                // The copying may be over.
+                let _ = seen.send(buffer);
+            }
+        });
+        let mut made = 0;
+        let copied = loop {
+            let buffer = if made < BUFFERS { None } else { free.recv().ok() };
+            let mut buffer = buffer.unwrap_or_else(|| vec![0; BUFFER]);
+            made += 1;
+            let n = match read_some(from, &mut buffer) {
+                Ok(0) => break Ok(()),
+                Ok(n) => n,
+                Err(error) => break Err(error),
+            };
+            if let Err(error) = (&*to).write_all(&buffer[..n]) {
+                break Err(error);
+            }
+            if filled.send((buffer, n)).is_err() {
+                break Ok(());
+            }
+        };
+        drop(filled);
+        match seeing.join() {
+            Ok(()) => copied,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+fn read_some(mut from: &File, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match from.read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => return read,
         }
     }
-    hash_reader(&mut Tee(from, to))
 }

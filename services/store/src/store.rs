@@ -18,6 +18,7 @@ use crate::{
     door::Door,
     error::{CheckError, Fault, GetError, OpenError, PutError},
     location::{self, Location},
+    parts::Parts,
     scan,
 };
 
@@ -36,6 +37,8 @@ pub(crate) struct Wanted {
     pub(crate) url: String,
     pub(crate) digest: Digest,
     pub(crate) bytes: u64,
+    /// Where they are known: so that each can be had from anybody.
+    pub(crate) parts: Option<Arc<Parts>>,
 }
 
 impl Store {
@@ -75,6 +78,11 @@ impl Store {
     /// As given to `open`, without a slash at its end; a gateway's address for a door.
     pub fn url(&self) -> &str {
         &self.at.url
+    }
+
+    /// Whether it is a directory of this machine, used as such.
+    pub fn is_local(&self) -> bool {
+        self.at.local.is_some()
     }
 
     /// Writes, reads and removes a small object, so that a wrong address, key or mode shows
@@ -150,7 +158,7 @@ impl Store {
     pub(crate) fn wanted_blob(&self, blob: &v1::Blob) -> Result<Wanted, GetError> {
         let digest = blob.digest.parse()?;
         let key = blob_key(digest);
-        Ok(Wanted { url: self.at.url_of(&key), key, digest, bytes: blob.bytes })
+        Ok(Wanted { url: self.at.url_of(&key), key, digest, bytes: blob.bytes, parts: None })
     }
 
     /// Whether an object of that size is there; its name says what its content should be.

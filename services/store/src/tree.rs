@@ -1,6 +1,9 @@
 //! Trees: plain directories that count from the moment their manifest is there.
 
-use std::path::Path as FsPath;
+use std::{
+    path::Path as FsPath,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use bytes::Bytes;
 use futures::stream::BoxStream;
@@ -8,12 +11,17 @@ use object_store::{ObjectStoreExt, path::Path};
 use wire::{Digest, v1};
 
 use crate::{
-    error::{GetError, PutError},
+    base::{COPY_BYTES_MIN, parts_of},
+    error::{Fault, GetError, PutError},
     manifest::{About, MANIFEST, MAX_MANIFEST_BYTES, Manifest, ManifestError, SUMS, TreeFile},
+    parts::{LIST_BYTES_MAX, PARTS, PartLists},
     path::{RelativePath, TreePlace},
     scan,
     store::{Store, Wanted, blocking},
 };
+
+/// Large files that were put lately; forgetting one costs an upload.
+const REMEMBERED_MAX: usize = 256;
 
 /// A file's bytes; the last item is an error when they were not the file's.
 pub type ByteStream = BoxStream<'static, Result<Bytes, GetError>>;
@@ -38,14 +46,37 @@ impl Store {
         if self.is_published(&root, &json).await? {
             return Ok(tree);
         }
+        let mut lists = PartLists::default();
         for file in &manifest.files {
             let source = dir.join(file.path.as_str());
             let key = key_of(&root, file.path.as_str());
-            self.put_file(&key, &source, file.digest, file.bytes).await?;
+            if file.bytes >= COPY_BYTES_MIN {
+                let before = lock(&self.at.put).get(&file.digest).cloned();
+                if let Some(before) = before
+                    && self.copied(&before, &key, file.bytes).await
+                {
+                    lists.add(file.digest, parts_of(source).await);
+                    continue;
+                }
+            }
+            lists.add(file.digest, self.put_file(&key, &source, file.digest, file.bytes).await?);
         }
+        self.put_part_lists(&root, &lists).await?;
         self.put_bytes(&key_of(&root, SUMS), manifest.to_sums().into()).await?;
         self.put_bytes(&key_of(&root, MANIFEST), json).await?;
+        self.remember(&root, &manifest);
         Ok(tree)
+    }
+
+    /// The next tree may have the same tokenizer.
+    fn remember(&self, root: &RelativePath, manifest: &Manifest) {
+        let mut put = lock(&self.at.put);
+        for file in manifest.files.iter().filter(|file| file.bytes >= COPY_BYTES_MIN) {
+            if put.len() >= REMEMBERED_MAX {
+                put.clear();
+            }
+            put.insert(file.digest, key_of(root, file.path.as_str()));
+        }
     }
 
     /// The manifest that publishing would write, and its digest; nothing is stored.
@@ -55,6 +86,27 @@ impl Store {
     pub async fn describe(dir: &FsPath, about: About) -> Result<(Manifest, Digest), PutError> {
         let (manifest, json) = described(dir, about).await?;
         Ok((manifest, Digest::of(&json)))
+    }
+
+    /// What tells who fetches a part of a file whether it is right.
+    pub(crate) async fn put_part_lists(
+        &self,
+        root: &RelativePath,
+        lists: &PartLists,
+    ) -> Result<(), Fault> {
+        match lists.to_json() {
+            Some(json) => self.put_bytes(&key_of(root, PARTS), json.into()).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Of a tree's large files. It only says how they may be fetched: without it they are fetched
+    /// otherwise.
+    pub(crate) async fn part_lists(&self, root: &RelativePath) -> PartLists {
+        match self.small_file(root, PARTS, LIST_BYTES_MAX).await {
+            Ok(Some(json)) => PartLists::parse(&json),
+            _ => PartLists::default(),
+        }
     }
 
     pub(crate) async fn is_published(
@@ -115,7 +167,7 @@ impl Store {
             return Err(GetError::Manifest { url, source: ManifestError::TooLarge });
         }
         let json = got.bytes().await.map_err(fault)?;
-        let wanted = Wanted { key: key.clone(), url, digest, bytes };
+        let wanted = Wanted { key: key.clone(), url, digest, bytes, parts: None };
         wanted.check((Digest::of(&json), json.len() as u64))?;
         Ok(json)
     }
@@ -140,7 +192,8 @@ impl Store {
 
     pub(crate) fn wanted_file(&self, root: &RelativePath, file: &TreeFile) -> Wanted {
         let key = key_of(root, file.path.as_str());
-        Wanted { url: self.at.url_of(&key), key, digest: file.digest, bytes: file.bytes }
+        let (url, digest, bytes) = (self.at.url_of(&key), file.digest, file.bytes);
+        Wanted { key, url, digest, bytes, parts: None }
     }
 }
 
@@ -157,4 +210,8 @@ async fn described(dir: &FsPath, about: About) -> Result<(Manifest, Bytes), PutE
 /// Joined and not `Path::from`, which would percent-encode names.
 pub(crate) fn key_of(root: &RelativePath, file: &str) -> Path {
     Path::parse(format!("{root}/{file}")).expect("a relative path is stricter than object_store's")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -13,12 +13,13 @@ use std::{
 use ::trainer::TrainerRole;
 use anyhow::{Context, bail};
 use authority::Shown;
+use bus::Bus;
 use evaluator::EvaluatorRole;
 use generator::GeneratorRole;
 use hardware::{Profile, files::Live, snapshot::Snapshot};
-use runtime::{Agent, Config, Doctor, Herd, Launch, Role};
+use runtime::{Agent, Config, Doctor, Exchange, Herd, Launch, Role};
 use rustix::process::Signal;
-use store::Cache;
+use store::{Cache, Store};
 use tokio_util::sync::CancellationToken;
 use verifier::VerifierRole;
 use wire::{AgentId, Pool, v1};
@@ -59,11 +60,10 @@ pub(crate) async fn agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow::Res
     let directory = agent_directory(&args, &id)?;
     let _lock = occupant::move_in(&directory, id.as_str())?;
     let cache_directory = args.cache_dir.clone().unwrap_or_else(|| directory.join("cache"));
-    let cache = Cache::with(
-        &cache_directory,
-        cache_bytes(args.cache_gib)?,
-        local::elsewhere(&args.models)?,
-    )?;
+    let exchange = exchange(fleet, &args, &id, (&bus, &store)).await?;
+    let mut elsewhere = local::elsewhere(&args.models)?;
+    elsewhere.peers = exchange.as_ref().map(Exchange::peers);
+    let cache = Cache::with(&cache_directory, cache_bytes(args.cache_gib)?, elsewhere)?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let launch = Launch {
         program: std::env::current_exe().context("find this program")?,
@@ -91,6 +91,10 @@ pub(crate) async fn agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow::Res
         withheld,
     };
     let agent = Agent::new(config, bus.clone(), store.clone(), cache, roles).watched(watched);
+    let agent = match exchange {
+        Some(exchange) => agent.exchanging(exchange),
+        None => agent,
+    };
     let agent = supervised(agent).leaving(signals::leave_token()?);
     let member = renewal.map(|renewal| renewal.keep(bus.clone()));
     let Some(watching) = watching else {
@@ -102,6 +106,25 @@ pub(crate) async fn agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow::Res
     let agent = agent.beside("watcher", watching.work(id, &directory, bus, store));
     while_member(member, &stop, agent.run(stop.clone())).await?;
     Ok(watching::code(over.get()))
+}
+
+/// Files from other agents: not for a directory of this machine, which is as near as they are.
+async fn exchange(
+    fleet: &FleetArgs,
+    args: &AgentArgs,
+    id: &AgentId,
+    (bus, store): (&Bus, &Store),
+) -> anyhow::Result<Option<Exchange>> {
+    if args.no_peers || store.is_local() {
+        return Ok(None);
+    }
+    let urls = fleet.options(id.as_str(), "agent")?.urls;
+    let host = |url: &String| {
+        let place = url.rsplit_once("://").map_or(url.as_str(), |(_, place)| place);
+        place.rsplit_once('@').map_or(place, |(_, host)| host).trim_end_matches('/').to_owned()
+    };
+    let hosts = urls.iter().map(host).collect();
+    Ok(Some(Exchange::open(args.peers, id, bus, hosts).await.context("--peers")?))
 }
 
 /// The service manager hears of it, where there is one.

@@ -43,6 +43,7 @@ pub(crate) fn work(worker: WorkerCommand) -> anyhow::Result<()> {
         WorkerCommand::Cell => sandbox::serve_cell(),
         WorkerCommand::Train { device, dtype } => trainer::work(&device, dtype),
         WorkerCommand::Eval { device, dtype } => evaluator::work(&device, dtype),
+        WorkerCommand::Swarm { part } => bench::peer_task(&part)?,
         WorkerCommand::Bench { task, model, text } => bench::engine_task(&model, &text, &task)?,
     }
     Ok(())

@@ -4,6 +4,7 @@ use std::{
     fs::{self, File, FileTimes},
     io::{self, Write},
     path::Path,
+    sync::Arc,
     time::SystemTime,
 };
 
@@ -14,6 +15,7 @@ use super::{Cache, CachedBlob, CachedTree, Inner, lock, read_only, space::Temp, 
 use crate::{
     error::{CacheError, GetError},
     manifest::{MANIFEST, Manifest, SUMS, TreeFile},
+    parts::{PartLists, Parts},
     path::RelativePath,
     store::{Store, blocking},
 };
@@ -97,7 +99,8 @@ impl Cache {
         let absent = blocking(move || inner.absent(&at, files)).await?;
         let mut here = self.locate(manifest, absent.clone()).await;
         let to_fetch = absent.iter().filter(|file| !here.contains_key(file.path.as_str()));
-        self.inner.space.check_fits(to_fetch.map(|file| file.bytes).sum())?;
+        self.inner.space.check_fits(to_fetch.clone().map(|file| file.bytes).sum())?;
+        let lists = self.part_lists(store, root, to_fetch).await;
         for file in absent {
             let target = dir.join(file.path.as_str());
             let inner = self.inner.clone();
@@ -105,11 +108,26 @@ impl Cache {
                 blocking(move || inner.link_local(&path, target)).await?;
                 continue;
             }
-            let wanted = store.wanted_file(root, &file);
+            let mut wanted = store.wanted_file(root, &file);
+            wanted.parts = lists.of(file.digest, file.bytes).map(Arc::new);
             let held = self.fetch_file(store, wanted, (manifest, &file)).await?;
             blocking(move || inner.link(&held, &target, &file)).await?;
         }
         Ok(())
+    }
+
+    /// The parts of files that peers may have, where there is more than a directory to fetch from.
+    async fn part_lists(
+        &self,
+        store: &Store,
+        root: &RelativePath,
+        mut files: impl Iterator<Item = &TreeFile>,
+    ) -> PartLists {
+        let with_peers = self.inner.peers.is_some() && store.at.local.is_none();
+        if !with_peers || !files.any(|file| Parts::part_bytes(file.bytes).is_some()) {
+            return PartLists::default();
+        }
+        store.part_lists(root).await
     }
 }
 

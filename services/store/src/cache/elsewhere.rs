@@ -15,18 +15,22 @@ use super::{Cache, CachedBlob, Inner};
 use crate::{
     error::{CacheError, GetError},
     manifest::{Manifest, TreeFile},
+    peers::Peers,
     store::{Store, blocking},
 };
 
 /// A download that breaks off goes on where it was so often.
 const HUB_TRIES: u32 = 5;
 
-/// Where a cache looks for files of base models before and after the store.
+/// Where a cache looks beside the store.
 #[derive(Clone, Default)]
 pub struct Elsewhere {
-    /// Directories of this machine.
+    /// Directories of this machine, for files of base models, before the store.
     pub models: Vec<PathBuf>,
+    /// For the same, after the store.
     pub hub: Option<Hub>,
+    /// Agents that may be fetching the same, together with the store.
+    pub peers: Option<Peers>,
 }
 
 /// What a hub's file was fetched for, or why not.

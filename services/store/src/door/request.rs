@@ -53,7 +53,7 @@ pub struct Refusal {
 
 /// A gateway, and the addresses that it sends us to.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(crate) struct Client {
     base: Url,
     gateway: reqwest::Client,
     /// Shows nobody a bearer.
@@ -213,13 +213,13 @@ impl Client {
     }
 
     /// The upload's name, or `None` when the object is there already.
-    pub(super) async fn begin(&self, key: &Path) -> Result<Option<String>> {
+    pub(crate) async fn begin(&self, key: &Path) -> Result<Option<String>> {
         let answer = self.plain(Method::POST, key, &[("begin", "")], None).await?;
         Ok(json::<Begun>(answer).await?.upload)
     }
 
     /// What the part is called.
-    pub(super) async fn put_part(
+    pub(crate) async fn put_part(
         &self,
         key: &Path,
         upload: &str,
@@ -239,7 +239,7 @@ impl Client {
         Ok(json::<Sent>(answer).await?.part)
     }
 
-    pub(super) async fn complete(
+    pub(crate) async fn complete(
         &self,
         key: &Path,
         upload: &str,
@@ -252,7 +252,7 @@ impl Client {
         self.plain(Method::POST, key, &query, Some(body.into())).await.map(|_| ())
     }
 
-    pub(super) async fn abort(&self, key: &Path, upload: &str) -> Result<()> {
+    pub(crate) async fn abort(&self, key: &Path, upload: &str) -> Result<()> {
         self.plain(Method::DELETE, key, &[("upload", upload)], None).await.map(|_| ())
     }
 

@@ -53,7 +53,7 @@ async fn publish(
 /// An agent's cache, on a machine with these directories.
 fn cache(dir: &TempDir, max_bytes: u64, models: &[&Path], hub: Option<Hub>) -> Cache {
     let models = models.iter().map(|path| (*path).to_owned()).collect();
-    Cache::with(dir.path(), max_bytes, Elsewhere { models, hub }).unwrap()
+    Cache::with(dir.path(), max_bytes, Elsewhere { models, hub, peers: None }).unwrap()
 }
 
 fn names_in(dir: &Path) -> Vec<String> {

@@ -10,5 +10,7 @@ mod door;
 mod examine;
 mod figures;
 mod outage;
+mod peers;
+mod resume;
 mod support;
 mod trees;

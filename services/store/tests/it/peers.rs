@@ -1,0 +1,244 @@
+//! Agents that fetch the same get it from each other, and from nobody else.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use async_trait::async_trait;
+use store::{Cache, Elsewhere, Fault, Fingerprint, GetError, Peer, Peers, Roll, Store};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
+use wire::{AgentId, v1};
+
+use crate::support::{MIB, Place, about, adapter, noise, place};
+
+const WEIGHTS: &str = "adapter_model.safetensors";
+
+/// What a fleet's agents are told of each other.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<Peer>>>);
+
+#[async_trait]
+impl Roll for Told {
+    async fn some(&self) -> Vec<Peer> {
+        self.0.lock().unwrap().clone()
+    }
+
+    async fn key_of(&self, name: &AgentId) -> Option<Fingerprint> {
+        let peers = self.0.lock().unwrap();
+        peers.iter().find(|peer| peer.name == *name).map(|peer| peer.key)
+    }
+}
+
+/// An agent's cache, served to others while it is there.
+struct Box_ {
+    cache: Cache,
+    dir: TempDir,
+    peer: Peer,
+    _serving: JoinSet<()>,
+}
+
+impl Box_ {
+    /// `roll` is what it is told, which may not name it.
+    async fn new(name: &str, roll: &Told) -> Self {
+        let name: AgentId = name.parse().unwrap();
+        let peers = Peers::new(name.clone(), Arc::new(roll.clone())).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addresses = vec![listener.local_addr().unwrap()];
+        let peer = Peer { name, key: peers.key(), addresses };
+        let dir = tempfile::tempdir().unwrap();
+        let elsewhere = Elsewhere { peers: Some(peers.clone()), ..Elsewhere::default() };
+        let cache = Cache::with(dir.path(), 1 << 30, elsewhere).unwrap();
+        let mut serving = JoinSet::new();
+        let served = cache.clone();
+        serving.spawn(async move { match peers.serve(listener, &served).await {} });
+        Self { cache, dir, peer, _serving: serving }
+    }
+
+    /// One that all others are told of.
+    async fn member(name: &str, roll: &Told) -> Self {
+        let member = Self::new(name, roll).await;
+        roll.0.lock().unwrap().push(member.peer.clone());
+        member
+    }
+
+    async fn fetch(&self, store: &Store, tree: &v1::Tree) -> Result<Vec<u8>, GetError> {
+        let tree = self.cache.tree(store, tree).await?;
+        Ok(fs::read(tree.path().join(WEIGHTS)).unwrap())
+    }
+
+    /// Where its copy of the weights is.
+    fn weights(&self, bytes: &[u8]) -> PathBuf {
+        let hex = blake3::hash(bytes).to_hex();
+        self.dir.path().join("b3").join(&hex[..2]).join(hex.as_str())
+    }
+}
+
+async fn published(len: usize) -> (Place, v1::Tree, Vec<u8>) {
+    let at = Place::s3().await;
+    let tree = at.store.publish_tree(adapter(1, len).path(), &place(1), about()).await.unwrap();
+    (at, tree, noise(1, len))
+}
+
+/// From now on the store's part of it is missing.
+fn lose_weights(at: &Place, tree: &v1::Tree) {
+    fs::remove_file(at.dir.join(&tree.path).join(WEIGHTS)).unwrap();
+}
+
+fn is_missing(fetched: &Result<Vec<u8>, GetError>) -> bool {
+    matches!(fetched, Err(GetError::Fault(Fault::Missing { .. })))
+}
+
+/// Passes on what is said to an address, until it has passed so much.
+async fn cut_after(bytes: u64, to: SocketAddr, passing: &mut JoinSet<()>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let left = Arc::new(AtomicU64::new(bytes));
+    passing.spawn(async move {
+        let mut pipes = JoinSet::new();
+        while let Ok((client, _)) = listener.accept().await {
+            let Ok(server) = TcpStream::connect(to).await else { return };
+            let (from_client, to_client) = client.into_split();
+            let (from_server, to_server) = server.into_split();
+            pipes.spawn(pipe(from_client, to_server, left.clone()));
+            pipes.spawn(pipe(from_server, to_client, left.clone()));
+        }
+    });
+    address
+}
+
+async fn pipe(
+    mut from: impl AsyncReadExt + Unpin,
+    mut to: impl AsyncWriteExt + Unpin,
+    left: Arc<AtomicU64>,
+) {
+    let mut buffer = vec![0; 16 << 10];
+    while let Ok(read @ 1..) = from.read(&mut buffer).await {
+        let counted = |left: u64| left.checked_sub(read as u64);
+        if left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, counted).is_err() {
+            return;
+        }
+        if to.write_all(&buffer[..read]).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_peer_has_need_not_come_from_the_store() {
+    let (at, tree, bytes) = published(5 * MIB + 7).await;
+    let told = Told::default();
+    let (first, second) = (Box_::member("a", &told).await, Box_::member("b", &told).await);
+    assert_eq!(first.fetch(&at.store, &tree).await.unwrap(), bytes);
+    lose_weights(&at, &tree);
+    assert_eq!(second.fetch(&at.store, &tree).await.unwrap(), bytes);
+    // Nor where a third has it from the second.
+    drop(first);
+    let third = Box_::member("c", &told).await;
+    assert_eq!(third.fetch(&at.store, &tree).await.unwrap(), bytes);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_at_once_all_get_it_and_the_store_sends_little_more_than_one_copy() {
+    let (at, tree, bytes) = published(24 * MIB).await;
+    let told = Told::default();
+    let mut boxes = Vec::new();
+    for index in 0..6 {
+        boxes.push(Box_::member(&format!("box-{index}"), &told).await);
+    }
+    let fetching = boxes.iter().map(|one| one.fetch(&at.store, &tree));
+    for fetched in futures::future::join_all(fetching).await {
+        assert!(fetched.unwrap() == bytes);
+    }
+    // Each asks for half a MiB, so one copy takes 48 requests, and six would take 288.
+    let requests = at.count(&["GET", WEIGHTS]);
+    assert!(requests < 48 * 3, "{requests} requests for one file");
+}
+
+#[tokio::test]
+async fn a_peer_that_lies_is_found_out_and_the_store_has_it() {
+    let (at, tree, bytes) = published(3 * MIB).await;
+    let told = Told::default();
+    let (liar, honest) = (Box_::member("a", &told).await, Box_::member("b", &told).await);
+    liar.fetch(&at.store, &tree).await.unwrap();
+    let path = liar.weights(&bytes);
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    fs::set_permissions(&path, mode).unwrap();
+    fs::write(&path, noise(9, bytes.len())).unwrap();
+    assert_eq!(honest.fetch(&at.store, &tree).await.unwrap(), bytes);
+    // And with the liar alone there is nothing to be had.
+    lose_weights(&at, &tree);
+    told.0.lock().unwrap().retain(|peer| peer.name != honest.peer.name);
+    let third = Box_::member("c", &told).await;
+    assert!(is_missing(&third.fetch(&at.store, &tree).await));
+}
+
+#[tokio::test]
+async fn a_peer_that_dies_midway_or_never_answers_costs_no_file() {
+    let (at, tree, bytes) = published(8 * MIB).await;
+    let told = Told::default();
+    let first = Box_::member("a", &told).await;
+    first.fetch(&at.store, &tree).await.unwrap();
+    let mut passing = JoinSet::new();
+    let dies = cut_after(2 * MIB as u64, first.peer.addresses[0], &mut passing).await;
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    {
+        let mut peers = told.0.lock().unwrap();
+        peers[0].addresses = vec![dies];
+        let address = silent.local_addr().unwrap();
+        let name = "silent".parse().unwrap();
+        let silent = Peer { name, addresses: vec![address], ..peers[0].clone() };
+        peers.push(silent);
+    }
+    let second = Box_::member("b", &told).await;
+    assert_eq!(second.fetch(&at.store, &tree).await.unwrap(), bytes);
+}
+
+#[tokio::test]
+async fn who_is_no_member_gets_nothing_and_is_not_listened_to() {
+    let (at, tree, _) = published(2 * MIB).await;
+    let told = Told::default();
+    let member = Box_::member("a", &told).await;
+    member.fetch(&at.store, &tree).await.unwrap();
+    lose_weights(&at, &tree);
+    // It knows of the fleet, which does not know of it, also under the name of one who is.
+    for name in ["stranger", "a-2"] {
+        let known = Told(Arc::new(Mutex::new(told.0.lock().unwrap().clone())));
+        let stranger = Box_::new(name, &known).await;
+        assert!(is_missing(&stranger.fetch(&at.store, &tree).await), "{name}");
+    }
+    let other = Box_::member("a-2", &Told::default()).await;
+    told.0.lock().unwrap().push(other.peer.clone());
+    let posing = Box_::new("a-2", &told).await;
+    assert!(is_missing(&posing.fetch(&at.store, &tree).await));
+    // Who has another key than the roll says is not asked, though it would answer.
+    let second = Box_::member("b", &told).await;
+    told.0.lock().unwrap()[0].key = Fingerprint::of(b"another's");
+    assert!(is_missing(&second.fetch(&at.store, &tree).await));
+}
+
+#[tokio::test]
+async fn without_a_list_of_parts_files_come_from_the_store_as_ever() {
+    let (at, tree, bytes) = published(3 * MIB).await;
+    let told = Told::default();
+    let (first, second) = (Box_::member("a", &told).await, Box_::member("b", &told).await);
+    first.fetch(&at.store, &tree).await.unwrap();
+    let list = at.dir.join(&tree.path).join("B3PARTS");
+    // One that is not the file's is none.
+    let text = fs::read_to_string(&list).unwrap();
+    fs::write(&list, text.replace(['0', '1', '2'], "7")).unwrap();
+    assert_eq!(second.fetch(&at.store, &tree).await.unwrap(), bytes);
+    fs::remove_file(&list).unwrap();
+    let third = Box_::member("c", &told).await;
+    assert_eq!(third.fetch(&at.store, &tree).await.unwrap(), bytes);
+}
