@@ -350,6 +350,26 @@ async fn a_place_is_written_once_whoever_writes() {
 }
 
 #[tokio::test]
+async fn agents_find_each_other_and_nobody_can_pose_as_another() {
+    let closed = Closed::start().await;
+    let trainer = closed.agent("box-1", &[Role::Trainer]).await;
+    let generator = closed.agent("box-2", &[Role::Generator]).await;
+    let exchange = |key: &str| v1::Exchange { key: key.into(), addresses: vec!["[::1]:1".into()] };
+    let status = |agent: &str, key: &str| v1::AgentStatus {
+        agent: agent.into(),
+        exchange: Some(exchange(key)),
+        ..Default::default()
+    };
+    trainer.record_status(&status("box-1", "its own")).await.unwrap();
+    let found = generator.recent_statuses(8, 0).await.unwrap();
+    assert_eq!(found, [status("box-1", "its own")]);
+    generator.record_status(&status("box-1", "another's")).await.unwrap_err();
+    let named = AgentId::new("box-1").unwrap();
+    let known = generator.recent_status(&named).await.unwrap();
+    assert_eq!(known, Some(status("box-1", "its own")));
+}
+
+#[tokio::test]
 async fn nobody_is_believed_in_anothers_name() {
     let closed = Closed::start().await;
     let a = closed.agent("a", &[Role::Generator]).await;

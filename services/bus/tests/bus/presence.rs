@@ -32,6 +32,32 @@ async fn statuses_are_heard_live_and_kept_for_late_joiners() {
 }
 
 #[tokio::test]
+async fn some_of_those_who_are_there_are_found_in_a_fleet_of_any_size() {
+    let (_rig, bus) = Rig::start().await;
+    let names = |statuses: Vec<v1::AgentStatus>| -> Vec<String> {
+        statuses.into_iter().map(|status| status.agent).collect()
+    };
+    for agent in ["a1", "a2", "a3"] {
+        bus.record_status(&status(agent, 1)).await.unwrap();
+    }
+    let gone = v1::agent_status::State::Stopped.into();
+    bus.record_status(&v1::AgentStatus { state: gone, ..status("a2", 1) }).await.unwrap();
+    assert_eq!(names(bus.recent_statuses(32, 5).await.unwrap()), ["a1", "a3"]);
+    let one = |agent: &str| AgentId::new(agent).unwrap();
+    assert_eq!(bus.recent_status(&one("a3")).await.unwrap(), Some(status("a3", 1)));
+    for absent in ["a2", "nobody"] {
+        assert_eq!(bus.recent_status(&one(absent)).await.unwrap(), None, "{absent}");
+    }
+    for agent in 0..60 {
+        bus.record_status(&status(&format!("b{agent}"), 1)).await.unwrap();
+    }
+    for chance in [0, 7, 100, u64::MAX] {
+        let found = names(bus.recent_statuses(16, chance).await.unwrap());
+        assert_eq!(found.len(), 16, "{chance}: {found:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_command_is_confirmed_by_the_agent_it_names() {
     let (rig, bus) = Rig::start().await;
     let (agent, absent) = (AgentId::new("a1").unwrap(), AgentId::new("a2").unwrap());

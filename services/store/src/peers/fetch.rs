@@ -165,9 +165,9 @@ impl Swarm {
     fn begin(&mut self, take: Take) {
         let job = self.job.clone();
         match take.from {
-            Source::Store => drop(self.tasks.spawn(job.from_store(take))),
+            Source::Store => drop(self.tasks.spawn(job.ask_store(take))),
             Source::Peer(index) => match self.links.get(&index) {
-                Some(link) => drop(self.tasks.spawn(job.from_peer(link.clone(), take))),
+                Some(link) => drop(self.tasks.spawn(job.ask_peer(link.clone(), take))),
                 // It left between two words.
                 None => {
                     self.plan.left(index);
@@ -267,7 +267,7 @@ impl Job {
         }
     }
 
-    async fn from_peer(self, link: Link, take: Take) {
+    async fn ask_peer(self, link: Link, take: Take) {
         let index = take.parts.start;
         let outcome = match link.bytes(self.wanted.digest, self.parts.range(index)).await {
             Ok(bytes) => self.keep(take.from, index, bytes).await.map_err(Failure::Disk),
@@ -276,7 +276,7 @@ impl Job {
         self.say(Event::Ended(take, outcome)).await;
     }
 
-    async fn from_store(self, take: Take) {
+    async fn ask_store(self, take: Take) {
         let outcome = self.run_of_store(&take).await;
         self.say(Event::Ended(take, outcome)).await;
     }

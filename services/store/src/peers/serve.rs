@@ -134,7 +134,7 @@ impl Server {
                 };
                 self.bytes(digest, range).await
             }
-            "parts" => self.parts(digest).await,
+            "parts" => self.parts(digest),
             _ => refusal(StatusCode::NOT_FOUND, "there is only /b3/HEX and /parts/HEX"),
         }
     }
@@ -171,7 +171,7 @@ impl Server {
         response
     }
 
-    async fn parts(&self, digest: Digest) -> Response<Body> {
+    fn parts(&self, digest: Digest) -> Response<Body> {
         let state = Some((self.peers.clone(), self.cache.clone(), None));
         let said = stream::unfold(state, move |state| async move {
             let (peers, cache, mut heard) = state?;
