@@ -12,7 +12,7 @@ use futures::{
     stream::{self, BoxStream},
 };
 use object_store::{ObjectStoreExt, path::Path};
-use tokio_util::io::ReaderStream;
+use tokio_util::{io::ReaderStream, task::AbortOnDropHandle};
 use wire::Digest;
 
 use crate::{
@@ -83,7 +83,13 @@ impl Store {
             let (objects, key): (_, Path) = (objects.clone(), key.clone());
             async move { objects.get_range(&key, start..bytes.min(start + PART_BYTES)).await }
         };
-        stream::iter(starts).map(get).buffered(RANGES_IN_FLIGHT)
+        // Each is read while what came before is hashed and written, and ended with the stream.
+        let task = move |start| AbortOnDropHandle::new(tokio::spawn(get(start)));
+        let got = stream::iter(starts).map(task).buffered(RANGES_IN_FLIGHT);
+        got.map(|got| match got {
+            Ok(got) => got,
+            Err(source) => Err(object_store::Error::JoinError { source }),
+        })
     }
 
     /// Chunks in order; the last item is an error when the whole is not what was wanted.

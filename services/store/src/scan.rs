@@ -19,8 +19,9 @@ use crate::{
 
 /// Large enough that a system call costs little beside hashing.
 const BUFFER: usize = 1 << 20;
-/// Of a copy, between the disk and the hashing.
-const BUFFERS: usize = 4;
+/// Of a copy, between the disk and the hashing: small enough to be in a core's cache still.
+const BUFFERS: usize = 8;
+const COPY_BUFFER: usize = 256 << 10;
 
 /// All regular files below `dir`, hashed. Links to files are followed (as in the Hugging Face
 /// cache); links to directories are refused, for they may be loops.
@@ -145,7 +146,7 @@ pub(crate) fn copy(
         let mut made = 0;
         let copied = loop {
             let buffer = if made < BUFFERS { None } else { free.recv().ok() };
-            let mut buffer = buffer.unwrap_or_else(|| vec![0; BUFFER]);
+            let mut buffer = buffer.unwrap_or_else(|| vec![0; COPY_BUFFER]);
             made += 1;
             let n = match read_some(from, &mut buffer) {
                 Ok(0) => break Ok(()),

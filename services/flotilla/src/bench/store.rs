@@ -94,20 +94,31 @@ fn write_noise(path: &Path, round: u64, mib: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What was written before is nobody's cost but its writer's.
-fn settle() {
+/// The same for both sides of a comparison: what was written before is on the disk, and memory for
+/// as much again was just let go. A virtual machine may have to be given memory first, which costs
+/// more than copying into it.
+fn settle(mib: u64) -> anyhow::Result<()> {
+    let path = std::env::temp_dir().join(format!("flotilla-bench-settle-{}", std::process::id()));
+    let mut file = File::create(&path)?;
+    let piece = vec![1; usize::try_from(MIB)?];
+    let written = (0..mib).try_for_each(|_| file.write_all(&piece));
     disk::sync();
+    fs::remove_file(&path)?;
+    Ok(written?)
 }
 
-async fn timed<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<(T, Duration)> {
-    settle();
+async fn timed<T>(
+    mib: u64,
+    work: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<(T, Duration)> {
+    settle(mib)?;
     let began = Instant::now();
     let done = work.await?;
     Ok((done, began.elapsed()))
 }
 
-fn run(command: &mut Command) -> anyhow::Result<Duration> {
-    settle();
+fn run(mib: u64, command: &mut Command) -> anyhow::Result<Duration> {
+    settle(mib)?;
     let began = Instant::now();
     let output = command.stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("run {}", command.get_program().display()))?;
@@ -132,16 +143,19 @@ async fn directory(mib: u64) -> anyhow::Result<[Figure; 2]> {
         let (source, copy) = (at("source"), at("copy"));
         write_noise(&source, round, mib)?;
         let store = Store::open(&format!("file://{}", at("store").display())).await?;
-        put.theirs(run(Command::new("sh")
-            .arg("-c")
-            .arg("cp -- \"$0\" \"$1\" && sync -- \"$1\"")
-            .args([&source, &copy]))?);
+        put.theirs(run(
+            mib,
+            Command::new("sh")
+                .arg("-c")
+                .arg("cp -- \"$0\" \"$1\" && sync -- \"$1\"")
+                .args([&source, &copy]),
+        )?);
         fs::remove_file(&copy)?;
-        let (blob, taken) = timed(async { Ok(store.put_blob_file(&source).await?) }).await?;
+        let (blob, taken) = timed(mib, async { Ok(store.put_blob_file(&source).await?) }).await?;
         put.ours(taken);
-        get.theirs(run(Command::new("cp").arg("--").args([&source, &copy]))?);
+        get.theirs(run(mib, Command::new("cp").arg("--").args([&source, &copy]))?);
         fs::remove_file(&copy)?;
-        get.ours(timed(fetched(&store, &blob, &at("cache"))).await?.1);
+        get.ours(timed(mib, fetched(&store, &blob, &at("cache"))).await?.1);
         for gone in ["store", "cache"] {
             fs::remove_dir_all(at(gone))?;
         }
@@ -181,13 +195,13 @@ async fn bucket(url: &str, args: &BenchArgs) -> anyhow::Result<[Figure; 2]> {
         for ours in [round % 2 == 0, round % 2 != 0] {
             if ours {
                 let (blob, taken) =
-                    timed(async { Ok(store.put_blob_file(&source).await?) }).await?;
+                    timed(mib, async { Ok(store.put_blob_file(&source).await?) }).await?;
                 put.ours(taken);
-                get.ours(timed(fetched(&store, &blob, &at("cache"))).await?.1);
+                get.ours(timed(mib, fetched(&store, &blob, &at("cache"))).await?.1);
                 fs::remove_dir_all(at("cache"))?;
             } else if let Some(s5cmd) = &s5cmd {
-                put.theirs(run(&mut cp(&local, &there))?);
-                get.theirs(run(&mut cp(&there, &back))?);
+                put.theirs(run(mib, &mut cp(&local, &there))?);
+                get.theirs(run(mib, &mut cp(&there, &back))?);
                 let same = fs::metadata(&copy)?.len() == mib * MIB;
                 anyhow::ensure!(same, "{} gave back another size", s5cmd.display());
                 fs::remove_file(&copy)?;

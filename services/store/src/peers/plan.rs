@@ -9,13 +9,17 @@ use std::{collections::BTreeMap, ops::Range, time::Duration};
 
 /// Asked of one peer at once: what is on its way must fill the link, and what waits there when all
 /// else is done delays the end.
-const ASKED_OF_PEER: usize = 3;
+const ASKED_OF_PEER: usize = 2;
+/// Of all of them: what they send at once has to wait somewhere.
+const ASKED_OF_ALL: usize = 16;
 /// Requests to the store at once, and the bytes of one, while others fetch the same file.
 const STORE_SHARED: (usize, u64) = (2, 512 << 10);
 /// The same when nobody else seems to want it.
 const STORE_ALONE: (usize, u64) = (4, 16 << 20);
 /// One request takes no more than this part of what is one's own share, or all would wait for it.
 const SHARE: usize = 10;
+/// Of another's share, a smaller part is taken at once.
+const HELP: usize = 4;
 /// How long what others have or claim is left to them once nothing else is missing, and how long a
 /// part may be on its way by then.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -43,8 +47,8 @@ pub(crate) struct Plan {
     parts: Vec<Part>,
     part_bytes: u64,
     others: BTreeMap<usize, Other>,
-    /// Where to begin in the store.
-    first: usize,
+    /// What to take from the store first.
+    own: Range<usize>,
     store_requests: usize,
     store_run_bytes: u64,
     /// Since when nothing new is left to take from the store.
@@ -80,7 +84,7 @@ impl Plan {
             parts: vec![Part::default(); parts],
             part_bytes,
             others: BTreeMap::new(),
-            first: parts * place / count.max(1),
+            own: parts * place / count.max(1)..parts * (place + 1) / count.max(1),
             store_requests: 0,
             store_run_bytes: STORE_SHARED.1,
             idle_since: None,
@@ -151,6 +155,9 @@ impl Plan {
 
     /// The rarest part that one of them has, of whom the fewest is asked.
     fn of_peers(&mut self, now: Duration) -> Option<Take> {
+        if self.others.values().map(|other| other.requests).sum::<usize>() >= ASKED_OF_ALL {
+            return None;
+        }
         let free = |other: &Other| other.requests < ASKED_OF_PEER;
         if !self.others.values().any(free) {
             return None;
@@ -186,7 +193,15 @@ impl Plan {
         let run = usize::try_from(self.store_run_bytes.min(bytes) / self.part_bytes).unwrap_or(1);
         let run = if others == 0 { run } else { run.min(count / (SHARE * others)) }.max(1);
         let is_new = |index: usize| self.is_new(index, now);
-        if let Some(start) = (self.first..count).chain(0..self.first).find(|index| is_new(*index)) {
+        let mut own = self.own.clone();
+        let elsewhere = || {
+            // Its owner begins at the front: who helps, anywhere.
+            let begin = usize::try_from(self.turn >> 33).unwrap_or(0) % count;
+            (begin..count).chain(0..begin).find(|index| is_new(*index))
+        };
+        let found = own.find(|index| is_new(*index)).map(|start| (start, run));
+        let found = found.or_else(|| Some((elsewhere()?, run.div_ceil(HELP))));
+        if let Some((start, run)) = found {
             let end = (start..count.min(start + run)).take_while(|index| is_new(*index)).count();
             self.idle_since = None;
             return Some(Take { from: Source::Store, parts: start..start + end });

@@ -17,7 +17,7 @@ use store::{About, Store, TreePlace};
 use wire::v1;
 
 use super::{
-    super::Figure,
+    super::{Figure, processes::cpu_seconds},
     network::Network,
     peer::{Card, Go, Part},
 };
@@ -75,6 +75,8 @@ struct Round {
     first: Duration,
     last: Duration,
     copies: f64,
+    /// Of all boxes and the store, for they share this machine's cores.
+    cpu_s: f64,
 }
 
 fn told(rate: u32, alone: &Round, together: &Round) -> [Figure; 2] {
@@ -86,9 +88,10 @@ fn told(rate: u32, alone: &Round, together: &Round) -> [Figure; 2] {
         _ => ("store: 40 MB to 8, 250 Mb/s", "store: copies sent, 250 Mb/s"),
     };
     let how = format!(
-        "the last of {BOXES}; the first {first:.3} s; {:.0} % of the line's rate; the store alone: \
-         {without:.3} s",
-        100.0 * ideal / last
+        "the last of {BOXES}; the first {first:.3} s; {:.0} % of the line's rate, for {:.2} CPU s; \
+         the store alone: {without:.3} s",
+        100.0 * ideal / last,
+        together.cpu_s
     );
     [
         Figure { name: time, measured: last, unit: "s", limit: Some(ideal / RATE), how },
@@ -131,6 +134,8 @@ fn round(
         one.hear::<String>()?;
     }
     let before = network.sent(of_store)?;
+    let pids = boxes.iter().map(|one| one.process.id()).chain([store.process.id()]);
+    let cpu_before: f64 = pids.map(cpu_seconds).sum::<anyhow::Result<f64>>()?;
     let began = Instant::now();
     for one in &mut boxes {
         one.say(&"go")?;
@@ -151,6 +156,8 @@ fn round(
         boxes.push(one);
     }
     let sent = network.sent(of_store)? - before;
+    let pids = boxes.iter().map(|one| one.process.id()).chain([store.process.id()]);
+    let cpu_s: f64 = pids.map(cpu_seconds).sum::<anyhow::Result<f64>>()? - cpu_before;
     drop((boxes, store));
     for index in 1..=BOXES {
         fs::remove_dir_all(scratch.join(format!("cache-{index}")))?;
@@ -160,6 +167,7 @@ fn round(
         first: after(done.iter().min()),
         last: after(done.iter().max()),
         copies: sent as f64 / BYTES as f64,
+        cpu_s,
     })
 }
 

@@ -29,18 +29,18 @@ impl Network {
             let (machine, port) = (format!("{name}-{index}"), format!("port{index}"));
             network.machine(&machine)?;
             run(&[
-                "ip", "link", "add", "link", "netns", &machine, "type", "veth", "peer", "name",
-                &port, "netns", &switch,
+                "ip", "link", "add", "name", "wire", "netns", &machine, "type", "veth", "peer",
+                "name", &port, "netns", &switch,
             ])?;
             within(&switch, &["ip", "link", "set", &port, "master", "bridge", "up"])?;
             let address = format!("10.99.0.{index}/24");
-            within(&machine, &["ip", "address", "add", &address, "dev", "link"])?;
-            for (place, device) in [(&machine, "link"), (&switch, port.as_str())] {
+            within(&machine, &["ip", "address", "add", &address, "dev", "wire"])?;
+            for (place, device) in [(&machine, "wire"), (&switch, port.as_str())] {
                 let shape = ["tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", &rate];
                 let shape = [&shape[..], &["burst", BURST, "latency", LATENCY]].concat();
                 within(place, &shape)?;
             }
-            within(&machine, &["ip", "link", "set", "link", "up"])?;
+            within(&machine, &["ip", "link", "set", "wire", "up"])?;
             within(&machine, &["ip", "link", "set", "lo", "up"])?;
         }
         Ok(network)
@@ -65,7 +65,7 @@ impl Network {
 
     /// Bytes that a machine has sent, as its link counts them.
     pub(super) fn sent(&self, index: usize) -> anyhow::Result<u64> {
-        let path = "/sys/class/net/link/statistics/tx_bytes";
+        let path = "/sys/class/net/wire/statistics/tx_bytes";
         let read = self.on(index).args(["cat", path]).output().context("run ip")?;
         let text = String::from_utf8_lossy(&read.stdout);
         text.trim().parse().with_context(|| format!("{path} of a machine of the bench's"))
