@@ -165,10 +165,7 @@ impl Agent {
             background.spawn(watch::run(options, watch, presence, aside, over.clone()));
         }
 
-        if let Some(exchange) = exchange {
-            let (serving, over) = (exchange.serve(cache.clone()), over.clone());
-            background.spawn(async move { over.run_until_cancelled(serving).await.is_some() });
-        }
+        lend(exchange, &cache, &background, &over);
 
         let drain = stop.child_token();
         let commands = bus.commands(&config.id).await?;
@@ -219,6 +216,18 @@ impl Agent {
         background.wait().await;
         outcome
     }
+}
+
+/// Gives other agents what they ask for, until it is over.
+fn lend(
+    exchange: Option<Exchange>,
+    cache: &Cache,
+    background: &TaskTracker,
+    over: &CancellationToken,
+) {
+    let Some(exchange) = exchange else { return };
+    let (serving, over) = (exchange.serve(cache.clone()), over.clone());
+    background.spawn(async move { over.run_until_cancelled(serving).await.is_some() });
 }
 
 /// Tells for as long as it is polled. A connection that is lost is being made again; one that is
