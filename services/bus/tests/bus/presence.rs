@@ -53,7 +53,8 @@ async fn some_of_those_who_are_there_are_found_in_a_fleet_of_any_size() {
     }
     for chance in [0, 7, 100, u64::MAX] {
         let found = names(bus.recent_statuses(16, chance).await.unwrap());
-        assert_eq!(found.len(), 16, "{chance}: {found:?}");
+        // The one who stopped may be among them, and is left out.
+        assert!((15..=16).contains(&found.len()), "{chance}: {found:?}");
     }
 }
 
