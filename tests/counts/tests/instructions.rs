@@ -1,0 +1,64 @@
+//! Instructions of fixed work, counted by valgrind: a regression shows however busy the machine is.
+//! Skipped without valgrind. `FLOTILLA_COUNT=1` writes `instructions.txt` anew.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+use std::process::Command;
+
+const TASKS: [&str; 3] = ["cores", "generate", "train"];
+
+/// What may differ between runs and compilers' patches, in both directions.
+const WITHIN: f64 = 0.1;
+
+fn count(task: &str) -> Option<u64> {
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = Command::new("valgrind");
+    command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+    command.arg(env!("CARGO_BIN_EXE_counts")).arg(task).env("TMPDIR", directory.path());
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(error) => {
+            println!("skipped: no valgrind: {error}");
+            return None;
+        }
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{task}: {}\n{said}", output.status);
+    let collected = said.lines().find_map(|line| line.split_once("Collected :"));
+    Some(collected.unwrap().1.trim().parse().unwrap())
+}
+
+#[test]
+fn fixed_work_takes_no_more_instructions_than_it_did() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.txt");
+    let mut counted = BTreeMap::new();
+    for task in TASKS {
+        let Some(count) = count(task) else { return };
+        counted.insert(task, count);
+    }
+    if std::env::var_os("FLOTILLA_COUNT").is_some() {
+        let mut text = String::new();
+        for (task, count) in &counted {
+            writeln!(text, "{task} {count}").unwrap();
+        }
+        std::fs::write(&path, text).unwrap();
+    }
+    let text = std::fs::read_to_string(&path).unwrap();
+    let before: BTreeMap<&str, u64> = text
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .map(|(task, count)| (task, count.parse().unwrap()))
+        .collect();
+    let mut off = String::new();
+    for (task, count) in counted {
+        let ratio = count as f64 / before[task] as f64;
+        println!("{task}: {count} instructions, {ratio:.3} of what they were");
+        if (ratio - 1.0).abs() > WITHIN {
+            writeln!(off, "{task} takes {ratio:.3} times its instructions").unwrap();
+        }
+    }
+    assert!(off.is_empty(), "{off}if that is meant, write them anew: FLOTILLA_COUNT=1 cargo test");
+}
