@@ -142,16 +142,7 @@ pub(crate) async fn bench(
     if wanted(BenchWhat::Store) {
         figures.extend(store::measure(args).await?);
     }
-    if wanted(BenchWhat::Start) || wanted(BenchWhat::Idle) {
-        let rig = rig::Rig::start().await?;
-        if wanted(BenchWhat::Start) {
-            figures.extend(start::measure(&rig).await?);
-        }
-        if wanted(BenchWhat::Idle) {
-            figures.extend(idle::measure(&rig).await?);
-        }
-        rig.stop().await;
-    }
+    figures.extend(of_agents(wanted(BenchWhat::Start), wanted(BenchWhat::Idle)).await?);
     if json {
         let figures: Vec<Value> = figures.iter().map(Figure::json).collect();
         output::print_json(&document(&load, &figures))?;
@@ -159,6 +150,22 @@ pub(crate) async fn bench(
         print(&figures, &load);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What takes a bus and agents.
+async fn of_agents(start: bool, idle: bool) -> anyhow::Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    if start || idle {
+        let rig = rig::Rig::start().await?;
+        if start {
+            figures.extend(start::measure(&rig).await?);
+        }
+        if idle {
+            figures.extend(idle::measure(&rig).await?);
+        }
+        rig.stop().await;
+    }
+    Ok(figures)
 }
 
 /// What `--json` prints, and [`page`] reads.
