@@ -11,7 +11,16 @@
 //! here for a while.
 
 use std::{
-    convert::Infallible, fs::File, io, ops::Range, os::unix::fs::FileExt, sync::Arc, time::Duration,
+    convert::Infallible,
+    fs::File,
+    io,
+    ops::Range,
+    os::unix::fs::FileExt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use authority::Fingerprint;
@@ -44,6 +53,8 @@ const SENDING_MAX: usize = 64;
 /// A request waits so long for its turn.
 const TURN_LIMIT: Duration = Duration::from_secs(2);
 const SHAKE_LIMIT: Duration = Duration::from_secs(5);
+/// Whoever shows in this time no record of a member's makes room for others.
+const STRANGER_LIMIT: Duration = Duration::from_secs(10);
 /// A connection over which nothing is asked.
 const PING_EVERY: Duration = Duration::from_secs(20);
 /// One that is used still.
@@ -96,9 +107,11 @@ impl Server {
         else {
             return;
         };
+        let is_known = Arc::new(AtomicBool::new(false));
+        let known = is_known.clone();
         let answer = service_fn(move |request| {
-            let server = self.clone();
-            async move { Ok::<_, Infallible>(server.answer(key, request).await) }
+            let (server, known) = (self.clone(), known.clone());
+            async move { Ok::<_, Infallible>(server.answer(key, request, &known).await) }
         });
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
@@ -106,11 +119,20 @@ impl Server {
             .keep_alive_interval(PING_EVERY)
             .max_send_buf_size(1 << 20)
             .serve_connection(TokioIo::new(socket), answer);
-        // Whoever asked may have gone.
-        let _ = connection.await;
+        let mut connection = std::pin::pin!(connection);
+        let ended = timeout(STRANGER_LIMIT, &mut connection).await.is_ok();
+        if !ended && is_known.load(Ordering::Relaxed) {
+            // Whoever asked may have gone.
+            let _ = connection.await;
+        }
     }
 
-    async fn answer(&self, key: Fingerprint, request: Request<Incoming>) -> Response<Body> {
+    async fn answer(
+        &self,
+        key: Fingerprint,
+        request: Request<Incoming>,
+        known: &AtomicBool,
+    ) -> Response<Body> {
         let named = request.headers().get(AGENT).and_then(|name| name.to_str().ok());
         let Some(name) = named.and_then(|name| name.parse::<AgentId>().ok()) else {
             return refusal(StatusCode::UNAUTHORIZED, "say who you are");
@@ -119,6 +141,7 @@ impl Server {
             tracing::debug!(%name, "somebody who is no member asked for a file");
             return refusal(StatusCode::FORBIDDEN, "that agent is not known by that key");
         }
+        known.store(true, Ordering::Relaxed);
         if request.method() != Method::GET {
             return refusal(StatusCode::METHOD_NOT_ALLOWED, "only GET");
         }
