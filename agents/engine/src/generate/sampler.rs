@@ -7,11 +7,14 @@ use std::cmp::Ordering;
 
 /// Uses exactly one random number, or none when greedy. Probabilities are f64 of f32 exponentials.
 pub(super) fn draw(logits: &[f32], sampling: &Sampling, random: &mut Random) -> u32 {
+    let scale = (1.0 / sampling.temperature) as f32;
+    if !scale.is_finite() {
+        return greedy(logits);
+    }
     let weights = wide(
         #[inline(always)]
-        || weights(logits, sampling.temperature),
+        || weights(logits, scale),
     );
-    let Some(weights) = weights else { return greedy(logits) };
     if sampling.top_k == 0 && sampling.top_p == 1.0 {
         return pick(&weights, random) as u32;
     }
@@ -33,13 +36,11 @@ fn greedy(logits: &[f32]) -> u32 {
     logits.iter().position(|logit| *logit == most).unwrap_or(0) as u32
 }
 
-/// `e^((logit - most) / temperature)`; none at temperature 0.
+/// `e^((logit - most) * scale)`
 #[inline(always)]
-fn weights(logits: &[f32], temperature: f64) -> Option<Vec<f32>> {
+fn weights(logits: &[f32], scale: f32) -> Vec<f32> {
     let most = math::max(logits);
-    let scale = (1.0 / temperature) as f32;
-    let weight = |logit: &f32| math::exp((logit - most) * scale);
-    scale.is_finite().then(|| logits.iter().map(weight).collect())
+    logits.iter().map(|logit| math::exp((logit - most) * scale)).collect()
 }
 
 /// Larger first; of equal ones the lower token.

@@ -2,7 +2,7 @@
 //! and values, so that both split over rows without sharing a sum.
 
 use super::super::{for_blocks_of, host, math};
-use super::forward::{Context, Unit, score, softmax, tiles};
+use super::forward::{Unit, score, softmax, tiles};
 use super::tile::{BLOCK, Blocks, Numbers, TILE};
 use super::{Heads, TASK_ROWS, composed, runs};
 use candle_core::{Result, Tensor};
@@ -50,7 +50,7 @@ impl Backward<'_> {
         let (width, kv_width) = (heads.width(), heads.kv_width());
         let (key_blocks, value_blocks) =
             (self.blocks(self.key, heads.kv_count)?, self.blocks(self.value, heads.kv_count)?);
-        let (queries, keys, values) = (host(self.query)?, host(self.key)?, host(self.value)?);
+        let (queries, keys) = (host(self.query)?, host(self.key)?);
         let (outs, grads) = (host(self.out)?, host(self.grad)?);
         let rows = self.query.dim(0)?;
         // A row is its gradient followed by its statistics.
@@ -60,12 +60,9 @@ impl Backward<'_> {
             let mut numbers = Weights::default();
             for (sequence, run) in runs(self.sequences, first..first + out.len() / wide) {
                 let Range { start, .. } = self.sequences[sequence];
-                let part = QueryGradient {
+                pulp::Arch::new().dispatch(QueryGradient {
                     heads,
-                    context: Context {
-                        keys: &key_blocks[sequence],
-                        values: &values[start * kv_width..],
-                    },
+                    key_blocks: &key_blocks[sequence],
                     keys: &keys[start * kv_width..],
                     value_blocks: &value_blocks[sequence],
                     seen: run.start - start + 1,
@@ -74,8 +71,7 @@ impl Backward<'_> {
                     grads: &grads[run.start * width..run.end * width],
                     both: &mut out[(run.start - first) * wide..(run.end - first) * wide],
                     numbers: &mut numbers,
-                };
-                pulp::Arch::new().dispatch(part);
+                });
             }
         });
         let mut gradient = Vec::with_capacity(rows * width);
@@ -126,7 +122,7 @@ impl Backward<'_> {
 /// Consecutive rows of a sequence.
 struct QueryGradient<'a> {
     heads: &'a Heads,
-    context: Context<'a>,
+    key_blocks: &'a Blocks,
     keys: &'a [f32],
     value_blocks: &'a Blocks,
     seen: usize,
@@ -162,7 +158,7 @@ impl WithSimd for QueryGradient<'_> {
                     simd,
                     self.heads,
                     queries,
-                    self.context.keys,
+                    self.key_blocks,
                     kv_head,
                     most,
                     &mut numbers.scores,

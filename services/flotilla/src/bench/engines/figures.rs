@@ -52,9 +52,8 @@ pub(super) fn of(report: &Report) -> Vec<Figure> {
         one.map(|sampled| sampled.tokens_per_s)
     };
     figures.extend(sampled("candle").map(|ours| {
-        let Figure { how, .. } = time(ORDER, ours, LLAMA, sampled(LLAMA), ORDER_AT_LEAST);
-        let how = format!("{}; {how}", raft::title());
-        Figure { how, ..time(ORDER, ours, LLAMA, sampled(LLAMA), ORDER_AT_LEAST) }
+        let figure = time(ORDER, ours, LLAMA, sampled(LLAMA), ORDER_AT_LEAST);
+        Figure { how: format!("{}; {}", raft::title(), figure.how), ..figure }
     }));
     for (name, task) in MEMORY {
         let peak =
