@@ -85,12 +85,12 @@ impl Adapter {
     }
 
     /// Parameters under the base model's names, with `lora_A.weight` and `lora_B.weight`.
-    pub(crate) fn named(&self) -> Vec<(String, &Tensor)> {
+    pub(crate) fn named(&self) -> Vec<(String, Tensor)> {
         let mut named = Vec::with_capacity(2 * self.pairs.len());
         for ((layer, module), pair) in &self.pairs {
             named.extend([
-                (module.parameter(*layer, "lora_A.weight"), &pair.a),
-                (module.parameter(*layer, "lora_B.weight"), &pair.b),
+                (module.parameter(*layer, "lora_A.weight"), pair.a.clone()),
+                (module.parameter(*layer, "lora_B.weight"), pair.b.clone()),
             ]);
         }
         named

@@ -6,7 +6,7 @@ mod memory;
 pub(crate) mod weights;
 
 use crate::adapter::{Adapter, AdapterError};
-use crate::ops::{attention::Heads, matmul, rope};
+use crate::ops::{attention::Heads, matmul, matrix::Matrix, rope};
 use crate::random::Random;
 use crate::tensors::{self, TensorFile, TensorFileError};
 use candle_core::{DType, Device, Tensor};
@@ -16,7 +16,7 @@ use formats::{
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use weights::{Kind, Parameter, Weights};
+use weights::{Kind, Parameter, Source, Weights};
 
 /// What a model's matrices are held as. All else, and every sum, is f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -97,6 +97,45 @@ pub fn parse_device(name: &str) -> Result<Device, ModelError> {
     }
 }
 
+/// The weights of a directory, by name.
+struct Files<'a> {
+    dir: &'a Path,
+    places: BTreeMap<String, &'a TensorFile>,
+    dtype: Dtype,
+    device: &'a Device,
+}
+
+impl Files<'_> {
+    fn file(&self, name: &str) -> Result<&TensorFile, TensorFileError> {
+        let missing =
+            || TensorFileError::Missing { path: self.dir.join(SINGLE_FILE), name: name.into() };
+        self.places.get(name).copied().ok_or_else(missing)
+    }
+}
+
+impl Source for Files<'_> {
+    type Error = TensorFileError;
+
+    fn vector(&mut self, parameter: Parameter) -> Result<Tensor, TensorFileError> {
+        let Parameter { name, shape, kind } = parameter;
+        self.file(&name)?.read(&name, Some(&shape), self.dtype.of(kind), self.device)
+    }
+
+    /// Mapped, if the file has it as it is held.
+    fn matrix(&mut self, parameter: Parameter) -> Result<Matrix, TensorFileError> {
+        let mapped = match self.dtype {
+            Dtype::Bf16 if self.device.is_cpu() => {
+                self.file(&parameter.name)?.map(&parameter.name, &parameter.shape)?
+            }
+            _ => None,
+        };
+        match mapped {
+            Some(mapped) => Ok(Matrix::Mapped(mapped)),
+            None => Ok(self.vector(parameter)?.into()),
+        }
+    }
+}
+
 impl Model {
     /// Reads `config.json` and `model.safetensors` (or its shards), of f32, bf16 or f16, as f32.
     pub fn load(dir: &Path, device: &Device) -> Result<Self, ModelError> {
@@ -117,13 +156,7 @@ impl Model {
         for file in &files {
             places.extend(file.names().into_iter().map(|name| (name, file)));
         }
-        let weights = Weights::build(&config, |Parameter { name, shape, kind }| {
-            let Some(file) = places.get(&name) else {
-                let path = dir.join(SINGLE_FILE);
-                return Err(TensorFileError::Missing { path, name });
-            };
-            file.read(&name, Some(&shape), dtype.of(kind), device)
-        })?;
+        let weights = Weights::build(&config, Files { dir, places, dtype, device })?;
         Ok(Self { source: Some(dir.into()), ..Self::of(config, weights, device, dtype) })
     }
 
@@ -164,7 +197,7 @@ impl Model {
     }
 
     pub fn parameter_count(&self) -> usize {
-        self.weights.named().iter().map(|(_, tensor)| tensor.elem_count()).sum()
+        self.weights.named().iter().map(|(_, matrix)| matrix.count()).sum()
     }
 
     /// Of its matrices.
@@ -197,7 +230,7 @@ impl Model {
             let (a, b) = (pair.a.to_device(&self.device)?, pair.b.to_device(&self.device)?);
             let scaled = (b * pair.scale)?;
             let weight = &mut self.weights.layers[*layer].linears[*module as usize].weight;
-            *weight = (&*weight + matmul::product(&scaled, &a)?)?;
+            *weight = (weight.tensor()? + matmul::product(&scaled, &a)?)?.into();
         }
         Ok(self)
     }
@@ -221,7 +254,7 @@ impl Model {
             return Err(ModelError::Beside);
         }
         std::fs::create_dir_all(dir).map_err(file(dir))?;
-        tensors::write(&dir.join(SINGLE_FILE), self.weights.named())?;
+        tensors::write(&dir.join(SINGLE_FILE), self.weights.tensors()?)?;
         let path = dir.join("config.json");
         let mut config = self.config.to_json();
         if self.dtype == Dtype::Bf16 {

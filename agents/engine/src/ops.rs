@@ -6,6 +6,7 @@ pub(crate) mod attention;
 pub(crate) mod loss;
 pub(crate) mod math;
 pub(crate) mod matmul;
+pub(crate) mod matrix;
 pub(crate) mod norm;
 pub(crate) mod packed;
 pub(crate) mod rope;

@@ -1,13 +1,18 @@
 //! safetensors files: read a tensor at a time as f32 or bf16, written in a fixed order.
 
+use crate::ops::matrix::Mapped;
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
+use memmap2::Mmap;
 use safetensors::tensor::{Metadata, TensorInfo, TensorView};
 use safetensors::{Dtype, SafeTensorError};
+use std::borrow::Borrow;
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TensorFileError {
@@ -39,6 +44,7 @@ pub(crate) struct TensorFile {
     metadata: Metadata,
     /// Where the first tensor begins.
     start: u64,
+    mapped: OnceCell<Arc<Mmap>>,
 }
 
 impl TensorFile {
@@ -68,13 +74,36 @@ impl TensorFile {
         if start.checked_add(metadata.data_len() as u64) != Some(length) {
             return Err(damaged(SafeTensorError::MetadataIncompleteBuffer));
         }
-        Ok(Self { path: path.into(), file, metadata, start })
+        Ok(Self { path: path.into(), file, metadata, start, mapped: OnceCell::new() })
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
         let mut names = self.metadata.offset_keys();
         names.sort();
         names
+    }
+
+    /// A matrix of that shape where it lies in the file; `None` if it is not one of bf16.
+    pub(crate) fn map(
+        &self,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<Option<Mapped>, TensorFileError> {
+        let Some(info) = self.metadata.info(name) else { return Ok(None) };
+        if info.dtype != Dtype::BF16 || info.shape != shape {
+            return Ok(None);
+        }
+        if self.mapped.get().is_none() {
+            #[expect(unsafe_code, reason = "a map is of a file that others could change")]
+            // SAFETY: a model's files are replaced, not written to. Whoever cuts one short stops
+            // the worker that has it mapped, and corrupts nothing.
+            let file = unsafe { Mmap::map(&self.file) };
+            let failed = |source| TensorFileError::File { path: self.path.clone(), source };
+            let file = Arc::new(file.map_err(failed)?);
+            self.mapped.get_or_init(|| file);
+        }
+        let Some(file) = self.mapped.get() else { return Ok(None) };
+        Ok(Mapped::new(file.clone(), self.start as usize + info.data_offsets.0, shape))
     }
 
     /// One tensor, if it has that shape; `None` where any will do.
@@ -177,13 +206,15 @@ pub(crate) fn take(
     }
 }
 
-/// Each tensor in the type it has in memory.
-pub(crate) fn write<'a>(
+/// Each tensor in the type it has in memory. A file that is there is replaced, not written to:
+/// somebody may have it mapped.
+pub(crate) fn write<T: Borrow<Tensor>>(
     path: &Path,
-    tensors: impl IntoIterator<Item = (String, &'a Tensor)>,
+    tensors: impl IntoIterator<Item = (String, T)>,
 ) -> Result<(), TensorFileError> {
     let mut bytes = BTreeMap::new();
     for (name, tensor) in tensors {
+        let tensor = tensor.borrow();
         let flat = tensor.to_device(&Device::Cpu)?.flatten_all()?;
         let (dtype, data): (_, Vec<u8>) = match tensor.dtype() {
             DType::BF16 => {
@@ -203,5 +234,8 @@ pub(crate) fn write<'a>(
     });
     let views = views.collect::<Result<Vec<_>, _>>().map_err(format)?;
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    safetensors::serialize_to_file(views, Some(metadata), path).map_err(format)
+    let partial = path.with_extension("safetensors.partial");
+    safetensors::serialize_to_file(views, Some(metadata), &partial).map_err(format)?;
+    let failed = |source| TensorFileError::File { path: path.into(), source };
+    std::fs::rename(&partial, path).map_err(failed)
 }

@@ -10,7 +10,8 @@ mod schedule;
 use crate::adapter::{Adapter, AdapterError};
 use crate::canary::{Canary, CanaryError};
 use crate::dropout::Dropout;
-use crate::model::{Dtype, Model, ModelError, forward::Trained, weights::Weights};
+use crate::model::weights::{Parameter, Weights};
+use crate::model::{Dtype, Model, ModelError, forward::Trained};
 use crate::ops::on_pool;
 use crate::random::Random;
 use crate::sequence::{Sequence, SequenceError};
@@ -230,7 +231,7 @@ impl Trainer {
     }
 
     fn update(&mut self, gradients: &Gradients, shrink: f64, rate: f64) -> candle_core::Result<()> {
-        let parameters = parameters(&self.model, self.adapter.as_ref());
+        let parameters = parameters(&self.model, self.adapter.as_ref())?;
         let updated = self.optimizer.update(&parameters, gradients, shrink, rate)?;
         match &mut self.adapter {
             Some(adapter) => adapter.replace(updated),
@@ -272,10 +273,13 @@ impl Trainer {
 }
 
 /// What is trained, by name.
-fn parameters<'a>(model: &'a Model, adapter: Option<&'a Adapter>) -> Vec<(String, &'a Tensor)> {
+fn parameters(
+    model: &Model,
+    adapter: Option<&Adapter>,
+) -> candle_core::Result<Vec<(String, Tensor)>> {
     match adapter {
-        Some(adapter) => adapter.named(),
-        None => model.weights.named(),
+        Some(adapter) => Ok(adapter.named()),
+        None => model.weights.tensors(),
     }
 }
 
@@ -283,7 +287,7 @@ fn replace_weights(
     model: &mut Model,
     mut updated: BTreeMap<String, Tensor>,
 ) -> candle_core::Result<()> {
-    model.weights = Weights::build(&model.config, |parameter| {
+    model.weights = Weights::build(&model.config, |parameter: Parameter| {
         updated
             .remove(&parameter.name)
             .ok_or_else(|| candle_core::Error::msg(format!("`{}` got no update", parameter.name)))

@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
-use engine::{Adapter, Device, LoraSpec, Model, ModelError, Module, Shape, write_scratch};
+use engine::{
+    Adapter, Device, Dtype, LoraSpec, Model, ModelError, Module, Shape, Tokenizer, chunks,
+    write_scratch,
+};
 use safetensors::SafeTensors;
 use std::collections::HashMap;
 use std::error::Error;
@@ -96,4 +99,26 @@ fn an_adapter_that_does_not_fit_is_refused_by_tensor_and_shapes() {
     named.push(("base_model.model.lm_head.lora_A.weight".into(), named[0].1.clone()));
     safetensors::serialize_to_file(named, None, &path).unwrap();
     assert!(refusal().contains("changes the embedding or the head"), "{}", refusal());
+}
+
+#[test]
+fn a_model_that_is_mapped_computes_what_one_that_is_read_does() {
+    let (wide, narrow) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    scratch(wide.path());
+    let load = |dir: &Path| Model::load_as(dir, &Device::Cpu, Dtype::Bf16).unwrap();
+    let read = load(wide.path());
+    read.save(narrow.path()).unwrap();
+    let mapped = load(narrow.path());
+    let file = narrow.path().join("model.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    let tokenizer = Tokenizer::load(wide.path()).unwrap();
+    let text = "what is read and what is mapped ".repeat(20);
+    let score = |model: &Model| chunks(model, &tokenizer, &text, 64, None, |_, _| {}).unwrap();
+    assert_eq!(score(&mapped).mean_nll, score(&read).mean_nll);
+    mapped.save(narrow.path()).unwrap();
+    assert!(std::fs::read(&file).unwrap() == bytes, "saved where it is mapped from");
+    // The map is of the file as it was, whatever takes its place.
+    std::fs::write(narrow.path().join("other"), "short").unwrap();
+    std::fs::rename(narrow.path().join("other"), &file).unwrap();
+    assert_eq!(score(&mapped).mean_nll, score(&read).mean_nll);
 }

@@ -6,7 +6,7 @@ use crate::adapter::Adapter;
 use crate::dropout::Dropout;
 use crate::ops::matmul::{self, Projection, Rows};
 use crate::ops::{norm, rope::Rotation, sum_of, swiglu};
-use candle_core::{DType, Result, Tensor};
+use candle_core::{Result, Tensor};
 use formats::Module;
 
 /// Attention of one layer: (layer, query, key, value) after rotation, to `[rows, heads * dim]`.
@@ -50,8 +50,7 @@ impl Model {
     }
 
     pub(crate) fn embed(&self, tokens: &[u32]) -> Result<Tensor> {
-        let rows = self.weights.embedding.index_select(&Tensor::new(tokens, &self.device)?, 0)?;
-        rows.to_dtype(DType::F32)
+        self.weights.embedding.select(tokens, &self.device)
     }
 
     /// Final hidden states, normalised: what the head reads.
@@ -151,7 +150,7 @@ impl Model {
             pairs.push((place, pair, seen.transpose()?));
         }
         let down = pairs.iter().map(|(_, pair, seen)| {
-            let terms = vec![(seen.as_ref().unwrap_or(&rows), &pair.a)];
+            let terms = vec![(seen.as_ref().unwrap_or(&rows), (&pair.a).into())];
             Projection { terms, bias: None }
         });
         let narrow = matmul::project_all(&down.collect::<Vec<_>>())?;
@@ -162,8 +161,8 @@ impl Model {
         }
         let linears = modules.map(|module| &self.weights.layers[index].linears[module as usize]);
         let all = linears.iter().zip(&lows).map(|(linear, low)| {
-            let mut terms = vec![(&rows, &linear.weight)];
-            terms.extend(low.iter().map(|(rows, _, b)| (rows, *b)));
+            let mut terms = vec![(&rows, linear.weight.clone())];
+            terms.extend(low.iter().map(|(rows, _, b)| (rows, (*b).into())));
             Projection { terms, bias: linear.bias.as_ref() }
         });
         let outs = matmul::project_all(&all.collect::<Vec<_>>())?;

@@ -1,5 +1,6 @@
 //! The parameters of a model, each under its Hugging Face name.
 
+use crate::ops::matrix::Matrix;
 use candle_core::Tensor;
 use formats::Config;
 use formats::Module;
@@ -22,7 +23,7 @@ pub(crate) struct Parameter {
 /// `weight` is `[out, in]`.
 #[derive(Debug, Clone)]
 pub(crate) struct Linear {
-    pub(crate) weight: Tensor,
+    pub(crate) weight: Matrix,
     pub(crate) bias: Option<Tensor>,
 }
 
@@ -38,11 +39,11 @@ pub(crate) struct Layer {
 
 #[derive(Debug, Clone)]
 pub(crate) struct Weights {
-    pub(crate) embedding: Tensor,
+    pub(crate) embedding: Matrix,
     pub(crate) layers: Vec<Layer>,
     pub(crate) norm: Tensor,
     /// `None` when the embedding serves as head.
-    pub(crate) head: Option<Tensor>,
+    pub(crate) head: Option<Matrix>,
 }
 
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -53,48 +54,72 @@ pub(crate) fn layer_name(layer: usize, rest: &str) -> String {
     format!("model.layers.{layer}.{rest}")
 }
 
+/// Where parameters come from.
+pub(crate) trait Source {
+    type Error;
+
+    fn vector(&mut self, parameter: Parameter) -> Result<Tensor, Self::Error>;
+
+    fn matrix(&mut self, parameter: Parameter) -> Result<Matrix, Self::Error>;
+}
+
+impl<E, F: FnMut(Parameter) -> Result<Tensor, E>> Source for F {
+    type Error = E;
+
+    fn vector(&mut self, parameter: Parameter) -> Result<Tensor, E> {
+        self(parameter)
+    }
+
+    fn matrix(&mut self, parameter: Parameter) -> Result<Matrix, E> {
+        Ok(self(parameter)?.into())
+    }
+}
+
 impl Weights {
-    /// Asks `make` for every parameter of such a model.
-    pub(crate) fn build<E>(
-        config: &Config,
-        mut make: impl FnMut(Parameter) -> Result<Tensor, E>,
-    ) -> Result<Self, E> {
+    /// Asks the source for every parameter of such a model.
+    pub(crate) fn build<S: Source>(config: &Config, mut source: S) -> Result<Self, S::Error> {
         let Config { vocab_size, hidden_size, layers, tied_embeddings, .. } = *config;
         let table = vec![vocab_size, hidden_size];
-        let mut make = |name: String, shape, kind| make(Parameter { name, shape, kind });
-        let embedding = make(EMBEDDING.into(), table.clone(), Kind::Matrix)?;
+        let matrix = |name: &str, shape| Parameter { name: name.into(), shape, kind: Kind::Matrix };
+        let embedding = source.matrix(matrix(EMBEDDING, table.clone()))?;
         let mut built = Vec::with_capacity(layers);
         for layer in 0..layers {
-            built.push(build_layer(config, layer, &mut make)?);
+            built.push(build_layer(config, layer, &mut source)?);
         }
-        let norm = make(NORM.into(), vec![hidden_size], Kind::Norm)?;
-        let head =
-            if tied_embeddings { None } else { Some(make(HEAD.into(), table, Kind::Matrix)?) };
+        let shape = vec![hidden_size];
+        let norm = source.vector(Parameter { name: NORM.into(), shape, kind: Kind::Norm })?;
+        let head = if tied_embeddings { None } else { Some(source.matrix(matrix(HEAD, table))?) };
         Ok(Self { embedding, layers: built, norm, head })
     }
 
     /// `[vocab, hidden]`
-    pub(crate) fn output(&self) -> &Tensor {
+    pub(crate) fn output(&self) -> &Matrix {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
 
-    pub(crate) fn named(&self) -> Vec<(String, &Tensor)> {
-        let mut named = vec![(EMBEDDING.to_owned(), &self.embedding)];
+    /// All parameters, vectors among them.
+    pub(crate) fn named(&self) -> Vec<(String, Matrix)> {
+        let mut named = vec![(EMBEDDING.to_owned(), self.embedding.clone())];
         for (index, layer) in self.layers.iter().enumerate() {
-            named.push((layer_name(index, INPUT_NORM), &layer.input_norm));
+            named.push((layer_name(index, INPUT_NORM), (&layer.input_norm).into()));
             for (module, linear) in Module::ALL.into_iter().zip(&layer.linears) {
-                named.push((module.parameter(index, "weight"), &linear.weight));
-                named
-                    .extend(linear.bias.iter().map(|bias| (module.parameter(index, "bias"), bias)));
+                named.push((module.parameter(index, "weight"), linear.weight.clone()));
+                let bias = linear.bias.iter();
+                named.extend(bias.map(|bias| (module.parameter(index, "bias"), bias.into())));
             }
-            let head_norms = layer.head_norms.iter().flatten();
+            let head_norms = layer.head_norms.iter().flatten().map(Matrix::from);
             named
                 .extend(HEAD_NORMS.into_iter().map(|name| layer_name(index, name)).zip(head_norms));
-            named.push((layer_name(index, POST_NORM), &layer.post_norm));
+            named.push((layer_name(index, POST_NORM), (&layer.post_norm).into()));
         }
-        named.push((NORM.into(), &self.norm));
-        named.extend(self.head.iter().map(|head| (HEAD.to_owned(), head)));
+        named.push((NORM.into(), (&self.norm).into()));
+        named.extend(self.head.iter().map(|head| (HEAD.to_owned(), head.clone())));
         named
+    }
+
+    /// As [`Self::named`]; what is mapped is copied.
+    pub(crate) fn tensors(&self) -> candle_core::Result<Vec<(String, Tensor)>> {
+        self.named().into_iter().map(|(name, matrix)| Ok((name, matrix.tensor()?))).collect()
     }
 }
 
@@ -102,30 +127,35 @@ pub(crate) const INPUT_NORM: &str = "input_layernorm.weight";
 pub(crate) const POST_NORM: &str = "post_attention_layernorm.weight";
 pub(crate) const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
 
-fn build_layer<E>(
+fn build_layer<S: Source>(
     config: &Config,
     layer: usize,
-    make: &mut impl FnMut(String, Vec<usize>, Kind) -> Result<Tensor, E>,
-) -> Result<Layer, E> {
-    let width = vec![config.hidden_size];
-    let input_norm = make(layer_name(layer, INPUT_NORM), width.clone(), Kind::Norm)?;
+    source: &mut S,
+) -> Result<Layer, S::Error> {
+    let norm = |name, width| {
+        let (name, shape) = (layer_name(layer, name), vec![width]);
+        Parameter { name, shape, kind: Kind::Norm }
+    };
+    let input_norm = source.vector(norm(INPUT_NORM, config.hidden_size))?;
     let mut linears = Vec::with_capacity(Module::ALL.len());
     for module in Module::ALL {
         let (outputs, inputs) = module.shape(config);
-        let weight = make(module.parameter(layer, "weight"), vec![outputs, inputs], Kind::Matrix)?;
+        let (name, shape) = (module.parameter(layer, "weight"), vec![outputs, inputs]);
+        let weight = source.matrix(Parameter { name, shape, kind: Kind::Matrix })?;
         let bias = if config.has_bias(module) {
-            Some(make(module.parameter(layer, "bias"), vec![outputs], Kind::Bias)?)
+            let (name, shape) = (module.parameter(layer, "bias"), vec![outputs]);
+            Some(source.vector(Parameter { name, shape, kind: Kind::Bias })?)
         } else {
             None
         };
         linears.push(Linear { weight, bias });
     }
     let head_norms = if config.has_head_norms() {
-        let mut norm = |name| make(layer_name(layer, name), vec![config.head_dim], Kind::Norm);
-        Some([norm(HEAD_NORMS[0])?, norm(HEAD_NORMS[1])?])
+        let [query, key] = HEAD_NORMS.map(|name| source.vector(norm(name, config.head_dim)));
+        Some([query?, key?])
     } else {
         None
     };
-    let post_norm = make(layer_name(layer, POST_NORM), width, Kind::Norm)?;
+    let post_norm = source.vector(norm(POST_NORM, config.hidden_size))?;
     Ok(Layer { input_norm, post_norm, head_norms, linears })
 }

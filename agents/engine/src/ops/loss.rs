@@ -3,6 +3,7 @@
 //! backward pass computes logits anew.
 
 use super::matmul::{Projection, Rows, project_all, project_back};
+use super::matrix::Matrix;
 use super::{for_row_blocks, host, math, sum_of};
 use candle_core::{Result, Tensor, bail};
 use std::ops::Range;
@@ -16,7 +17,7 @@ pub(crate) struct Scored<'a> {
     /// `[rows, hidden]`
     pub(crate) hidden: &'a Tensor,
     /// `[vocabulary, hidden]`
-    pub(crate) head: &'a Tensor,
+    pub(crate) head: &'a Matrix,
     /// One a row.
     pub(crate) targets: &'a [u32],
 }
@@ -80,8 +81,7 @@ impl Scored<'_> {
                     None => part.logits(&block)?,
                 };
                 let of_logits = loss_backward(&logits, &rows, part.targets, block.start, scale)?;
-                let head = part.head.narrow(0, block.start, block.len())?;
-                let more = project_back(&[(&of_logits, &head)])?;
+                let more = project_back(&[(&of_logits, part.head.part(&block)?)])?;
                 gradient = Some(match gradient {
                     Some(sum) => sum_of(&sum, &more)?,
                     None => more,
@@ -111,7 +111,7 @@ impl Scored<'_> {
 struct Part<'a> {
     hidden: Tensor,
     rows: Rows,
-    head: &'a Tensor,
+    head: &'a Matrix,
     targets: &'a [u32],
     vocabulary: usize,
 }
@@ -120,7 +120,7 @@ impl<'a> Part<'a> {
     fn new(scored: &Scored<'a>, start: usize, targets: &'a [u32]) -> Result<Self> {
         let hidden = scored.hidden.narrow(0, start, targets.len())?;
         let rows = Rows::new(&hidden, scored.head.dtype())?;
-        let vocabulary = scored.head.dim(0)?;
+        let vocabulary = scored.head.dims()?.0;
         Ok(Self { hidden, rows, head: scored.head, targets, vocabulary })
     }
 
@@ -134,8 +134,8 @@ impl<'a> Part<'a> {
     }
 
     fn logits(&self, block: &Range<usize>) -> Result<Tensor> {
-        let head = self.head.narrow(0, block.start, block.len())?;
-        let all = project_all(&[Projection { terms: vec![(&self.rows, &head)], bias: None }])?;
+        let terms = vec![(&self.rows, self.head.part(block)?)];
+        let all = project_all(&[Projection { terms, bias: None }])?;
         all.into_iter().next().ok_or_else(|| candle_core::Error::msg("one projection"))
     }
 
@@ -242,7 +242,7 @@ mod tests {
             let hidden = Var::from_tensor(&random(&[rows, 24], 1)).unwrap();
             let head = random(&[vocabulary, 24], 2);
             let targets: Vec<u32> = (0..rows).map(|row| (row * 14 % vocabulary) as u32).collect();
-            let scored = Scored { hidden: &hidden, head: &head, targets: &targets };
+            let scored = Scored { hidden: &hidden, head: &(&head).into(), targets: &targets };
             let logits = hidden.matmul(&head.t().unwrap()).unwrap();
             let places = Tensor::new(targets.as_slice(), logits.device()).unwrap();
             let naive = log_softmax(&logits, D::Minus1).unwrap();

@@ -3,10 +3,10 @@
 //! pool: candle would size its thread count by itself. For bf16 weights both factors are narrowed
 //! and [`packed`] multiplies them. All sums are f32.
 
+use super::matrix::Matrix;
 use super::packed::{self, Factors, Inputs, Kernel, Right};
-use super::{for_row_blocks, host, host_of, math};
+use super::{for_row_blocks, host, math};
 use candle_core::{CpuStorage, DType, Result, Storage, Tensor, bail};
-use half::bf16;
 use std::ops::Range;
 
 /// Rows `[rows, width]` that weights of one type are multiplied with; made ready once for all.
@@ -29,21 +29,22 @@ impl Rows {
 
 /// `Σ x wᵀ + bias`; a weight is `[columns, width]`.
 pub(crate) struct Projection<'a> {
-    pub(crate) terms: Vec<(&'a Rows, &'a Tensor)>,
+    pub(crate) terms: Vec<(&'a Rows, Matrix)>,
     pub(crate) bias: Option<&'a Tensor>,
 }
 
 /// Several projections at once. Each row has the same bits whatever other rows there are.
 pub(crate) fn project_all(projections: &[Projection<'_>]) -> Result<Vec<Tensor>> {
-    let packed = |(rows, _): &(&Rows, &Tensor)| rows.packed.is_some();
+    let packed = |(rows, _): &(&Rows, Matrix)| rows.packed.is_some();
     if !projections.iter().flat_map(|projection| &projection.terms).all(packed) {
         return projections.iter().map(project_wide).collect();
     }
     let (mut outs, mut weights, mut biases) = (Vec::new(), Vec::new(), Vec::new());
     for Projection { terms, bias } in projections {
         let Some((rows, weight)) = terms.first() else { bail!("no terms to sum") };
-        outs.push((vec![0f32; rows.x.dim(0)? * weight.dim(0)?], weight.dim(0)?));
-        weights.push(terms.iter().map(|(_, w)| host_of::<bf16>(w)).collect::<Result<Vec<_>>>()?);
+        let columns = weight.dims()?.0;
+        outs.push((vec![0f32; rows.x.dim(0)? * columns], columns));
+        weights.push(terms.iter().map(|(_, w)| w.values()).collect::<Result<Vec<_>>>()?);
         biases.push(bias.map(host).transpose()?);
     }
     let mut work = Vec::with_capacity(projections.len());
@@ -51,10 +52,11 @@ pub(crate) fn project_all(projections: &[Projection<'_>]) -> Result<Vec<Tensor>>
         let mut terms = Vec::new();
         for ((rows, weight), values) in projections[index].terms.iter().zip(&weights[index]) {
             let Some(inputs) = &rows.packed else { bail!("rows that are not packed") };
-            if rows.x.dim(1)? != weight.dim(1)? {
-                bail!("cannot project {:?} by {:?}", rows.x.shape(), weight.shape());
+            let (columns, width) = weight.dims()?;
+            if rows.x.dim(1)? != width {
+                bail!("cannot project {:?} by [{columns}, {width}]", rows.x.shape());
             }
-            terms.push((inputs, packed::Rows::new(values, weight.dim(1)?)));
+            terms.push((inputs, packed::Rows::new(values, width)));
         }
         work.push(packed::Projection { out, terms, bias: biases[index].as_deref() });
     }
@@ -67,9 +69,9 @@ pub(crate) fn project_all(projections: &[Projection<'_>]) -> Result<Vec<Tensor>>
 }
 
 /// One projection of rows that nothing else reads.
-pub(crate) fn project(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+pub(crate) fn project(x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
     let rows = Rows::new(x, weight.dtype())?;
-    let projections = project_all(&[Projection { terms: vec![(&rows, weight)], bias }])?;
+    let projections = project_all(&[Projection { terms: vec![(&rows, weight.clone())], bias }])?;
     projections.into_iter().next().ok_or_else(|| candle_core::Error::msg("one projection"))
 }
 
@@ -77,7 +79,8 @@ pub(crate) fn project(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Res
 fn project_wide(Projection { terms, bias }: &Projection<'_>) -> Result<Tensor> {
     let (mut fewest, mut found) = (0, 0);
     for (Rows { x, .. }, weight) in terms {
-        fewest = fewest.max(row_invariant_from(weight.dim(0)?, weight.dim(1)?));
+        let (columns, inner) = weight.dims()?;
+        fewest = fewest.max(row_invariant_from(columns, inner));
         found = x.dim(0)?;
     }
     let lacking = match terms.first() {
@@ -87,7 +90,7 @@ fn project_wide(Projection { terms, bias }: &Projection<'_>) -> Result<Tensor> {
     let mut padded = Vec::with_capacity(terms.len());
     for (Rows { x, .. }, weight) in terms {
         let x = if lacking > 0 { x.pad_with_zeros(0, 0, lacking)? } else { x.clone() };
-        padded.push((x, weight.t()?));
+        padded.push((x, weight.tensor()?.t()?));
     }
     let terms: Vec<_> = padded.iter().map(|(x, weight)| (x, weight)).collect();
     let out = sum_of_products(&terms, *bias)?;
@@ -95,22 +98,26 @@ fn project_wide(Projection { terms, bias }: &Projection<'_>) -> Result<Tensor> {
 }
 
 /// `Σ grad w`, the gradient of what was projected: `grad` is `[rows, columns]`.
-pub(crate) fn project_back(terms: &[(&Tensor, &Tensor)]) -> Result<Tensor> {
-    let packs = |(grad, weight): &(&Tensor, &Tensor)| {
+pub(crate) fn project_back(terms: &[(&Tensor, Matrix)]) -> Result<Tensor> {
+    let packs = |(grad, weight): &(&Tensor, Matrix)| {
         grad.device().is_cpu() && weight.dtype() == DType::BF16
     };
     let Some((first, weight)) = terms.first() else { bail!("no terms to sum") };
     if !terms.iter().all(packs) {
-        return sum_of_products(terms, None);
+        let tensor = |(grad, weight): &(&Tensor, Matrix)| Ok(((*grad).clone(), weight.tensor()?));
+        let terms = terms.iter().map(tensor).collect::<Result<Vec<_>>>()?;
+        let terms: Vec<_> = terms.iter().map(|(grad, weight)| (grad, weight)).collect();
+        return sum_of_products(&terms, None);
     }
-    let (rows, width) = (first.dim(0)?, weight.dim(1)?);
+    let (rows, width) = (first.dim(0)?, weight.dims()?.1);
     let (mut lefts, mut weights) = (Vec::new(), Vec::new());
     for (grad, weight) in terms {
-        if grad.dims2()? != (rows, weight.dim(0)?) || weight.dim(1)? != width {
-            bail!("cannot multiply {:?} by {:?}", grad.shape(), weight.shape());
+        let (columns, found) = weight.dims()?;
+        if grad.dims2()? != (rows, columns) || found != width {
+            bail!("cannot multiply {:?} by [{columns}, {found}]", grad.shape());
         }
         lefts.push(Factors::new(Kernel::best(), &host(grad)?, grad.dim(1)?));
-        weights.push(host_of::<bf16>(weight)?);
+        weights.push(weight.values()?);
     }
     let rights = weights.iter().map(|values| Right::Bf16(packed::Rows::new(values, width)));
     let mut out = vec![0f32; rows * width];
@@ -220,18 +227,18 @@ fn reach(rows: usize, columns: usize, row_stride: usize, column_stride: usize) -
 }
 
 impl Place {
-    fn matrix<'a>(&self, storage: &'a [f32]) -> Result<Matrix<'a>> {
+    fn operand<'a>(&self, storage: &'a [f32]) -> Result<Operand<'a>> {
         let Self { rows, columns, row_stride, column_stride, .. } = *self;
         let Some(values) = storage.get(self.range.clone()) else {
             bail!("a matrix reaches beyond its storage");
         };
-        Ok(Matrix { values, rows, columns, row_stride, column_stride })
+        Ok(Operand { values, rows, columns, row_stride, column_stride })
     }
 }
 
 /// A matrix in main memory as `gemm` sees it.
 #[derive(Clone, Copy)]
-struct Matrix<'a> {
+struct Operand<'a> {
     values: &'a [f32],
     rows: usize,
     columns: usize,
@@ -253,16 +260,16 @@ fn multiply_onto(out: &mut [f32], lhs: &Tensor, rhs: &Tensor, accumulate: bool) 
     }
     let (lhs_storage, _) = lhs.storage_and_layout();
     let (rhs_storage, _) = rhs.storage_and_layout();
-    let left = left.matrix(in_memory(&lhs_storage)?.as_slice::<f32>()?)?;
-    let right = right.matrix(in_memory(&rhs_storage)?.as_slice::<f32>()?)?;
+    let left = left.operand(in_memory(&lhs_storage)?.as_slice::<f32>()?)?;
+    let right = right.operand(in_memory(&rhs_storage)?.as_slice::<f32>()?)?;
     gemm_onto(out, left, right, accumulate);
     Ok(())
 }
 
 #[allow(unsafe_code, reason = "the gemm crate has only a raw pointer interface")]
-fn gemm_onto(out: &mut [f32], lhs: Matrix<'_>, rhs: Matrix<'_>, accumulate: bool) {
+fn gemm_onto(out: &mut [f32], lhs: Operand<'_>, rhs: Operand<'_>, accumulate: bool) {
     let fits =
-        |m: &Matrix<'_>| reach(m.rows, m.columns, m.row_stride, m.column_stride) <= m.values.len();
+        |m: &Operand<'_>| reach(m.rows, m.columns, m.row_stride, m.column_stride) <= m.values.len();
     assert!(lhs.columns == rhs.rows && out.len() == lhs.rows * rhs.columns);
     assert!(fits(&lhs) && fits(&rhs));
     // SAFETY: the three slices hold every element the sizes and strides reach (checked above), the
@@ -304,6 +311,7 @@ mod tests {
         for ((columns, inner), dtype) in shapes.into_iter().flat_map(types) {
             let weight = random(&[columns, inner], 1).to_dtype(dtype).unwrap();
             let x = random(&[150, inner], 2);
+            let weight = Matrix::from(weight);
             let all = project(&x, &weight, None).unwrap().to_vec2::<f32>().unwrap();
             for rows in [1, 2, 3, 4, 5, 16, 31, 64, 65, 100] {
                 let start = (rows * 7) % (150 - rows);
@@ -340,30 +348,35 @@ mod tests {
             let (x, weight, grad) = (rounded(&x), rounded(&weight), rounded(&grad));
             let near = 1e-5 * width.max(columns) as f32;
             assert_close(
-                &project(&x, &narrow(&weight), Some(&bias)).unwrap(),
-                &project(&x, &weight, Some(&bias)).unwrap(),
+                &project(&x, &narrow(&weight).into(), Some(&bias)).unwrap(),
+                &project(&x, &Matrix::from(&weight), Some(&bias)).unwrap(),
                 near,
             );
-            let back = |weight| project_back(&[(&grad, weight), (&grad, weight)]).unwrap();
+            let back = |weight: &Tensor| {
+                project_back(&[(&grad, weight.into()), (&grad, weight.into())]).unwrap()
+            };
             assert_close(&back(&narrow(&weight)), &back(&weight), near);
             let of_weight = |dtype| product_of_rows(&grad, &x, dtype).unwrap();
             assert_close(&of_weight(DType::BF16), &of_weight(DType::F32), near);
         }
-        assert!(project(&random(&[2, 8], 1), &narrow(&random(&[4, 9], 2)), None).is_err());
-        assert!(project_back(&[(&random(&[2, 8], 1), &narrow(&random(&[9, 8], 2)))]).is_err());
+        assert!(project(&random(&[2, 8], 1), &narrow(&random(&[4, 9], 2)).into(), None).is_err());
+        assert!(
+            project_back(&[(&random(&[2, 8], 1), narrow(&random(&[9, 8], 2)).into())]).is_err()
+        );
     }
 
     #[test]
     fn projections_made_at_once_are_those_made_one_by_one() {
         for dtype in [DType::F32, DType::BF16] {
-            let weight =
-                |seed, columns: usize| random(&[columns, 70], seed).to_dtype(dtype).unwrap();
+            let weight = |seed, columns: usize| {
+                Matrix::from(random(&[columns, 70], seed).to_dtype(dtype).unwrap())
+            };
             let (first, second, bias) = (weight(1, 50), weight(2, 33), random(&[50], 3));
             let x = random(&[21, 70], 4);
             let rows = Rows::new(&x, dtype).unwrap();
             let all = project_all(&[
-                Projection { terms: vec![(&rows, &first)], bias: Some(&bias) },
-                Projection { terms: vec![(&rows, &second)], bias: None },
+                Projection { terms: vec![(&rows, first.clone())], bias: Some(&bias) },
+                Projection { terms: vec![(&rows, second.clone())], bias: None },
             ]);
             let all = all.unwrap();
             assert_close(&all[0], &project(&x, &first, Some(&bias)).unwrap(), 1e-30);

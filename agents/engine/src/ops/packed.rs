@@ -32,6 +32,10 @@ impl<'a> Rows<'a> {
     fn count(&self) -> usize {
         self.values.len() / self.width
     }
+
+    fn row(&self, index: usize) -> &'a [bf16] {
+        &self.values[index * self.width..][..self.width]
+    }
 }
 
 /// A result that several tasks write, each its own rows or columns.
@@ -51,6 +55,21 @@ impl<'a> Parts<'a> {
         assert!(width > 0 && out.len().is_multiple_of(width));
         let rows = out.len() / width;
         Self { start: out.as_mut_ptr(), rows, width, borrowed: PhantomData }
+    }
+
+    /// One row's columns from `column` on.
+    ///
+    /// # Safety
+    /// Nobody else writes there at the same time.
+    #[expect(unsafe_code, reason = "as above")]
+    unsafe fn write_row(&self, sums: &[f32], row: usize, column: usize) {
+        assert!(row < self.rows && column + sums.len() <= self.width);
+        // SAFETY: within `rows` rows of `width` elements, which were borrowed.
+        let out = unsafe {
+            let start = self.start.add(row * self.width + column);
+            std::slice::from_raw_parts_mut(start, sums.len())
+        };
+        out.copy_from_slice(sums);
     }
 
     /// What of the tile lies within the result and its columns up to `end`.

@@ -136,7 +136,8 @@ impl Gradients {
         }
         if full {
             let tokens = Tensor::new(batch.tokens.as_slice(), &model.device)?;
-            let table = model.weights.embedding.zeros_like()?.index_add(&tokens, &grad, 0)?;
+            let table = model.weights.embedding.tensor()?.zeros_like()?;
+            let table = table.index_add(&tokens, &grad, 0)?;
             self.add(EMBEDDING.into(), table)?;
         }
         Ok(loss)
@@ -275,7 +276,7 @@ impl LayerPass<'_> {
                 continue;
             };
             let precision = self.model.precision();
-            let low_grad = (project_back(&[(grad, &pair.b)])? * pair.scale)?;
+            let low_grad = (project_back(&[(grad, (&pair.b).into())])? * pair.scale)?;
             let seen = dropout.map(|dropout| dropout.apply(index, *module, x)).transpose()?;
             let a = product_of_rows(&low_grad, seen.as_ref().unwrap_or(x), precision)?;
             self.gradients.add(module.parameter(index, "lora_A.weight"), a)?;
@@ -283,7 +284,7 @@ impl LayerPass<'_> {
             self.gradients.add(module.parameter(index, "lora_B.weight"), b)?;
             match dropout {
                 Some(dropout) => {
-                    let grad = project_back(&[(&low_grad, &pair.a)])?;
+                    let grad = project_back(&[(&low_grad, (&pair.a).into())])?;
                     partly_seen.push(dropout.apply(index, *module, &grad)?);
                 }
                 None => low_grads.push((low_grad, &pair.a)),
@@ -291,8 +292,8 @@ impl LayerPass<'_> {
         }
         let frozen = projections
             .iter()
-            .map(|(module, grad)| (*grad, &self.layer.linears[*module as usize].weight));
-        let low = low_grads.iter().map(|(grad, a)| (grad, *a));
+            .map(|(module, grad)| (*grad, self.layer.linears[*module as usize].weight.clone()));
+        let low = low_grads.iter().map(|(grad, a)| (grad, (*a).into()));
         let all = project_back(&frozen.chain(low).collect::<Vec<_>>())?;
         partly_seen.iter().try_fold(all, |sum, grad| sum + grad)
     }

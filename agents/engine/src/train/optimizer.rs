@@ -57,7 +57,7 @@ impl Optimizer {
     /// New values of the parameters. Every one must have a gradient.
     pub(super) fn update(
         &mut self,
-        parameters: &[(String, &Tensor)],
+        parameters: &[(String, Tensor)],
         gradients: &Gradients,
         shrink: f64,
         learning_rate: f64,
@@ -72,7 +72,7 @@ impl Optimizer {
             keep: 1.0,
         };
         let decayed = 1.0 - learning_rate * self.weight_decay;
-        let update = |(name, parameter): &(String, &Tensor)| {
+        let update = |(name, parameter): &(String, Tensor)| {
             let missing = || Error::msg(format!("`{name}` got no gradient"));
             let gradient = gradients.get(name).ok_or_else(missing)?;
             let moments = match self.moments.get(name) {

@@ -90,6 +90,7 @@ impl Trainer {
 
     fn read_moments(&self, path: &Path) -> Result<BTreeMap<String, Moments>, ResumeError> {
         let parameters = parameters(&self.model, self.adapter.as_ref());
+        let parameters = parameters.map_err(TensorFileError::from)?;
         let moments = 2 * parameters.len() as u64;
         let elements: usize = parameters.iter().map(|(_, tensor)| tensor.elem_count()).sum();
         check_size(path, 2 * 4 * elements as u64 + moments * HEADER_BYTES_MAX)?;

@@ -6,8 +6,10 @@ mod amx;
 mod avx512;
 mod portable;
 
+use super::Rows;
 use super::tiles::Tile;
 use half::bf16;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 /// Rows and columns of a tile of sums; rows of a tile of factors, and pairs of bf16 in one.
@@ -48,6 +50,16 @@ pub(super) struct Tiles<'a> {
     pub(super) second: Option<&'a [Tile]>,
 }
 
+/// Rows of activations and of weights, as wide as each other.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Term<'a> {
+    pub(super) x: Rows<'a>,
+    pub(super) weight: Rows<'a>,
+}
+
+/// Of activations, that are multiplied at once.
+pub(super) const ROWS: usize = 4;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kernel {
     #[cfg(target_arch = "x86_64")]
@@ -61,10 +73,19 @@ impl Kernel {
     /// Of this processor and system.
     pub(crate) fn best() -> Self {
         static BEST: OnceLock<Kernel> = OnceLock::new();
-        *BEST.get_or_init(|| Self::all().next().unwrap_or(Self::Portable))
+        *BEST.get_or_init(|| Self::all().find(|kernel| kernel.is_fast()).unwrap_or(Self::Portable))
     }
 
-    /// Those that work here, the fastest first.
+    /// Against those that come after it.
+    fn is_fast(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => avx512::is_fast(),
+            _ => true,
+        }
+    }
+
+    /// Those that work here, what has instructions of its own first.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
         let native =
@@ -81,6 +102,39 @@ impl Kernel {
             amx::begin();
         }
         Session(self)
+    }
+
+    /// Whether what is multiplied with weights is packed for it.
+    pub(super) fn projects_tiles(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => false,
+            Self::Portable => false,
+        }
+    }
+
+    /// `Σ x wᵀ` over the terms, of up to [`ROWS`] rows of `x` by so many rows of weights. Each
+    /// element is summed alike, whatever rows and columns are asked for.
+    pub(super) fn dots(
+        self,
+        terms: &[Term<'_>],
+        rows: Range<usize>,
+        columns: Range<usize>,
+        out: &mut [f32],
+        room: &mut Vec<f32>,
+    ) {
+        assert!((1..=ROWS).contains(&rows.len()) && out.len() == rows.len() * columns.len());
+        for Term { x, weight } in terms {
+            assert!(x.width == weight.width);
+            assert!(rows.end <= x.count() && columns.end <= weight.count());
+        }
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx | Self::Avx512 => avx512::dots(terms, rows, columns, out),
+            Self::Portable => portable::dots(terms, rows, columns, out, room),
+        }
     }
 
     /// Adds `left · right`, in a session.
@@ -106,6 +160,29 @@ impl Kernel {
             Self::Portable => portable::transpose(rows),
         }
     }
+}
+
+/// Rows from `from` on; beyond the range's end its last row stands in.
+#[inline(always)]
+fn clamped<'a, const N: usize>(
+    rows: &Rows<'a>,
+    range: &Range<usize>,
+    from: usize,
+) -> [&'a [bf16]; N] {
+    std::array::from_fn(|index| rows.row((from + index).min(range.end - 1)))
+}
+
+/// Asks for what will be read soon. A hint, which may name any place.
+#[inline(always)]
+fn prefetch(place: *const bf16) {
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "an instruction, which every such processor has")]
+    // SAFETY: it reads nothing that the program would see, and cannot fail.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(place.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
 }
 
 pub(super) struct Session(Kernel);

@@ -118,11 +118,17 @@ fn pack_pair<T: Element>(even: &[T], odd: &[T], out: &mut [u32; SIDE]) {
     }
 }
 
+/// Rows as they lie.
+pub(super) fn narrow(x: &[f32], width: usize) -> Vec<bf16> {
+    let mut out = vec![bf16::ZERO; x.len()];
+    narrow_rows(x, width, width, &mut out);
+    out
+}
+
 /// Bits of rows of f32, each followed by zeros up to `stride`.
 pub(super) fn narrow_rows(x: &[f32], width: usize, stride: usize, out: &mut [bf16]) {
     const ROWS: usize = 8;
-    let rows = out.par_chunks_mut(ROWS * stride).zip(x.par_chunks(ROWS * width));
-    rows.for_each(|(out, x)| {
+    let narrow = |(out, x): (&mut [bf16], &[f32])| {
         wide(
             #[inline(always)]
             || {
@@ -133,5 +139,10 @@ pub(super) fn narrow_rows(x: &[f32], width: usize, stride: usize, out: &mut [bf1
                 }
             },
         );
-    });
+    };
+    if x.len() <= ROWS * width {
+        return narrow((out, x));
+    }
+    let rows = out.par_chunks_mut(ROWS * stride).zip(x.par_chunks(ROWS * width));
+    rows.for_each(narrow);
 }

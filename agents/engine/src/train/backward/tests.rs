@@ -46,9 +46,9 @@ struct Naive<'a> {
 
 impl Naive<'_> {
     fn new<'a>(model: &'a Model, adapter: Option<&Adapter>, rate: f64) -> Naive<'a> {
-        let mut named = model.weights.named();
+        let mut named = model.weights.tensors().unwrap();
         named.extend(adapter.iter().flat_map(|adapter| adapter.named()));
-        let var = |(name, tensor): (String, &Tensor)| (name, Var::from_tensor(tensor).unwrap());
+        let var = |(name, tensor): (String, Tensor)| (name, Var::from_tensor(&tensor).unwrap());
         let scale = adapter.map_or(0.0, |adapter| adapter.pairs.values().next().unwrap().scale);
         Naive {
             config: &model.config,
@@ -185,11 +185,11 @@ fn sequences() -> Vec<Sequence> {
 
 /// Values that make every gradient large enough to compare.
 fn shaken(model: &mut Model, adapter: &mut Option<Adapter>) {
-    let shake = |(name, tensor): (String, &Tensor)| {
+    let shake = |(name, tensor): (String, Tensor)| {
         let noise = random(tensor.dims(), blake3::hash(name.as_bytes()).as_bytes()[0].into());
         (name, (tensor + (noise * 0.1).unwrap()).unwrap())
     };
-    let weights = model.weights.named().into_iter().map(shake).collect();
+    let weights = model.weights.tensors().unwrap().into_iter().map(shake).collect();
     super::super::replace_weights(model, weights).unwrap();
     if let Some(adapter) = adapter {
         let pairs = adapter.named().into_iter().map(shake).collect();
@@ -217,7 +217,7 @@ fn compare(architecture: Architecture, lora: bool, rate: f64) {
     let theirs = (total * 0.5).unwrap().backward().unwrap();
     let trained = match &adapter {
         Some(adapter) => adapter.named(),
-        None => model.weights.named(),
+        None => model.weights.tensors().unwrap(),
     };
     assert_eq!(ours.by_name.len(), trained.len());
     for (name, _) in trained {

@@ -1,70 +1,54 @@
-//! For processors without bf16 instructions: widened to f32, and vectorised by the compiler.
+//! For processors without fast bf16 instructions: pairs are split into two f32, which whatever
+//! vectors there are multiply and add.
 
-use super::super::tiles::Tile;
-use super::{Block, Left, SIDE, Tiles};
+mod dots;
+mod tiles;
+
+use super::SIDE;
+pub(super) use dots::dots;
 use half::bf16;
+use half::slice::HalfFloatSliceExt;
+use pulp::{Simd, bytemuck};
+pub(super) use tiles::multiply;
 
-pub(super) fn multiply(block: &mut Block, left: Left<'_>, right: Tiles<'_>) {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        #[expect(unsafe_code, reason = "instructions that not every processor has")]
-        // SAFETY: this one was just asked.
-        return unsafe { with_avx2(block, left, right) };
-    }
-    multiply_with::<{ cfg!(target_arch = "aarch64") }>(block, left, right);
-}
+/// Of the widest vectors.
+const LANES_MAX: usize = 16;
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn with_avx2(block: &mut Block, left: Left<'_>, right: Tiles<'_>) {
-    multiply_with::<true>(block, left, right);
-}
-
-/// Rows that are summed up at once.
-const ROWS: usize = 4;
-
-/// `FUSED`: the processor adds a product in one instruction.
+/// As many as a vector has lanes, wherever they lie.
 #[inline(always)]
-fn multiply_with<const FUSED: bool>(block: &mut Block, left: Left<'_>, right: Tiles<'_>) {
-    for (tiles, row) in block.iter_mut().zip((0..left.rows).step_by(SIDE)) {
-        for (column, sums) in [Some(right.first), right.second].into_iter().zip(tiles) {
-            let Some(column) = column else { continue };
-            let parts = sums.0.as_chunks_mut::<{ ROWS * SIDE }>().0.iter_mut();
-            for (sums, row) in parts.zip((row..).step_by(ROWS)) {
-                let rows = std::array::from_fn(|lane| &left.values[(row + lane) * left.stride..]);
-                add_rows::<FUSED>(rows, column, sums);
-            }
+fn pairs<S: Simd>(row: &[bf16], vector: usize) -> S::u32s {
+    let lanes = 2 * S::U32_LANES;
+    let bits: &[u16] = row[vector * lanes..][..lanes].reinterpret_cast();
+    bytemuck::pod_read_unaligned(bytemuck::cast_slice(bits))
+}
+
+/// The first and the second of every pair.
+#[inline(always)]
+fn halves<S: Simd>(simd: S, pairs: S::u32s) -> [S::f32s; 2] {
+    let first = simd.wrapping_dyn_shl_u32s(pairs, simd.splat_u32s(16));
+    let second = simd.and_u32s(pairs, simd.splat_u32s(0xffff_0000));
+    [simd.transmute_f32s_u32s(first), simd.transmute_f32s_u32s(second)]
+}
+
+/// Splits a row into what its pairs begin and end with; what lacks in both is 0.
+#[inline(always)]
+fn split<S: Simd>(simd: S, row: &[bf16], firsts: &mut [f32], seconds: &mut [f32]) {
+    let whole = row.len() / (2 * S::U32_LANES);
+    let (first_lanes, _) = S::as_mut_simd_f32s(firsts);
+    let (second_lanes, _) = S::as_mut_simd_f32s(seconds);
+    for (vector, (first, second)) in first_lanes.iter_mut().zip(second_lanes).enumerate() {
+        if vector < whole {
+            [*first, *second] = halves(simd, pairs::<S>(row, vector));
         }
     }
-}
-
-#[inline(always)]
-fn add_rows<const FUSED: bool>(
-    left: [&[bf16]; ROWS],
-    tiles: &[Tile],
-    sums: &mut [f32; ROWS * SIDE],
-) {
-    let left = left.map(|row| &row.as_chunks::<2>().0[..tiles.len() * SIDE]);
-    let mut lanes = *sums;
-    let add = |sum: &mut f32, a: f32, b: f32| {
-        *sum = if FUSED { a.mul_add(b, *sum) } else { *sum + a * b };
-    };
-    for (step, tile) in tiles.iter().enumerate() {
-        for (pair, right) in tile.0.as_chunks::<SIDE>().0.iter().enumerate() {
-            let even = right.map(|both| f32::from_bits(both << 16));
-            let odd = right.map(|both| f32::from_bits(both & 0xffff_0000));
-            for row in 0..ROWS {
-                let [first, second] = left[row][step * SIDE + pair].map(bf16::to_f32);
-                for lane in 0..SIDE {
-                    add(&mut lanes[row * SIDE + lane], first, even[lane]);
-                }
-                for lane in 0..SIDE {
-                    add(&mut lanes[row * SIDE + lane], second, odd[lane]);
-                }
-            }
-        }
+    let done = whole * S::F32_LANES;
+    let widened = |value: &bf16| f32::from_bits(u32::from(value.to_bits()) << 16);
+    let mut rest = row[2 * done..].chunks(2);
+    for (first, second) in firsts[done..].iter_mut().zip(&mut seconds[done..]) {
+        let pair = rest.next().unwrap_or_default();
+        *first = pair.first().map_or(0.0, widened);
+        *second = pair.get(1).map_or(0.0, widened);
     }
-    *sums = lanes;
 }
 
 pub(super) fn transpose(rows: &[u32; SIDE * SIDE]) -> [u32; SIDE * SIDE] {

@@ -1,0 +1,35 @@
+//! Rows of activations with rows of weights: both lie along what is summed over, and neither is
+//! packed.
+
+use super::super::kernel::ROWS;
+pub(super) use super::super::kernel::Term;
+use super::Job;
+use std::ops::Range;
+
+#[derive(Default)]
+pub(super) struct Room {
+    sums: Vec<f32>,
+    kernel: Vec<f32>,
+}
+
+pub(super) fn project(job: &Job<'_>, terms: &[Term<'_>], panel: &Range<usize>, room: &mut Room) {
+    let Room { sums, kernel } = room;
+    sums.resize(ROWS * panel.len(), 0.0);
+    for from in (0..job.rows).step_by(ROWS) {
+        let rows = from..job.rows.min(from + ROWS);
+        let sums = &mut sums[..rows.len() * panel.len()];
+        job.kernel.dots(terms, rows.clone(), panel.clone(), sums, kernel);
+        for (row, sums) in rows.zip(sums.chunks_exact_mut(panel.len())) {
+            if let Some(bias) = job.bias {
+                for (sum, bias) in sums.iter_mut().zip(&bias[panel.clone()]) {
+                    *sum += bias;
+                }
+            }
+            #[expect(unsafe_code, reason = "a panel's columns are its task's alone")]
+            // SAFETY: see the reason.
+            unsafe {
+                job.out.write_row(sums, row, panel.start);
+            }
+        }
+    }
+}
