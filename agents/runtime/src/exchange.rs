@@ -57,13 +57,22 @@ impl Exchange {
     /// What others must know to take part.
     pub(crate) fn said(&self) -> v1::Exchange {
         let addresses = self.addresses.iter().map(ToString::to_string).collect();
-        v1::Exchange { key: self.peers.key().to_string(), addresses }
+        v1::Exchange { key: self.peers.key().to_string(), addresses, ..Default::default() }
     }
 
     /// Gives others what they ask for, for as long as it is polled.
     pub(crate) async fn serve(self, cache: Cache) -> Infallible {
         self.peers.serve(self.listener, &cache).await
     }
+}
+
+/// What came and went so far, where files are exchanged.
+pub(crate) fn count(peers: Option<&Peers>, status: &mut v1::AgentStatus) {
+    let (Some(peers), Some(said)) = (peers, &mut status.exchange) else { return };
+    let now = peers.exchanged();
+    said.bytes_from_store = now.from_store;
+    said.bytes_from_peers = now.from_peers;
+    said.bytes_to_peers = now.to_peers;
 }
 
 /// What this box is called from elsewhere, the loopback last.

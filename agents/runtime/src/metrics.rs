@@ -127,7 +127,18 @@ fn agent(page: &mut Page<'_>, status: &v1::AgentStatus) -> fmt::Result {
         "process_resident_memory_bytes",
         "Resident memory of the agent",
         Some(count(status.rss_bytes)),
-    )
+    )?;
+    status.exchange.as_ref().map_or(Ok(()), |exchange| exchanged(page, exchange))
+}
+
+fn exchanged(page: &mut Page<'_>, exchange: &v1::Exchange) -> fmt::Result {
+    let v1::Exchange { bytes_from_store, bytes_from_peers, bytes_to_peers, .. } = exchange;
+    let came = [("store", bytes_from_store), ("peers", bytes_from_peers)];
+    let came = came.map(|(from, bytes)| (vec![("from", from.to_owned())], count(*bytes)));
+    let (name, help) = ("flotilla_files_received_bytes", "Bytes of files that were fetched");
+    page.family(name, help, MetricType::Counter, &came)?;
+    let (name, help) = ("flotilla_files_sent_bytes", "Bytes of files that peers fetched from here");
+    page.counter(name, help, Some(count(*bytes_to_peers)))
 }
 
 fn gpus(page: &mut Page<'_>, gpus: &[v1::telemetry::Gpu]) -> fmt::Result {

@@ -7,7 +7,6 @@ use std::{
 };
 
 use bus::Bus;
-use conduct::Pace;
 use hardware::doctor::Finding;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -135,11 +134,11 @@ impl Presence {
         status
     }
 
-    /// Speaks until stopped, and says goodbye.
+    /// Speaks until stopped, and says goodbye. It looks again at what changes by itself.
     pub(crate) async fn speak(
         &self,
         bus: &Bus,
-        pace: impl Fn() -> Option<Pace>,
+        look: impl Fn(&mut v1::AgentStatus),
         stop: CancellationToken,
     ) {
         let mut tick = tokio::time::interval(SAY_EVERY);
@@ -154,11 +153,7 @@ impl Presence {
                 }
                 _ = tick.tick() => {}
             }
-            let pace = pace();
-            self.update(|status| {
-                status.tokens_per_s = pace.map_or(0.0, |pace| pace.tokens_per_s);
-                status.sample_s = pace.map_or(0.0, |pace| pace.sample_s());
-            });
+            self.update(&look);
             self.say(bus, ticks.is_multiple_of(RECORD_EVERY)).await;
             ticks = ticks.wrapping_add(1);
         }

@@ -52,7 +52,8 @@ async fn publish(
     let weight_change = examine::saved(&directory.join(CHECKPOINT), start, &step, &heard).await?;
     let place = TreePlace::checkpoint(&job.run, order.cycle, step.step);
     let about = lineage::about(order, family, step.step, step.steps);
-    let tree = job.store.publish_tree(&directory.join(CHECKPOINT), &place, about).await?;
+    let files = directory.join(CHECKPOINT);
+    let tree = job.cache.publish_tree(&job.store, &files, &place, about).await?;
     let state = publish_state(lineage, &step, &directory, &tree).await?;
     let checkpoint = v1::Checkpoint {
         engine: heard.engine,

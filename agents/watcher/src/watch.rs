@@ -15,7 +15,7 @@ use bus::{Bus, Followed};
 use futures::{StreamExt, future::BoxFuture};
 use runtime::Side;
 use serde_json::json;
-use store::{About, Store, TreePlace};
+use store::{About, Cache, Store, TreePlace};
 use wire::{AgentId, Body, Fact, Place, RunId, Subject, v1};
 
 use crate::{
@@ -90,6 +90,7 @@ struct Watcher {
     config: Config,
     bus: Bus,
     store: Store,
+    cache: Cache,
     begin: Begin,
     lookout: Lookout,
     run: Option<Run>,
@@ -102,7 +103,7 @@ struct Watcher {
 pub async fn watch(
     config: Config,
     bus: Bus,
-    store: Store,
+    (store, cache): (Store, Cache),
     begin: Begin,
     side: Side,
 ) -> anyhow::Result<Option<v1::Done>> {
@@ -113,7 +114,7 @@ pub async fn watch(
     let directory = config.directory.display().to_string();
     tracing::info!(directory, elsewhere, "watching");
     let stop = side.stop.clone();
-    let mut watcher = Watcher { config, bus, store, begin, lookout, run: None };
+    let mut watcher = Watcher { config, bus, store, cache, begin, lookout, run: None };
     stop.run_until_cancelled(watcher.remember_run()).await;
     loop {
         let Some(outcome) = stop.run_until_cancelled(watcher.turn(&mut hints)).await else {
@@ -266,7 +267,8 @@ impl Watcher {
         }
         let mut checkpoint = self.describe(run, &held);
         let place = TreePlace::checkpoint(&run.id, 0, held.step);
-        let tree = self.store.publish_tree(&files, &place, about_of(&checkpoint)).await?;
+        let about = about_of(&checkpoint);
+        let tree = self.cache.publish_tree(&self.store, &files, &place, about).await?;
         // Hashed meanwhile, and therefore now: what was written to is another checkpoint.
         if !self.lookout.is_unchanged(&held) {
             tracing::info!(step = held.step, "changed while it was published; looking again");

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs::File,
     path::{Path as FsPath, PathBuf},
     sync::Arc,
 };
@@ -18,8 +19,9 @@ use crate::{
     digests::Digests,
     error::{Fault, GetError, PutError},
     examine::Seen,
+    files,
     manifest::{About, MANIFEST, Manifest, SUMS, TreeFile},
-    parts::{self, PARTS, PartLists, Parts},
+    parts::{PARTS, PartLists, Parts},
     path::{RelativePath, TreePlace},
     store::{Store, Wanted, blocking},
     tree::key_of,
@@ -301,7 +303,7 @@ impl From<Fault> for AdoptError {
 
 /// Of a file that need not be sent; without them it is fetched without peers.
 pub(crate) async fn parts_of(file: PathBuf) -> Option<Parts> {
-    blocking(move || parts::of_file(&file)).await.ok()?.2
+    blocking(move || files::hash(&File::open(file)?, &|_| ())).await.ok()?.2
 }
 
 fn written(

@@ -16,6 +16,7 @@ mod assemble;
 mod elsewhere;
 mod local;
 mod lock;
+mod publish;
 mod space;
 mod verify;
 
@@ -160,6 +161,9 @@ impl Cache {
             Ok((store.fetch_into(&wanted, file, temp.path()).await?, temp))
         };
         let (file, temp) = store.until_undamaged(fetch_once).await?;
+        if let Some(peers) = &self.inner.peers {
+            peers.count_whole(wanted.bytes);
+        }
         self.commit(file, temp, wanted.digest).await
     }
 

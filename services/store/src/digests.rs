@@ -19,7 +19,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use wire::Digest;
 
-use crate::{examine::Seen, scan};
+use crate::{examine::Seen, files};
 
 /// Longer, and the older half is forgotten.
 const FILE_BYTES_MAX: u64 = 2 << 20;
@@ -78,13 +78,13 @@ impl Digests {
     /// The digest and size of a file, hashed unless it was before and nothing touched it since.
     /// Told of bytes as they are dealt with.
     pub(crate) fn of(&self, path: &Path, seen: Seen<'_>) -> io::Result<(Digest, u64)> {
-        let mut file = File::open(path)?;
+        let file = File::open(path)?;
         let looks = Looks::of(&file.metadata()?);
         if let Some(digest) = self.recall(looks) {
             seen(looks.bytes);
             return Ok((digest, looks.bytes));
         }
-        let (digest, bytes) = scan::hash_reader(&mut Told { reader: &mut file, seen })?;
+        let (digest, bytes, _) = files::hash(&file, seen)?;
         let after = file.metadata()?;
         let settled = after.modified()?.elapsed().is_ok_and(|age| age >= SETTLED);
         if Looks::of(&after) == looks && bytes == looks.bytes && settled {
@@ -174,26 +174,18 @@ fn halve(path: &Path) -> io::Result<()> {
     written
 }
 
-struct Told<'a> {
-    reader: &'a mut File,
-    seen: Seen<'a>,
-}
-
-impl Read for Told<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let n = self.reader.read(buffer)?;
-        (self.seen)(n as u64);
-        Ok(n)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Which is read in several pieces.
+    fn long(bytes: &[u8]) -> Vec<u8> {
+        bytes.repeat(300_000)
+    }
+
     /// A file that was last written to long ago.
     fn old(path: &Path, bytes: &[u8]) {
-        fs::write(path, bytes).unwrap();
+        fs::write(path, long(bytes)).unwrap();
         let long_ago = SystemTime::now() - Duration::from_secs(3600);
         File::options().write(true).open(path).unwrap().set_modified(long_ago).unwrap();
     }
@@ -201,7 +193,7 @@ mod tests {
     fn hashed(digests: &Digests, path: &Path) -> (Digest, bool) {
         let chunks = Mutex::new(0);
         let (digest, _) = digests.of(path, &|_| *chunks.lock().unwrap() += 1).unwrap();
-        // Hashing ends with an empty read; recalling tells of the file once.
+        // Recalling tells of the file once.
         (digest, *chunks.lock().unwrap() > 1)
     }
 
@@ -210,23 +202,26 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (memo, file) = (dir.path().join("cache/digests.jsonl"), dir.path().join("weights"));
         old(&file, b"0123456789");
-        assert_eq!(hashed(&Digests::at(memo.clone()), &file), (Digest::of(b"0123456789"), true));
+        assert_eq!(
+            hashed(&Digests::at(memo.clone()), &file),
+            (Digest::of(&long(b"0123456789")), true)
+        );
         let other_process = Digests::at(memo);
-        assert_eq!(hashed(&other_process, &file), (Digest::of(b"0123456789"), false));
+        assert_eq!(hashed(&other_process, &file), (Digest::of(&long(b"0123456789")), false));
         // In place, with the modification time put back.
         let before = fs::metadata(&file).unwrap().modified().unwrap();
         let open = File::options().write(true).open(&file).unwrap();
-        (&open).write_all(b"9876543210").unwrap();
+        (&open).write_all(&long(b"9876543210")).unwrap();
         open.set_modified(before).unwrap();
-        assert_eq!(hashed(&other_process, &file), (Digest::of(b"9876543210"), true));
-        assert_eq!(hashed(&other_process, &file), (Digest::of(b"9876543210"), false));
+        assert_eq!(hashed(&other_process, &file), (Digest::of(&long(b"9876543210")), true));
+        assert_eq!(hashed(&other_process, &file), (Digest::of(&long(b"9876543210")), false));
     }
 
     #[test]
     fn a_file_written_to_just_now_is_not_believed_to_stay() {
         let dir = tempfile::tempdir().unwrap();
         let (memo, file) = (dir.path().join("digests.jsonl"), dir.path().join("weights"));
-        fs::write(&file, b"x").unwrap();
+        fs::write(&file, long(b"x")).unwrap();
         let digests = Digests::at(memo.clone());
         assert!(hashed(&digests, &file).1 && hashed(&digests, &file).1);
         assert!(!memo.exists());

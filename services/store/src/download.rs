@@ -17,7 +17,7 @@ use wire::Digest;
 
 use crate::{
     error::{CacheError, Fault, GetError},
-    scan,
+    files,
     store::{Store, Wanted, blocking},
     tree::ByteStream,
     upload::PART_BYTES,
@@ -173,16 +173,13 @@ impl Store {
 
 /// Shares the blocks where the file system can, else copies. Never a hard link: the store's
 /// file must not be writable through a job's directory.
-fn copy_local(path: &FsPath, mut to: File, at: &FsPath, wanted: &Wanted) -> Result<File, GetError> {
+fn copy_local(path: &FsPath, to: File, at: &FsPath, wanted: &Wanted) -> Result<File, GetError> {
     let fault = |source| Fault::from_io(wanted.url.clone(), source);
     let from = File::open(path).map_err(fault)?;
     wanted.check_size(from.metadata().map_err(fault)?.len())?;
-    let mut hasher = blake3::Hasher::new();
-    let copied = scan::copy(&from, &mut to, |piece| {
-        hasher.update(piece);
-    });
-    copied.map_err(|source| CacheError::io("write", at, source))?;
-    wanted.check((hasher.finalize().into(), hasher.count()))?;
+    let copied = files::copy(&from, &to);
+    let (digest, bytes, _) = copied.map_err(|source| CacheError::io("write", at, source))?;
+    wanted.check((digest, bytes))?;
     Ok(to)
 }
 

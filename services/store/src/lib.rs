@@ -12,6 +12,7 @@ mod door;
 mod download;
 mod error;
 mod examine;
+mod files;
 mod location;
 mod manifest;
 mod objects;
@@ -37,6 +38,6 @@ pub use objects::{
     Signed,
 };
 pub use path::{PathError, RelativePath, TreePlace};
-pub use peers::{Peer, Peers, Roll};
+pub use peers::{Exchanged, Peer, Peers, Roll};
 pub use store::Store;
 pub use tree::ByteStream;

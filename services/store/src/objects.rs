@@ -10,7 +10,7 @@ mod stage;
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{Read, Seek, SeekFrom},
+    io::{Seek, SeekFrom},
     ops::Range,
     path::PathBuf,
     sync::Arc,
@@ -411,21 +411,6 @@ fn named(key: &RelativePath) -> Option<String> {
 fn directories_of_tree(key: &RelativePath) -> usize {
     const TREES_LIE_AT: usize = 3;
     key.as_str().split('/').count().saturating_sub(TREES_LIE_AT + 1)
-}
-
-/// Hashes a file of this machine.
-fn digest_of(file: &mut File) -> std::io::Result<String> {
-    file.rewind()?;
-    let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(hasher.finalize().to_hex().to_string()),
-            n => {
-                hasher.update(&buffer[..n]);
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -4,14 +4,7 @@
 //! them needs no trust and is no part of a tree's identity; it lies beside the manifest in
 //! `B3PARTS`, and a tree without one is fetched as it always was.
 
-use std::{
-    collections::BTreeMap,
-    fmt::Write as _,
-    fs::File,
-    io::{self, Read},
-    ops::Range,
-    path::Path,
-};
+use std::{collections::BTreeMap, fmt::Write as _, ops::Range};
 
 use blake3::hazmat::{
     ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root,
@@ -51,6 +44,11 @@ impl Parts {
         let part_bytes = Self::part_bytes(bytes)?;
         let as_many = values.len() as u64 == bytes.div_ceil(part_bytes);
         (as_many && root(&values) == digest).then_some(Self { bytes, part_bytes, values })
+    }
+
+    /// The parts of a file by their values, of which there are two at least, and its digest.
+    pub(crate) fn merge(bytes: u64, part_bytes: u64, values: Vec<ChainingValue>) -> (Digest, Self) {
+        (root(&values), Self { bytes, part_bytes, values })
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -158,29 +156,9 @@ impl PartHasher {
             return (self.part.finalize().into(), self.count, None);
         }
         self.values.push(self.part.finalize_non_root());
-        let digest = root(&self.values);
-        let parts = Parts { bytes: self.count, part_bytes, values: self.values };
+        let (digest, parts) = Parts::merge(self.count, part_bytes, self.values);
         (digest, self.count, Some(parts))
     }
-
-    pub(crate) fn read(mut self, mut from: impl Read) -> io::Result<Self> {
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            match from.read(&mut buffer) {
-                Ok(0) => return Ok(self),
-                Ok(n) => self.update(&buffer[..n]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-}
-
-/// Reads a file of this machine once. Blocking.
-pub(crate) fn of_file(path: &Path) -> io::Result<(Digest, u64, Option<Parts>)> {
-    let file = File::open(path)?;
-    let hasher = PartHasher::new(file.metadata()?.len());
-    Ok(hasher.read(file)?.finish())
 }
 
 /// The parts of a tree's large files, by their digests.
@@ -242,14 +220,18 @@ fn values(hex: &str) -> Option<Vec<ChainingValue>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn noise(len: usize) -> Vec<u8> {
+pub(crate) mod testing {
+    /// Bytes no two pieces of which are alike.
+    pub(crate) fn noise(len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         blake3::Hasher::new().finalize_xof().fill(&mut bytes);
         bytes
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{testing::noise, *};
 
     fn listed(bytes: &[u8]) -> (Digest, PartLists) {
         let mut hasher = PartHasher::new(bytes.len() as u64);

@@ -6,6 +6,7 @@
 //! ([`parts`](crate::parts)), so that nobody needs to be trusted for more than patience; and the
 //! store has whatever no peer has.
 
+mod counts;
 mod fetch;
 mod link;
 mod plan;
@@ -25,8 +26,9 @@ use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 use wire::AgentId;
 
-use self::shelf::Shelf;
+use self::{counts::Counts, shelf::Shelf};
 
+pub use self::counts::Exchanged;
 pub(crate) use self::{fetch::fetch, shelf::Entry};
 
 /// Asked for one file.
@@ -73,6 +75,7 @@ struct Inner {
     acceptor: TlsAcceptor,
     roll: Arc<dyn Roll>,
     shelf: Shelf,
+    counts: Counts,
     some: tokio::sync::Mutex<Option<(Instant, Vec<Peer>)>>,
     shunned: Mutex<BTreeMap<String, Instant>>,
     members: Mutex<BTreeMap<(AgentId, String), (Instant, bool)>>,
@@ -90,6 +93,7 @@ impl Peers {
             acceptor,
             roll,
             shelf: Shelf::default(),
+            counts: Counts::default(),
             some: Default::default(),
             shunned: Mutex::default(),
             members: Mutex::default(),
@@ -100,6 +104,16 @@ impl Peers {
     /// What the roll must say of this agent.
     pub fn key(&self) -> Fingerprint {
         self.inner.identity.fingerprint()
+    }
+
+    /// What came and went so far.
+    pub fn exchanged(&self) -> Exchanged {
+        self.inner.counts.now()
+    }
+
+    /// A file came from the store as a whole.
+    pub(crate) fn count_whole(&self, bytes: u64) {
+        self.inner.counts.came_from_store(bytes);
     }
 
     /// Whom to ask, and which place in their row is one's own.

@@ -2,26 +2,19 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Seek, Write},
+    io,
     path::{Path, PathBuf},
-    sync::mpsc,
-    thread,
 };
 
 use wire::Digest;
 
 use crate::{
     error::PutError,
+    files,
     manifest::{MANIFEST, MAX_FILES, Manifest, ManifestError, SUMS, TreeFile},
     parts::PARTS,
     path::RelativePath,
 };
-
-/// Large enough that a system call costs little beside hashing.
-const BUFFER: usize = 1 << 20;
-/// Of a copy, between the disk and the hashing: small enough to be in a core's cache still.
-const BUFFERS: usize = 8;
-const COPY_BUFFER: usize = 256 << 10;
 
 /// All regular files below `dir`, hashed. Links to files are followed (as in the Hugging Face
 /// cache); links to directories are refused, for they may be loops.
@@ -100,79 +93,6 @@ fn is_ours(disk: &Path, name: &str) -> Result<bool, PutError> {
 }
 
 pub(crate) fn hash_file(path: &Path) -> io::Result<(Digest, u64)> {
-    hash_reader(&mut File::open(path)?)
-}
-
-pub(crate) fn hash_reader(reader: &mut impl Read) -> io::Result<(Digest, u64)> {
-    let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; BUFFER];
-    loop {
-        match reader.read(&mut buffer) {
-            Ok(0) => return Ok((hasher.finalize().into(), hasher.count())),
-            Ok(n) => {
-                hasher.update(&buffer[..n]);
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// Copies a file into an empty one, sharing its blocks where the file system can; `see` has every
-/// byte of the copy, in order.
-pub(crate) fn copy(
-    from: &File,
-    to: &mut File,
-    mut see: impl FnMut(&[u8]) + Send,
-) -> io::Result<()> {
-    if rustix::fs::ioctl_ficlone(&*to, from).is_ok() {
-        let mut buffer = vec![0; BUFFER];
-        while let n @ 1.. = read_some(to, &mut buffer)? {
-            see(&buffer[..n]);
-        }
-        return to.rewind();
-    }
-    // Seen on another thread while the next ones are copied; buffers go round.
-    let (filled, to_see) = mpsc::sync_channel::<(Vec<u8>, usize)>(BUFFERS);
-    let (seen, free) = mpsc::sync_channel::<Vec<u8>>(BUFFERS);
-    thread::scope(|scope| {
-        let seeing = scope.spawn(move || {
-            for (buffer, n) in to_see {
-                see(&buffer[..n]);
-                // The copying may be over.
-                let _ = seen.send(buffer);
-            }
-        });
-        let mut made = 0;
-        let copied = loop {
-            let buffer = if made < BUFFERS { None } else { free.recv().ok() };
-            let mut buffer = buffer.unwrap_or_else(|| vec![0; COPY_BUFFER]);
-            made += 1;
-            let n = match read_some(from, &mut buffer) {
-                Ok(0) => break Ok(()),
-                Ok(n) => n,
-                Err(error) => break Err(error),
-            };
-            if let Err(error) = (&*to).write_all(&buffer[..n]) {
-                break Err(error);
-            }
-            if filled.send((buffer, n)).is_err() {
-                break Ok(());
-            }
-        };
-        drop(filled);
-        match seeing.join() {
-            Ok(()) => copied,
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-    })
-}
-
-fn read_some(mut from: &File, buffer: &mut [u8]) -> io::Result<usize> {
-    loop {
-        match from.read(buffer) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            read => return read,
-        }
-    }
+    let (digest, bytes, _) = files::hash(&File::open(path)?, &|_| ())?;
+    Ok((digest, bytes))
 }

@@ -39,12 +39,22 @@ impl Store {
         place: &TreePlace,
         about: About,
     ) -> Result<v1::Tree, PutError> {
+        Ok(self.publish(dir, place, about).await?.0)
+    }
+
+    /// The tree, and what it holds.
+    pub(crate) async fn publish(
+        &self,
+        dir: &FsPath,
+        place: &TreePlace,
+        about: About,
+    ) -> Result<(v1::Tree, Manifest), PutError> {
         let (manifest, json) = described(dir, about).await?;
         let digest = Digest::of(&json);
         let root = place.path(digest);
         let tree = v1::Tree { path: root.to_string(), manifest: digest.to_string() };
         if self.is_published(&root, &json).await? {
-            return Ok(tree);
+            return Ok((tree, manifest));
         }
         let mut lists = PartLists::default();
         for file in &manifest.files {
@@ -65,7 +75,7 @@ impl Store {
         self.put_bytes(&key_of(&root, SUMS), manifest.to_sums().into()).await?;
         self.put_bytes(&key_of(&root, MANIFEST), json).await?;
         self.remember(&root, &manifest);
-        Ok(tree)
+        Ok((tree, manifest))
     }
 
     /// The next tree may have the same tokenizer.

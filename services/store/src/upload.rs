@@ -21,6 +21,7 @@ use wire::Digest;
 use self::journal::{Journal, SentPart, What};
 use crate::{
     error::{Fault, PutError},
+    files,
     parts::{PartHasher, Parts},
     store::{Store, blocking},
 };
@@ -160,7 +161,7 @@ impl Store {
                 let Some(upload) = self.at.begin(key).await.map_err(fault)? else {
                     // It is there, and only its parts are asked for.
                     let file = path.to_owned();
-                    let found = blocking(move || crate::parts::of_file(&file)).await;
+                    let found = blocking(move || files::hash(&File::open(file)?, &|_| ())).await;
                     let (found, count, parts) = found.map_err(unread(path))?;
                     let same = (found, count) == (digest, bytes);
                     return if same { Ok(parts) } else { Err(changed(path)(Changed)) };

@@ -51,6 +51,7 @@ fn everything() -> v1::AgentStatus {
         roles: vec!["trainer".into()],
         state: v1::agent_status::State::Ready.into(),
         telemetry: Some(telemetry),
+        exchange: Some(v1::Exchange { bytes_from_peers: 7, ..v1::Exchange::default() }),
         ..v1::AgentStatus::default()
     }
 }

@@ -90,7 +90,8 @@ pub(crate) async fn agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow::Res
         doctor,
         withheld,
     };
-    let agent = Agent::new(config, bus.clone(), store.clone(), cache, roles).watched(watched);
+    let agent =
+        Agent::new(config, bus.clone(), store.clone(), cache.clone(), roles).watched(watched);
     let agent = match exchange {
         Some(exchange) => agent.exchanging(exchange),
         None => agent,
@@ -103,7 +104,7 @@ pub(crate) async fn agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow::Res
     };
     watching.check(&bus, &store).await?;
     let over = watching.outcome();
-    let agent = agent.beside("watcher", watching.work(id, &directory, bus, store));
+    let agent = agent.beside("watcher", watching.work(id, &directory, bus, (store, cache)));
     while_member(member, &stop, agent.run(stop.clone())).await?;
     Ok(watching::code(over.get()))
 }

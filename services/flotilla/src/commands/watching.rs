@@ -11,7 +11,7 @@ use bus::Bus;
 use control::{BaseSpec, Control, Files, Found, SuiteSpec, WatchSpec};
 use futures::future::{BoxFuture, FutureExt};
 use runtime::Side;
-use store::Store;
+use store::{Cache, Store};
 use watcher::{Begin, Finding};
 use wire::{AgentId, v1};
 
@@ -80,7 +80,7 @@ impl Watching {
         id: AgentId,
         home: &Path,
         bus: Bus,
-        store: Store,
+        (store, cache): (Store, Cache),
     ) -> impl FnOnce(Side) -> BoxFuture<'static, anyhow::Result<()>> + Send + 'static {
         let config = watcher::Config {
             directory: self.directory.clone(),
@@ -92,9 +92,10 @@ impl Watching {
         };
         let over = self.over.clone();
         let begin = self.begin(Control::with_store(bus.clone(), store.clone()));
+        let files = (store, cache);
         move |side| {
             async move {
-                if let Some(done) = watcher::watch(config, bus, store, begin, side).await? {
+                if let Some(done) = watcher::watch(config, bus, files, begin, side).await? {
                     let status = done.status().as_str_name().to_lowercase();
                     tracing::info!(status, why = done.message, "the watched run is over");
                     let _ = over.set(done);

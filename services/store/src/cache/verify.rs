@@ -3,14 +3,14 @@
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{self, Seek},
+    io,
     os::unix::fs::MetadataExt,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use wire::Digest;
 
-use crate::scan;
+use crate::files;
 
 /// Forgetting only costs hashing a file once more.
 const MAX_NOTED: usize = 100_000;
@@ -44,12 +44,7 @@ impl Verified {
     }
 
     /// Hashes the file unless this process did and nothing touched it since.
-    pub(crate) fn is_intact(
-        &self,
-        mut file: &File,
-        digest: Digest,
-        bytes: u64,
-    ) -> io::Result<bool> {
+    pub(crate) fn is_intact(&self, file: &File, digest: Digest, bytes: u64) -> io::Result<bool> {
         let (inode, stamp) = look(file, digest)?;
         if stamp.bytes != bytes {
             return Ok(false);
@@ -58,8 +53,8 @@ impl Verified {
         if known == Some(stamp) {
             return Ok(true);
         }
-        file.rewind()?;
-        let intact = scan::hash_reader(&mut file)? == (digest, bytes);
+        let (found, count, _) = files::hash(file, &|_| ())?;
+        let intact = (found, count) == (digest, bytes);
         if intact {
             self.note(file, digest)?;
         }

@@ -16,8 +16,7 @@ use bytes::Bytes;
 use futures::{Stream, TryStreamExt};
 use wire::Digest;
 
-use super::digest_of;
-use crate::{error::Fault, path::RelativePath, store::blocking};
+use crate::{error::Fault, files, path::RelativePath, store::blocking};
 
 const DOOR: &str = ".door";
 /// In progress at once; the fleet's trainers send one file at a time each.
@@ -184,7 +183,7 @@ pub(super) async fn commit(
     named: Option<String>,
 ) -> Result<(), ReceiveError> {
     blocking(move || {
-        let mut file = match File::open(&staged) {
+        let file = match File::open(&staged) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(ReceiveError::NoUpload);
             }
@@ -195,7 +194,7 @@ pub(super) async fn commit(
             return Err(ReceiveError::Size { expected: bytes, got });
         }
         if let Some(named) = named {
-            let found = digest_of(&mut file)?;
+            let found = files::hash(&file, &|_| ())?.0.to_hex();
             if !found.starts_with(&named) {
                 return Err(ReceiveError::Differs { named, found });
             }

@@ -44,7 +44,7 @@ enum Event {
     /// It is of no use any more.
     Left(usize, Useless),
     /// Written down, and right.
-    Came(usize),
+    Came(Source, usize),
     /// What a source sent was not the part.
     Wrong(Source, usize),
     Ended(Take, Result<(), Failure>),
@@ -93,10 +93,13 @@ pub(crate) async fn fetch(
         around,
         began: Instant::now(),
         wrong: 0,
+        of_peers: 0,
         failed: None,
     };
     swarm.run(hear, &entry, at).await?;
-    let Swarm { job, .. } = swarm;
+    let Swarm { job, of_peers, began, .. } = swarm;
+    let (url, bytes, seconds) = (&wanted.url, wanted.bytes, began.elapsed().as_secs_f64());
+    tracing::info!(url, bytes, of_peers, seconds, "fetched with peers");
     // Another handle than those of tasks that are being ended.
     let file = job.file.try_clone().map_err(failed)?;
     Ok((file, entry))
@@ -112,6 +115,8 @@ struct Swarm {
     around: Vec<Peer>,
     began: Instant,
     wrong: u32,
+    /// Bytes that came from them.
+    of_peers: u64,
     /// Since when the store has not helped, or when a part last came without it; and why.
     failed: Option<(Instant, GetError)>,
 }
@@ -182,7 +187,8 @@ impl Swarm {
             Event::Joined(index, link) => drop(self.links.insert(index, link)),
             Event::Said(index, said) => self.plan.heard(index, said, self.began.elapsed()),
             Event::Left(index, why) => self.leave(index, &why),
-            Event::Came(index) => {
+            Event::Came(from, index) => {
+                self.count(from, index);
                 if self.plan.came(index)
                     && let Some((since, _)) = &mut self.failed
                 {
@@ -224,6 +230,18 @@ impl Swarm {
             }
         }
         Ok(())
+    }
+
+    fn count(&mut self, from: Source, index: usize) {
+        let range = self.job.parts.range(index);
+        let (bytes, counts) = (range.end - range.start, &self.peers.inner.counts);
+        match from {
+            Source::Store => counts.came_from_store(bytes),
+            Source::Peer(_) => {
+                counts.came_from_peers(bytes);
+                self.of_peers += bytes;
+            }
+        }
     }
 
     fn leave(&mut self, index: usize, why: &Useless) {
@@ -320,7 +338,7 @@ impl Job {
             file.write_all_at(&bytes, parts.range(index).start)?;
             Ok::<_, io::Error>(true)
         });
-        let event = if kept.await? { Event::Came(index) } else { Event::Wrong(from, index) };
+        let event = if kept.await? { Event::Came(from, index) } else { Event::Wrong(from, index) };
         self.say(event).await;
         Ok(())
     }

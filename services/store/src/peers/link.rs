@@ -13,7 +13,7 @@ use hyper::{
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls::pki_types::ServerName;
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{io::BufReader, net::TcpStream, time::timeout};
 use tokio_rustls::TlsConnector;
 use tokio_util::task::AbortOnDropHandle;
 use wire::{AgentId, Digest};
@@ -30,6 +30,7 @@ const PING_EVERY: Duration = Duration::from_secs(5);
 const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 const FRAME_BYTES: u32 = 256 << 10;
+const READ_BYTES: usize = 128 << 10;
 /// Addresses of one peer that are tried.
 const ADDRESSES_MAX: usize = 4;
 
@@ -68,6 +69,8 @@ impl Link {
                 let socket = TcpStream::connect(address).await.ok()?;
                 // What cannot be set costs speed alone.
                 let _ = socket.set_nodelay(true);
+                // TLS would read a quarter of a record at a time.
+                let socket = BufReader::with_capacity(READ_BYTES, socket);
                 let server = ServerName::try_from(SERVER_NAME).expect("it is a host name");
                 connector.connect(server, socket).await.ok()
             };
@@ -117,16 +120,22 @@ impl Link {
     pub(super) async fn bytes(&self, digest: Digest, range: Range<u64>) -> Result<Bytes, Useless> {
         let bytes = usize::try_from(range.end - range.start).map_err(|_| Useless::Odd)?;
         let mut body = self.get(format!("/b3/{}", digest.to_hex()), Some(range)).await?.into_body();
-        let mut all = BytesMut::with_capacity(bytes);
+        let (mut pieces, mut count) = (Vec::new(), 0);
         while let Some(frame) = timeout(SILENCE, body.frame()).await.map_err(|_| Useless::Silent)? {
-            if let Some(data) = frame?.data_ref() {
-                if all.len() + data.len() > bytes {
-                    return Err(Useless::Odd);
-                }
-                all.extend_from_slice(data);
+            let Ok(data) = frame?.into_data() else { continue };
+            count += data.len();
+            if count > bytes {
+                return Err(Useless::Odd);
+            }
+            if !data.is_empty() {
+                pieces.push(data);
             }
         }
-        if all.len() == bytes { Ok(all.freeze()) } else { Err(Useless::Odd) }
+        if count < bytes {
+            return Err(Useless::Odd);
+        }
+        // A part fits into a frame, and need not be copied then.
+        Ok(<[Bytes; 1]>::try_from(pieces).map_or_else(|many| many.concat().into(), |[one]| one))
     }
 
     /// What it has of a file of so many parts.

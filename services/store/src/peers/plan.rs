@@ -166,8 +166,12 @@ impl Plan {
         self.turn = self.turn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let count = self.parts.len();
         let begin = usize::try_from(self.turn >> 33).unwrap_or(0) % count;
+        // One's own share first, so that what only one has goes out from it once.
+        let own = self.own.clone();
+        let middle = own.start + begin % own.len().max(1);
+        let own = (middle..own.end).chain(own.start..middle);
         let mut best: Option<(usize, usize, usize)> = None;
-        for index in (begin..count).chain(0..begin) {
+        for index in own.chain(begin..count).chain(0..begin) {
             let part = &self.parts[index];
             let late = part.asked_at + PATIENCE <= now;
             let wanted = !part.have && !part.of_peer && (!part.of_store || late) && part.held > 0;

@@ -16,8 +16,8 @@ use wire::Digest;
 use super::{Changed, changed, unread};
 use crate::{
     error::{Fault, PutError},
-    parts::{PartHasher, Parts},
-    scan,
+    files,
+    parts::Parts,
     store::{Store, blocking},
 };
 
@@ -43,11 +43,8 @@ impl Store {
         let copied = blocking(move || {
             let source = File::open(&from).map_err(unread(&from))?;
             let fault = |source| PutError::from(Fault::from_io(url.clone(), source));
-            let staged = stage(&target).map_err(fault)?;
-            let mut hasher = PartHasher::new(bytes);
-            let (mut to, staged) = staged;
-            scan::copy(&source, &mut to, |piece| hasher.update(piece)).map_err(fault)?;
-            let (found, count, parts) = hasher.finish();
+            let (to, staged) = stage(&target).map_err(fault)?;
+            let (found, count, parts) = files::copy(&source, &to).map_err(fault)?;
             if (found, count) != (digest, bytes) {
                 return Err(changed(&from)(Changed));
             }

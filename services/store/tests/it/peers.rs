@@ -45,6 +45,7 @@ struct Box_ {
     cache: Cache,
     dir: TempDir,
     peer: Peer,
+    peers: Peers,
     _serving: JoinSet<()>,
 }
 
@@ -61,8 +62,9 @@ impl Box_ {
         let cache = Cache::with(dir.path(), 1 << 30, elsewhere).unwrap();
         let mut serving = JoinSet::new();
         let served = cache.clone();
-        serving.spawn(async move { match peers.serve(listener, &served).await {} });
-        Self { cache, dir, peer, _serving: serving }
+        let serves = peers.clone();
+        serving.spawn(async move { match serves.serve(listener, &served).await {} });
+        Self { cache, dir, peer, peers, _serving: serving }
     }
 
     /// One that all others are told of.
@@ -146,6 +148,26 @@ async fn what_a_peer_has_need_not_come_from_the_store() {
     drop(first);
     let third = Box_::member("c", &told).await;
     assert_eq!(third.fetch(&at.store, &tree).await.unwrap(), bytes);
+}
+
+#[tokio::test]
+async fn who_publishes_has_it_for_peers_and_all_tell_what_came_from_where() {
+    let at = Place::s3().await;
+    let told = Told::default();
+    let (trainer, other) = (Box_::member("a", &told).await, Box_::member("b", &told).await);
+    let (files, place) = (adapter(1, 3 * MIB), place(1));
+    let published = trainer.cache.publish_tree(&at.store, files.path(), &place, about());
+    let tree = published.await.unwrap();
+    lose_weights(&at, &tree);
+    assert_eq!(other.fetch(&at.store, &tree).await.unwrap(), noise(1, 3 * MIB));
+    let bytes = 3 * MIB as u64;
+    let (sent, came) = (trainer.peers.exchanged(), other.peers.exchanged());
+    assert_eq!((sent.from_store, sent.to_peers), (0, bytes));
+    assert_eq!((came.from_peers, came.to_peers), (bytes, 0));
+    // And what is small, which no peer is asked for.
+    assert_eq!(came.from_store, 8);
+    // Its publisher needs no store for it either.
+    assert_eq!(trainer.fetch(&at.store, &tree).await.unwrap(), noise(1, 3 * MIB));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,6 +10,8 @@ struct Fleet {
     parts: usize,
     rate: u64,
     store_sent: u64,
+    /// By each box.
+    sent: Vec<u64>,
     now: Duration,
 }
 
@@ -28,6 +30,8 @@ enum Kind {
     Boasts,
     /// Says that it has everything, and what it is asked for never comes.
     Hangs,
+    /// Had everything before, as who published it.
+    Has,
     DiesAt(Duration),
 }
 
@@ -43,7 +47,7 @@ impl Fleet {
             Box_ { plan, under_way: Vec::new(), starts, done: None, kind: *kind }
         });
         let (boxes, store_sent, now) = (boxes.collect(), 0, Duration::ZERO);
-        Self { boxes, parts, rate, store_sent, now }
+        Self { boxes, parts, rate, store_sent, sent: vec![0; count], now }
     }
 
     fn speaks(&self, who: usize) -> Option<(Marks, Marks)> {
@@ -51,7 +55,7 @@ impl Fleet {
         match one.kind {
             _ if self.now < one.starts => None,
             Kind::Boasts => Some((vec![false; self.parts], vec![true; self.parts])),
-            Kind::Hangs => Some((vec![true; self.parts], vec![false; self.parts])),
+            Kind::Hangs | Kind::Has => Some((vec![true; self.parts], vec![false; self.parts])),
             Kind::DiesAt(at) if self.now >= at => None,
             _ => Some(one.plan.said()),
         }
@@ -116,8 +120,9 @@ impl Fleet {
                 let bytes = (self.rate / sharing.max(came)).min(*left);
                 let before = left.div_ceil(PART);
                 *left -= bytes;
-                if take.from == Source::Store {
-                    self.store_sent += bytes;
+                match take.from {
+                    Source::Store => self.store_sent += bytes,
+                    Source::Peer(peer) => self.sent[peer] += bytes,
                 }
                 for gone in left.div_ceil(PART)..before {
                     let index = take.parts.end - 1 - usize::try_from(gone).unwrap();
@@ -137,7 +142,7 @@ impl Fleet {
     }
 
     /// When the last good one has all, in ideal times, and how often the store sent the file.
-    fn run(mut self) -> (f64, f64) {
+    fn run(&mut self) -> (f64, f64) {
         let bytes = PART * self.parts as u64;
         let limit = Duration::from_millis(100 * bytes / self.rate + 60_000);
         let good = |one: &Box_| one.kind == Kind::Good;
@@ -165,11 +170,25 @@ fn who_boasts_or_hangs_costs_a_moment_and_no_more() {
     for kind in [Kind::Boasts, Kind::Hangs] {
         let mut kinds = vec![Kind::Good; 4];
         kinds.push(kind);
-        let fleet = Fleet::new(&kinds, 80, 12_500);
+        let mut fleet = Fleet::new(&kinds, 80, 12_500);
         let ideal_ms = (80 * PART / 12_500) as f64;
         let late_ms = (fleet.run().0 - 1.0) * ideal_ms;
         assert!(late_ms < 4_500.0, "{late_ms} ms late");
     }
+}
+
+#[test]
+fn what_one_has_already_goes_out_from_it_little_more_than_once() {
+    let mut kinds = vec![Kind::Good; 8];
+    kinds.push(Kind::Has);
+    let mut fleet = Fleet::new(&kinds, 320, 12_500);
+    let (times, copies) = fleet.run();
+    let sent = fleet.sent[8] as f64 / (320 * PART) as f64;
+    assert!(times < 1.4, "the last took {times:.3} times as long as the bytes do");
+    assert!(
+        copies < 1.15 && sent < 1.3,
+        "the store sent {copies:.3} copies, its publisher {sent:.3}"
+    );
 }
 
 #[test]
