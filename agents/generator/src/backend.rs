@@ -184,6 +184,11 @@ impl Backend {
     pub fn is_verified(&self) -> bool {
         !matches!(self, Self::Endpoint(_))
     }
+
+    /// Whether a worker of it can be given another adapter.
+    pub(crate) fn adopts(&self) -> bool {
+        matches!(self, Self::Candle)
+    }
 }
 
 impl LlamaCpp {

@@ -1,7 +1,25 @@
 //! What the agent asks of its generating worker, and what comes back.
 
+use std::{cmp::Reverse, path::PathBuf};
+
 use serde::{Deserialize, Serialize};
 use wire::v1;
+
+/// One call.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Request {
+    Generate(Generate),
+    Adopt(Adopt),
+}
+
+/// Draw with this adapter from now on, on the base that is loaded. Asked of a worker that draws
+/// nothing just now, where [`crate::Backend::adopts`].
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Adopt {
+    /// None: with the base alone.
+    pub adapter: Option<PathBuf>,
+}
 
 /// Generate these samples. A sample's seed follows from `seed`, its prompt and its index.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -38,6 +56,16 @@ pub(crate) fn samples_of(requests: &[v1::generate_order::Request]) -> Result<u32
     Ok(samples)
 }
 
+/// In the order to begin with them, each with its place: the longest first, for whatever begins
+/// last draws while slots around it are empty. No sample depends on it.
+pub(crate) fn longest_first(
+    requests: Vec<v1::generate_order::Request>,
+) -> impl Iterator<Item = (usize, v1::generate_order::Request)> {
+    let mut requests: Vec<_> = requests.into_iter().enumerate().collect();
+    requests.sort_by_key(|(_, request)| Reverse(request.text.len()));
+    requests.into_iter()
+}
+
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Done {
     pub samples: u32,
@@ -47,6 +75,7 @@ pub(crate) struct Done {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
     Generated(Generated),
+    Adopted,
     /// This box cannot just now, or must not; others may.
     NotHere(String),
 }
@@ -72,6 +101,21 @@ pub(crate) struct Generated {
 pub fn fuzz(value: &serde_json::Value) {
     // Whether it is one is of no interest.
     let _ = Generate::deserialize(value).map(|call| samples_of(&call.requests));
+    let _ = Request::deserialize(value);
     let _ = Done::deserialize(value);
     let _ = Answer::deserialize(value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_prompts_begin_first_and_keep_their_places() {
+        let request =
+            |text: &str| v1::generate_order::Request { text: text.into(), ..Default::default() };
+        let requests = ["bb", "a", "cccc", "dd"].map(request).into();
+        let begun: Vec<_> = longest_first(requests).map(|(place, _)| place).collect();
+        assert_eq!(begun, [2, 0, 3, 1]);
+    }
 }

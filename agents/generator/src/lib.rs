@@ -1,7 +1,6 @@
 //! The generator: reacts to generate orders by writing samples.
 //!
-//! [`GeneratorRole`] runs in the agent; [`work`] is the worker process it keeps warm as
-//! long as the policy stays the same.
+//! [`GeneratorRole`] runs in the agent; [`work`] is the worker process it keeps warm.
 
 mod backend;
 mod calls;

@@ -8,7 +8,7 @@ use wire::v1;
 
 use crate::{
     Backend,
-    calls::{Answer, Done, Generate, samples_of},
+    calls::{Answer, Done, Generate, Request, samples_of},
     role::{self, Policy, SILENCE, SILENCE_MIN},
 };
 
@@ -53,7 +53,8 @@ pub async fn generate_once(
     let policy = Policy { key: &key, base: Some(once.base), adapter: once.adapter };
     let worker = Worker::start(&role::command(launch, backend, &policy, once.slots)?)?;
     let Once { sampling, seed, logprobs, requests, .. } = once;
-    let request = Generate { sampling, seed, requests, logprobs, canary: String::new() };
+    let call = Generate { sampling, seed, requests, logprobs, canary: String::new() };
+    let request = Request::Generate(call);
     let mut patience = launch.patience(SILENCE, SILENCE_MIN);
     let answer = worker.call(&request, &mut patience, |said| {
         if let Ok(Done { samples }) = serde_json::from_value(said) {
@@ -66,6 +67,7 @@ pub async fn generate_once(
             Ok(Made { samples: made.samples, engine: made.engine, caveat: made.caveat })
         }
         Ok(Answer::NotHere(why)) => Err(anyhow::Error::msg(why)),
+        Ok(Answer::Adopted) => Err(anyhow::Error::msg("the worker answered something else")),
         Err(WorkerError::Refused(why)) => Err(anyhow::Error::msg(why)),
         Err(error) => Err(worker.last_words(error).await),
     }

@@ -1,4 +1,4 @@
-//! The agent's side: one warm worker a policy, orders in, samples out.
+//! The agent's side: one warm worker, which has one policy at a time; orders in, samples out.
 
 use std::{
     ffi::OsString,
@@ -9,14 +9,14 @@ use std::{
 
 use anyhow::anyhow;
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Command, Job, JobError, Launch, Pace, Role, Worker, WorkerError};
+use runtime::{Ahead, Command, Job, JobError, Launch, Pace, Role, Worker, WorkerError};
 use store::CachedTree;
 use tokio::sync::{RwLock, RwLockReadGuard, watch};
 use wire::{Body, Place, WorkKind, v1};
 
 use crate::{
     Backend,
-    calls::{Answer, Done, Generate, Generated, samples_of},
+    calls::{Adopt, Answer, Done, Generate, Generated, Request, samples_of},
     rate::Rate,
 };
 
@@ -53,12 +53,21 @@ pub struct GeneratorRole {
     rate: Rate,
 }
 
-/// A worker and the policy it has loaded, by manifest digests of base and adapter.
+/// A worker and the policy it has loaded.
 struct Warm {
-    policy: (String, String),
+    policy: Key,
     worker: Worker,
     /// What it has loaded, or is loading: not to be evicted meanwhile.
     _files: (Option<CachedTree>, Option<CachedTree>),
+}
+
+/// Manifest digests of base and adapter.
+type Key = (String, String);
+
+impl Warm {
+    fn serves(&self, policy: &Key) -> bool {
+        self.policy == *policy && self.worker.is_alive()
+    }
 }
 
 impl GeneratorRole {
@@ -96,13 +105,13 @@ impl GeneratorRole {
         let warm = self.warm(job, order).await?;
         let mut call = InFlight::begin(self, &warm.worker);
         let (held, began) = (self.rate.hold(), Instant::now());
-        let request = Generate {
+        let request = Request::Generate(Generate {
             sampling: order.sampling.unwrap_or_default(),
             seed: order.seed,
             requests: order.requests.clone(),
             logprobs: order.logprobs,
             canary: order.canary.clone(),
-        };
+        });
         let generated: Result<Answer, _> = warm
             .worker
             .call(&request, &mut self.config.launch.patience(SILENCE, SILENCE_MIN), |progress| {
@@ -118,6 +127,9 @@ impl GeneratorRole {
         let generated = match generated {
             Ok(Answer::Generated(generated)) => generated,
             Ok(Answer::NotHere(why)) => return Err(JobError::not_here(anyhow!(why))),
+            Ok(Answer::Adopted) => {
+                return Err(JobError::retry(anyhow!("the worker answered something else")));
+            }
             Err(error @ WorkerError::Refused(_)) => {
                 return Err(JobError::of_model_worker(error, &warm.worker).await);
             }
@@ -148,7 +160,7 @@ impl GeneratorRole {
     }
 
     /// The worker with this policy. One policy is loaded at a time: a switch waits for the
-    /// calls in flight, and ends their worker before it starts the next.
+    /// calls in flight, but not for its files with them.
     async fn warm(
         &self,
         job: &Job,
@@ -159,11 +171,8 @@ impl GeneratorRole {
         let adapter = order.adapter.as_ref();
         let policy =
             (base.manifest.clone(), adapter.map_or(String::new(), |tree| tree.manifest.clone()));
-        let serves = |warm: &Option<Warm>| {
-            warm.as_ref().is_some_and(|warm| warm.policy == policy && warm.worker.is_alive())
-        };
         let warm = self.warm.read().await;
-        if serves(&warm) {
+        if warm.as_ref().is_some_and(|warm| warm.serves(&policy)) {
             return loaded(warm);
         }
         drop(warm);
@@ -174,26 +183,83 @@ impl GeneratorRole {
         };
         let adapter = job.tree_if(adapter).await?;
         let mut warm = self.warm.write().await;
-        if !serves(&warm) {
-            *warm = None;
-            let Config { launch, backend, slots } = &self.config;
-            let load = Policy {
-                key: &policy,
-                base: base.as_ref().map(|tree| tree.path()),
-                adapter: adapter.as_ref().map(|tree| tree.path()),
-            };
-            let command = command(launch, backend, &load, *slots).map_err(JobError::retry)?;
-            let worker = Worker::start(&command)?;
-            *warm = Some(Warm { policy, worker, _files: (base, adapter) });
+        if !warm.as_ref().is_some_and(|warm| warm.serves(&policy)) {
+            // A switch that is given up leaves nothing behind that might be half done.
+            let last = warm.take();
+            *warm = Some(self.switch(last, policy, base, adapter).await?);
         }
         loaded(warm.downgrade())
+    }
+
+    /// Loads an adapter that the next orders may ask for where its base is loaded and nobody draws,
+    /// or waits to draw, with another. `None`: it stays as it is.
+    async fn load_ahead(&self, ahead: &Ahead) -> Option<()> {
+        let v1::Checkpoint { base: Some(base), tree: Some(adapter), .. } = &ahead.checkpoint else {
+            return None;
+        };
+        let policy = (base.manifest.clone(), adapter.manifest.clone());
+        let (base, adapter) = (ahead.tree(base).await.ok()?, ahead.tree(adapter).await.ok()?);
+        let mut warm = self.warm.try_write().ok()?;
+        let other = |warm: &mut Warm| self.adopts(warm, &policy.0) && !warm.serves(&policy);
+        let last = warm.take_if(other)?;
+        *warm = self.switch(Some(last), policy, Some(base), Some(adapter)).await.ok();
+        Some(())
+    }
+
+    /// Whether a worker can be given another adapter of a base.
+    fn adopts(&self, warm: &Warm, base: &str) -> bool {
+        self.config.backend.adopts() && warm.policy.0 == base && warm.worker.is_alive()
+    }
+
+    /// Gives the adapter to the worker that has its base, where that can be; otherwise ends it
+    /// before it starts another.
+    async fn switch(
+        &self,
+        last: Option<Warm>,
+        policy: Key,
+        base: Option<CachedTree>,
+        adapter: Option<CachedTree>,
+    ) -> Result<Warm, JobError> {
+        let Config { launch, backend, slots } = &self.config;
+        let load = Policy {
+            key: &policy,
+            base: base.as_ref().map(|tree| tree.path()),
+            adapter: adapter.as_ref().map(|tree| tree.path()),
+        };
+        let worker = match last.filter(|last| self.adopts(last, &policy.0)) {
+            Some(last) => adopt(launch, last.worker, &load).await,
+            None => None,
+        };
+        let worker = match worker {
+            Some(worker) => worker,
+            None => {
+                let command = command(launch, backend, &load, *slots).map_err(JobError::retry)?;
+                Worker::start(&command)?
+            }
+        };
+        Ok(Warm { policy, worker, _files: (base, adapter) })
+    }
+}
+
+/// The worker, with the adapter; `None` when it did not take it.
+async fn adopt(launch: &Launch, worker: Worker, policy: &Policy<'_>) -> Option<Worker> {
+    let request = Request::Adopt(Adopt { adapter: policy.adapter.map(Path::to_owned) });
+    let mut patience = launch.patience(SILENCE, SILENCE_MIN);
+    match worker.call::<Answer, _>(&request, &mut patience, |_| ready(())).await {
+        Ok(Answer::Adopted) => Some(worker),
+        Ok(_) => None,
+        Err(error) => {
+            // Another tells the job what is wrong, if it is with the adapter.
+            tracing::warn!(%error, "a worker did not take an adapter; another is started");
+            None
+        }
     }
 }
 
 /// What a worker is to load.
 pub(crate) struct Policy<'a> {
     /// What base and adapter are known by.
-    pub key: &'a (String, String),
+    pub key: &'a Key,
     pub base: Option<&'a Path>,
     pub adapter: Option<&'a Path>,
 }
@@ -271,6 +337,10 @@ impl Role for GeneratorRole {
 
     fn run<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), JobError>> {
         self.generate(job).boxed()
+    }
+
+    fn foresee<'a>(&'a self, ahead: &'a Ahead) -> BoxFuture<'a, ()> {
+        self.load_ahead(ahead).map(|_| ()).boxed()
     }
 
     fn uses_gpu(&self) -> bool {

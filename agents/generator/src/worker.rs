@@ -1,4 +1,4 @@
-//! The worker's side: one policy, samples of all calls at hand drawn together.
+//! The worker's side: one policy at a time, samples of all calls at hand drawn together.
 
 mod canary;
 mod candle;
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use engine::Dtype;
 use runtime::Inbox;
 
-use crate::{Backend, calls::Generate};
+use crate::{Backend, calls::Request};
 
 /// What the agent starts the worker with.
 #[derive(Debug, Clone)]
@@ -37,7 +37,7 @@ pub struct WorkerConfig {
 /// # Errors
 /// When what draws the samples is gone and several calls go with it: one of them may be why.
 pub fn work(config: &WorkerConfig) -> anyhow::Result<()> {
-    let inbox: Inbox<Generate> = Inbox::open();
+    let inbox: Inbox<Request> = Inbox::open();
     match &config.backend {
         Backend::Candle => {
             candle::serve(config, &inbox);

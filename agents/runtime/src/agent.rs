@@ -12,7 +12,7 @@ use futures::{
     future::BoxFuture,
     stream::{BoxStream, FuturesUnordered},
 };
-use store::{Cache, Store};
+use store::{Cache, Peers, Store};
 use tokio::{
     sync::oneshot,
     task::JoinHandle,
@@ -22,7 +22,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use wire::{AgentId, Pool, WorkKind, v1};
 
 use crate::{
-    Doctor, Exchange, Role, legacy,
+    Doctor, Exchange, Role, ahead, exchange, legacy,
     presence::{Presence, memory_bytes, timestamp_now},
     runs::Runs,
     side::{Account, Side},
@@ -165,6 +165,7 @@ impl Agent {
             background.spawn(watch::run(options, watch, presence, aside, over.clone()));
         }
 
+        let look = look(roles.clone(), exchange.as_ref().map(Exchange::peers));
         lend(exchange, &cache, &background, &over);
 
         let drain = stop.child_token();
@@ -172,11 +173,9 @@ impl Agent {
         background.spawn(obey(commands, told, drain.clone(), over.clone()));
         background.spawn(leave_with(drain.clone(), roles.clone(), over.clone()));
         let grace = roles.iter().map(|role| role.grace()).max().unwrap_or_default();
-        let rates = roles.clone();
-        let pace = move || rates.iter().find_map(|role| role.pace());
         let (speaker, speaks_on) = (presence.clone(), bus.clone());
         let silence = over.clone();
-        background.spawn(async move { speaker.speak(&speaks_on, pace, silence).await });
+        background.spawn(async move { speaker.speak(&speaks_on, look, silence).await });
 
         let (failed, failure) = oneshot::channel();
         let side = Side { stop: drain.clone(), account: Account::new(presence.clone()) };
@@ -193,7 +192,7 @@ impl Agent {
         let drained = drain.clone();
         let shared =
             Shared { config, bus, store, cache, presence, runs, watch, leave, drain: drained };
-        background.spawn(shared.clone().measure(&roles, over.clone()));
+        attend(&shared, &roles, &background, &over);
         let loops = roles.into_iter().zip(queues).map(|(role, queue)| {
             let post = Post::new(shared.clone(), role);
             let drain = &drain;
@@ -218,6 +217,17 @@ impl Agent {
     }
 }
 
+/// Measures and makes ready what jobs will need, until it is over.
+fn attend(
+    shared: &Shared,
+    roles: &[Arc<dyn Role>],
+    background: &TaskTracker,
+    over: &CancellationToken,
+) {
+    background.spawn(shared.clone().measure(roles, over.clone()));
+    background.spawn(ahead::look(shared.clone(), roles.to_vec(), over.clone()));
+}
+
 /// Gives other agents what they ask for, until it is over.
 fn lend(
     exchange: Option<Exchange>,
@@ -228,6 +238,16 @@ fn lend(
     let Some(exchange) = exchange else { return };
     let (serving, over) = (exchange.serve(cache.clone()), over.clone());
     background.spawn(async move { over.run_until_cancelled(serving).await.is_some() });
+}
+
+/// What changes by itself: how fast the roles are, and what was exchanged.
+fn look(roles: Vec<Arc<dyn Role>>, peers: Option<Peers>) -> impl Fn(&mut v1::AgentStatus) {
+    move |status| {
+        let pace = roles.iter().find_map(|role| role.pace());
+        status.tokens_per_s = pace.map_or(0.0, |pace| pace.tokens_per_s);
+        status.sample_s = pace.map_or(0.0, |pace| pace.sample_s());
+        exchange::count(peers.as_ref(), status);
+    }
 }
 
 /// Tells for as long as it is polled. A connection that is lost is being made again; one that is

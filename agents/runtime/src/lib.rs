@@ -5,6 +5,7 @@
 //! and how a worker process does it; this crate knows neither models nor verifiers.
 
 mod agent;
+mod ahead;
 mod child;
 mod doctor;
 mod exchange;
@@ -27,6 +28,7 @@ mod work;
 mod worker;
 
 pub use agent::{Agent, Config};
+pub use ahead::Ahead;
 pub use child::{Child, Command};
 pub use conduct::{Fault, Pace, Room, halved};
 pub use doctor::Doctor;

@@ -6,7 +6,7 @@ use conduct::Pace;
 use futures::{FutureExt, future::BoxFuture};
 use wire::WorkKind;
 
-use crate::{Job, JobError, Needs};
+use crate::{Ahead, Job, JobError, Needs};
 
 /// What held jobs may still take when the process is asked to stop.
 const GRACE: Duration = Duration::from_secs(2);
@@ -42,6 +42,11 @@ pub trait Role: Send + Sync + 'static {
     /// knows.
     fn needs<'a>(&'a self, _job: &'a Job) -> BoxFuture<'a, Result<Option<Needs>, JobError>> {
         async { Ok(None) }.boxed()
+    }
+
+    /// Makes ready what the next jobs will need of a checkpoint, as far as no job waits for that.
+    fn foresee<'a>(&'a self, _ahead: &'a Ahead) -> BoxFuture<'a, ()> {
+        async {}.boxed()
     }
 
     /// The agent takes nothing new any more: it is drained, or stopped. What can be handed over

@@ -5,9 +5,9 @@ use std::sync::{Arc, RwLock};
 use bus::{Bus, Followed, ReadError};
 use conduct::{Course, Courses, Standing};
 use futures::StreamExt;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
-use wire::{AgentId, Record, RunId, Subject};
+use wire::{AgentId, Body, Record, RunId, Subject, v1};
 
 /// What is known of all runs, and what they found of this agent. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -16,7 +16,13 @@ pub(crate) struct Runs {
     courses: Arc<RwLock<Courses>>,
     standing: Arc<RwLock<Standing>>,
     changed: Arc<Notify>,
+    newest: watch::Sender<Option<Newest>>,
+    /// The run whose job began last.
+    worked_for: Arc<RwLock<Option<RunId>>>,
 }
+
+/// The last checkpoint that ended a training, and its run.
+pub(crate) type Newest = (RunId, v1::Checkpoint);
 
 impl Runs {
     pub(crate) fn new(agent: &AgentId) -> Self {
@@ -25,6 +31,8 @@ impl Runs {
             courses: Arc::default(),
             standing: Arc::new(RwLock::new(Standing::new(agent.as_str()))),
             changed: Arc::default(),
+            newest: watch::Sender::new(None),
+            worked_for: Arc::default(),
         }
     }
 
@@ -53,6 +61,23 @@ impl Runs {
         self.courses.read().map(|courses| courses.of_fact(subject)).unwrap_or_default()
     }
 
+    /// What was trained last, by whomever.
+    pub(crate) fn newest(&self) -> watch::Receiver<Option<Newest>> {
+        self.newest.subscribe()
+    }
+
+    /// A job of the run begins.
+    pub(crate) fn work_for(&self, run: &RunId) {
+        if let Ok(mut last) = self.worked_for.write() {
+            *last = Some(run.clone());
+        }
+    }
+
+    /// Whether the job that began last is the run's.
+    pub(crate) fn is_worked_for(&self, run: &RunId) -> bool {
+        self.worked_for.read().is_ok_and(|last| last.as_ref() == Some(run))
+    }
+
     /// Resolves when a run is over.
     pub(crate) async fn over(&self, run: &RunId) {
         self.until(run, |course| course.over).await;
@@ -77,7 +102,7 @@ impl Runs {
     /// longer the one it was: what is known of its runs is then wrong.
     pub(crate) async fn follow(&self, bus: &Bus, ready: CancellationToken) -> ReadError {
         let found = format!("quarantine.{}.*", self.agent);
-        let kinds = ["control.*", "done", "cycle.*.archived", &found];
+        let kinds = ["control.*", "done", "cycle.*.archived", "checkpoint.*.*", &found];
         let filters = kinds.map(|kind| format!("flotilla.*.{kind}")).to_vec();
         let mut facts = std::pin::pin!(bus.follow(filters, 0));
         while let Some(followed) = facts.next().await {
@@ -108,6 +133,12 @@ impl Runs {
         }
         if let Ok(mut standing) = self.standing.write() {
             standing.note(record);
+        }
+        if let Body::Checkpoint(checkpoint) = &record.fact.body
+            && checkpoint.r#final
+        {
+            let run = record.fact.subject.run.clone();
+            self.newest.send_replace(Some((run, checkpoint.clone())));
         }
         self.changed.notify_waiters();
     }

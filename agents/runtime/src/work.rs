@@ -218,6 +218,7 @@ impl Post {
             return delivery.nak(Duration::ZERO).await.map(|()| rest);
         }
         let _held = Held::take(&self.at_hand, record);
+        self.shared.runs.work_for(run);
         let job = self.job(record);
         tracing::info!(subject = %record.fact.subject, delivered = delivery.delivered, "job begins");
         let outcome = if reception == Reception::Poison {

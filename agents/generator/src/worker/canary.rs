@@ -1,5 +1,5 @@
-//! What shows which policy a worker has loaded: its tokenizer, and what it thinks of a text. One
-//! worker has one policy, so each text is scored once.
+//! What shows which policy a worker has loaded: its tokenizer, and what it thinks of a text. These
+//! are of one policy, so each text is scored once.
 
 use std::{collections::BTreeMap, path::Path};
 

@@ -23,7 +23,7 @@ use super::{
     endpoint, llama_cpp,
     open::{Drawn, OpenCalls, Tag},
 };
-use crate::calls::{Done, Generate};
+use crate::calls::{Done, Generate, Request, longest_first};
 
 /// Calls read ahead; the agent sends only as many as it holds leases.
 const CALLS_MAX: usize = 64;
@@ -104,7 +104,7 @@ type Drawing = LocalBoxFuture<'static, (Task, Result<Drawn, NotDrawn>)>;
 /// Serves calls until the agent closes the pipe, or what draws is gone.
 pub(super) fn serve(
     config: &WorkerConfig,
-    inbox: Inbox<Generate>,
+    inbox: Inbox<Request>,
     source: impl FnOnce(u32) -> anyhow::Result<Source>,
 ) -> anyhow::Result<()> {
     let slots = config.slots.max(1);
@@ -129,11 +129,15 @@ pub(super) fn serve(
 }
 
 /// The inbox, for a runtime.
-fn forwarded(inbox: Inbox<Generate>) -> mpsc::Receiver<Call<Generate>> {
+fn forwarded(inbox: Inbox<Request>) -> mpsc::Receiver<Call<Generate>> {
     let (send, calls) = mpsc::channel(CALLS_MAX);
     std::thread::spawn(move || {
-        while let Some(call) = inbox.next() {
-            if send.blocking_send(call).is_err() {
+        while let Some(Call { request, respond }) = inbox.next() {
+            let Request::Generate(request) = request else {
+                respond.error("what draws here keeps the adapter it was started with");
+                continue;
+            };
+            if send.blocking_send(Call { request, respond }).is_err() {
                 return;
             }
         }
@@ -199,7 +203,7 @@ impl Table {
             max_new_tokens: request.sampling.max_new_tokens,
         };
         let mut tasks = Vec::new();
-        for (index, wanted) in request.requests.into_iter().enumerate() {
+        for (index, wanted) in longest_first(request.requests) {
             let prepared = match check(&sampling)
                 .and_then(|()| self.source.prepare(wanted.text, &sampling, request.logprobs))
             {
