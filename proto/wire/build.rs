@@ -12,6 +12,9 @@ const FILES: [&str; 5] = [
     "flotilla/v1/members.proto",
 ];
 
+/// Read by our own, which is faster.
+const PBJSON_NUMBER: &str = "::pbjson::private::NumberDeserialize";
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=../flotilla");
     let out = PathBuf::from(env::var("OUT_DIR")?);
@@ -32,5 +35,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .ignore_unknown_fields()
         .ignore_unknown_enum_variants()
         .build(&[".flotilla"])?;
+    let serde = out.join("flotilla.v1.serde.rs");
+    let generated = fs::read_to_string(&serde)?;
+    fs::write(&serde, generated.replace(PBJSON_NUMBER, "crate::number::Number"))?;
     Ok(())
 }

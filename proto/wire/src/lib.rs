@@ -7,6 +7,7 @@ mod example;
 mod fact;
 mod id;
 mod line;
+mod number;
 mod prompt;
 mod prompt_set;
 mod seed;

@@ -1,6 +1,6 @@
 //! Following the log: every fact of some subjects, in order, past and future.
 
-use futures::{StreamExt, stream, stream::BoxStream};
+use futures::{FutureExt, StreamExt, future, future::BoxFuture, stream, stream::BoxStream};
 use wire::{FactError, Record, with_authors};
 
 use crate::{
@@ -8,6 +8,13 @@ use crate::{
     read::{self, read_error},
     tail::{Item, Message, Tail, TailError},
 };
+
+/// What came together is read together, by a task of its own from so many messages on.
+const TOGETHER_MAX: usize = 64;
+const TOGETHER_MIN: usize = 8;
+
+/// Such tasks at once; meanwhile more is received.
+const TASKS_MAX: usize = 4;
 
 /// What following the log yields.
 #[derive(Debug)]
@@ -37,11 +44,38 @@ impl Bus {
         let filters = filters.iter().flat_map(|filter| with_authors(filter)).collect();
         let tail = Tail::new(self, STREAM.to_owned(), filters, after);
         stream::unfold(tail, |mut tail| async move {
-            let item = tail.next().await.map(followed).map_err(follow_error);
+            let item = tail.next().await;
             Some((item, tail))
         })
+        .ready_chunks(TOGETHER_MAX)
+        .map(read_together)
+        .buffered(TASKS_MAX)
+        .flat_map(stream::iter)
         .boxed()
     }
+}
+
+fn read_together(
+    items: Vec<Result<Item, TailError>>,
+) -> BoxFuture<'static, Vec<Result<Followed, ReadError>>> {
+    let few = items.len() < TOGETHER_MIN;
+    let read = move || {
+        let each = items.into_iter();
+        each.map(|item| item.map(followed).map_err(follow_error)).collect()
+    };
+    if few {
+        return future::ready(read()).boxed();
+    }
+    let task = tokio::spawn(async move { read() });
+    async move {
+        match task.await {
+            Ok(read) => read,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            // The runtime ends, and with it whoever follows.
+            Err(_) => future::pending().await,
+        }
+    }
+    .boxed()
 }
 
 fn followed(item: Item) -> Followed {

@@ -354,7 +354,11 @@ async fn agents_find_each_other_and_nobody_can_pose_as_another() {
     let closed = Closed::start().await;
     let trainer = closed.agent("box-1", &[Role::Trainer]).await;
     let generator = closed.agent("box-2", &[Role::Generator]).await;
-    let exchange = |key: &str| v1::Exchange { key: key.into(), addresses: vec!["[::1]:1".into()] };
+    let exchange = |key: &str| v1::Exchange {
+        key: key.into(),
+        addresses: vec!["[::1]:1".into()],
+        ..Default::default()
+    };
     let status = |agent: &str, key: &str| v1::AgentStatus {
         agent: agent.into(),
         exchange: Some(exchange(key)),
