@@ -41,6 +41,16 @@ impl Files {
         files
     }
 
+    /// From here on models that begin from scratch have weights of 3 MB, and not of 100 kB.
+    ///
+    /// # Panics
+    /// When the directory cannot be written.
+    pub fn grow(&self) {
+        let mut config = config();
+        config["intermediate_size"] = json!(4096);
+        self.write("config.json", &config.to_string());
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }

@@ -175,6 +175,32 @@ fn boxes_and_users_without_a_buckets_keys_work_by_addresses_that_are_signed() {
 }
 
 #[test]
+fn boxes_have_a_checkpoint_from_the_box_that_trained_it_and_tell_how_much() {
+    let server = S3Server::start().unwrap();
+    let url = server.url();
+    let mut closed = Closed::up(&["--store", &url], server.env());
+    for (name, roles) in [("box-1", "trainer"), ("box-2", "evaluator")] {
+        closed.join(name, roles);
+    }
+    closed.await_boxes();
+    let files = Files::create(closed.root.path());
+    files.grow();
+    let run = closed.admin.submit(&files.sft(4, 2));
+    closed.admin.finish(&run, LIMIT);
+    let of = |agents: &Value, name: &str, count: &str| -> Option<u64> {
+        let agent = agents.as_array()?.iter().find(|agent| agent["agent"] == name)?;
+        // As all numbers of 64 bits are written.
+        agent["exchange"][count].as_str()?.parse().ok()
+    };
+    let (sent, came) = until("the boxes tell what they exchanged", LIMIT, || {
+        let agents = closed.admin.json(&["agents", "list"]).ok()?;
+        let sent = of(&agents, "box-1", "bytesToPeers")?;
+        Some((sent, of(&agents, "box-2", "bytesFromPeers")?))
+    });
+    assert!(came > 1 << 20 && sent >= came, "{came} came of {sent}\n{}", closed.log("box-2"));
+}
+
+#[test]
 fn a_fleet_that_is_announced_is_found_and_joined_without_an_address() {
     // A port of its own, for the network has other fleets.
     let port = (30_000 + std::process::id() % 20_000).to_string();

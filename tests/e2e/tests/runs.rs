@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use e2e::{Files, Fleet, Sampling};
+use e2e::{Files, Fleet, Process, Sampling};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(180);
@@ -56,6 +56,7 @@ fn two_generators_share_a_raft_run_and_its_adapter_is_peft() {
     let audit = fleet.audit_clean(&run);
     assert_eq!(audit["planned_samples"], 2 * 64 * 8 + 3 * 8);
 
+    each_generator_kept_its_worker(&fleet);
     another_selection_shows_what_it_would_keep(&fleet, &run);
     it_can_be_told_what_made_what(&fleet, &run, &base);
     let out = fleet.path().join("adapter");
@@ -63,6 +64,21 @@ fn two_generators_share_a_raft_run_and_its_adapter_is_peft() {
         fleet.run(&["checkpoint", "export", &format!("{run}/2"), "--out", out.to_str().unwrap()]);
     assert_eq!(exported.code, 0, "{}", exported.stderr);
     check_peft(&out);
+}
+
+/// What a worker was started with is in its arguments: the base alone, before there were adapters.
+fn each_generator_kept_its_worker(fleet: &Fleet) {
+    let processes = fleet.processes();
+    let draws = |process: &&Process| {
+        process.arguments.get(1..3).is_some_and(|words| words == ["worker", "generate"])
+    };
+    let workers: Vec<&Process> = processes.iter().filter(draws).collect();
+    let began_with = |worker: &&Process| {
+        let mut pairs = worker.arguments.windows(2);
+        pairs.find(|pair| pair[0] == "--adapter-key").map(|pair| pair[1].clone())
+    };
+    let began: Vec<Option<String>> = workers.iter().map(began_with).collect();
+    assert_eq!(began, [Some(String::new()), Some(String::new())], "{workers:#?}");
 }
 
 fn another_selection_shows_what_it_would_keep(fleet: &Fleet, run: &str) {

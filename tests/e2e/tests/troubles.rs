@@ -139,21 +139,26 @@ fn a_full_store_is_said_at_once_and_the_run_goes_on_when_there_is_room() {
 
 #[test]
 fn a_damaged_base_fails_the_run_with_the_file_named() {
-    let fleet = Fleet::up("trainer,generator,verifier");
+    let mut fleet = Fleet::up("trainer,generator,verifier");
     let files = Files::create(fleet.path());
-    // Nobody measures it, so nobody has fetched a good copy.
     let spec = files.sft(5, 0);
     let lines = std::fs::read_to_string(&spec).unwrap();
     let unmeasured: Vec<&str> = lines.lines().filter(|line| !line.starts_with("evals")).collect();
     std::fs::write(&spec, unmeasured.join("\n")).unwrap();
     let base = fleet.submit(&spec);
     let ended = fleet.finish(&base, LIMIT);
+    // Agents fetch what may be asked for next: none keeps a good copy.
+    fleet.terminate();
+    until("the fleet is down", LIMIT, || fleet.ended().map(|_| ()));
+    std::fs::remove_dir_all(fleet.path().join("cache")).unwrap();
     let tree = ended["checkpoints"][0]["checkpoint"]["tree"]["path"].as_str().unwrap().to_owned();
     let weights = fleet.path().join("store").join(tree).join("model.safetensors");
     let mut bytes = std::fs::read(&weights).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(&weights, bytes).unwrap();
+    fleet.up_again();
+    fleet.await_agents();
 
     let run = fleet.submit(&files.raft(&base, SMALL));
     let why = fleet.end(&run, "FAILED", LIMIT)["message"].as_str().unwrap().to_owned();

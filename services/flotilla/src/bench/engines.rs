@@ -221,6 +221,8 @@ fn speeds(
     let mut speeds = BTreeMap::new();
     for task in tasks.iter().copied() {
         if let Some(speed) = of(task).with_context(|| format!("measure {}", task.name()))? {
+            // What comes after may be stopped before the report.
+            output::say(&format!("engines: {:.1} tokens/s", speed.tokens_per_s));
             speeds.insert(task.name(), speed);
         }
     }

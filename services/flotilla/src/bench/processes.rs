@@ -34,6 +34,20 @@ pub(super) fn cpu_seconds(pid: u32) -> anyhow::Result<f64> {
     Ok(ticks / per_second)
 }
 
+/// What all processors have done so far, whoever for, and what they could have, in seconds.
+pub(super) fn machine_seconds() -> anyhow::Result<(f64, f64)> {
+    let path = "/proc/stat";
+    let text = fs::read_to_string(path).with_context(|| format!("read {path}"))?;
+    let times = text.lines().next().unwrap_or_default().split_whitespace().skip(1);
+    // User, nice, system, idle, waiting for a disk, interrupts (2), stolen; guests are in user.
+    let times: Vec<f64> = times.take(8).filter_map(|time| time.parse().ok()).collect();
+    let [.., idle, waiting, _, _, _] = times[..] else { bail!("{path} has no times") };
+    #[expect(clippy::cast_precision_loss, reason = "a hundred, or a thousand")]
+    let per_second = rustix::param::clock_ticks_per_second() as f64;
+    let all: f64 = times.iter().sum();
+    Ok(((all - idle - waiting) / per_second, all / per_second))
+}
+
 /// Looks for a new worker of an agent, from now on, on a thread of its own. Yields when
 /// it was first seen, running this program and no longer its parent's image.
 pub(super) fn next_worker(pid: u32, limit: Duration) -> JoinHandle<anyhow::Result<Instant>> {

@@ -45,7 +45,7 @@ pub(super) fn write(report: &Report) -> String {
             .get(&task.name())
             .map_or("-".into(), |speed| format!("{:.2}", speed.peak_rss_bytes as f64 / 1e9))
     });
-    let _ = writeln!(text, "\n## Conversion of the f32 directory to a bf16 GGUF file\n");
+    let _ = writeln!(text, "\n## Conversion of the directory to a GGUF file\n");
     let _ = writeln!(text, "| | MB read a second | peak memory, GB |\n|---|---|---|");
     for conversion in &report.conversions {
         let _ = writeln!(

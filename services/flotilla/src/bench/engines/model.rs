@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context;
-use engine::{Device, Shape};
+use engine::{Device, Dtype, Shape};
 use serde_json::Value;
 
 use super::{CHUNKS, CONTEXT, Model};
@@ -26,8 +26,9 @@ pub(super) fn write(scratch: &Path) -> anyhow::Result<Model> {
     let directory = scratch.join("model");
     engine::write_scratch(&directory, &SHAPE)?;
     widen(&directory)?;
-    let model = engine::Model::init_from(&directory, 1, &Device::Cpu)?;
-    model.save(&directory)?;
+    // What is published is mostly bf16.
+    engine::Model::init_from(&directory, 1, &Device::Cpu)?.save(&directory)?;
+    engine::Model::load_as(&directory, &Device::Cpu, Dtype::Bf16)?.save(&directory)?;
     let text = scratch.join("text.txt");
     // One token a byte, and one newline at the end that llama-perplexity removes.
     let mut bytes: Vec<u8> = (b'a'..=b'z').cycle().take(CHUNKS * CONTEXT).collect();

@@ -74,7 +74,9 @@ pub(super) fn measure(
     let wall = began.elapsed().as_secs_f64();
     let tokens: u32 = made.samples.iter().map(|sample| sample.tokens).sum();
     ensure!(tokens == PROMPTS * SAMPLES * NEW, "{} drew {tokens} tokens", engine.name);
-    Ok(Sampled { engine: engine.name.clone(), tokens_per_s: f64::from(tokens) / wall })
+    let tokens_per_s = f64::from(tokens) / wall;
+    output::say(&format!("engines: {tokens_per_s:.1} tokens/s"));
+    Ok(Sampled { engine: engine.name.clone(), tokens_per_s })
 }
 
 /// Letters, no two alike.

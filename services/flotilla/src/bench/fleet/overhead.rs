@@ -1,5 +1,8 @@
 //! What a cycle of the demo takes beyond what is computed in it, from the facts of a real run: the
-//! time from one adapter to the next in which nothing was drawn and nothing trained.
+//! time from one adapter to the next in which nothing was drawn and nothing trained; and how soon
+//! samples of a new adapter are there.
+
+use std::collections::BTreeSet;
 
 use anyhow::Context;
 use bus::{Bus, Followed};
@@ -40,7 +43,7 @@ pub(super) async fn measure() -> anyhow::Result<Vec<Figure>> {
         reading.await?
     })
     .await?;
-    Ok(figure(&records).into_iter().collect())
+    Ok([beyond(&records), handover(&records)].into_iter().flatten().collect())
 }
 
 /// All facts of the first run that is not this one, until it ends.
@@ -64,7 +67,7 @@ async fn read(bus: Bus, but: RunId) -> anyhow::Result<Vec<Record>> {
 /// A stretch of the log's time, in seconds.
 type Span = (f64, f64);
 
-fn figure(records: &[Record]) -> Option<Figure> {
+fn beyond(records: &[Record]) -> Option<Figure> {
     let trained: Vec<f64> = records.iter().filter(|record| is_final(record)).map(at_s).collect();
     // From the first adapter that was trained to the last.
     let (from, to) = (*trained.get(1)?, *trained.last()?);
@@ -80,6 +83,37 @@ fn figure(records: &[Record]) -> Option<Figure> {
             "{:.0} ms of {:.2} s a cycle, {cycles:.0} cycles of the demo's task on 2 generators",
             1000.0 * beyond,
             (to - from) / cycles
+        ),
+    })
+}
+
+/// From an adapter in the log to each generator's first samples of it, beside their drawing.
+fn handover(records: &[Record]) -> Option<Figure> {
+    let mut waits = Vec::new();
+    for trained in records.iter().filter(|record| is_final(record)) {
+        let Body::Checkpoint(v1::Checkpoint { tree: Some(tree), .. }) = &trained.fact.body else {
+            continue;
+        };
+        let mut began = BTreeSet::new();
+        for record in records {
+            let Body::Samples(samples) = &record.fact.body else { continue };
+            if samples.adapter == tree.manifest && began.insert(&samples.agent) {
+                waits.push((at_s(record) - at_s(trained), samples.wall_s));
+            }
+        }
+    }
+    let count = f64::from(u32::try_from(waits.len()).ok().filter(|count| *count > 0)?);
+    let (waited, drawn) =
+        waits.iter().fold((0.0, 0.0), |sum, wait| (sum.0 + wait.0, sum.1 + wait.1));
+    Some(Figure {
+        name: "fleet: adapter to first samples",
+        measured: 1000.0 * waited / count,
+        unit: "ms",
+        limit: None,
+        how: format!(
+            "from an adapter in the log to a generator's first samples with it, on average of \
+             {count:.0}; drawing them took {:.0} ms of that",
+            1000.0 * drawn / count
         ),
     })
 }
