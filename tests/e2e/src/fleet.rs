@@ -228,6 +228,9 @@ fn start(
 
 impl Drop for Fleet {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.logs());
+        }
         if matches!(self.up.try_wait(), Ok(None)) {
             // It may have ended by itself.
             let _ = kill_process(self.up_pid(), Signal::TERM);

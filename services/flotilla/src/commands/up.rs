@@ -56,7 +56,9 @@ pub(crate) async fn up(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Result<ExitC
     super::backup::refuse_half_restored(&directory)?;
     let agents = parse_agents(&args.agents)?;
     let stop = signals::stop_token()?;
-    let gateway = gateway_address(args, &directory).await?;
+    // Held until the NATS server has its ports, so that they differ.
+    let held = gateway_port(args, &directory).await?;
+    let gateway = held.address();
     let keys = keys(args, &directory, gateway)?;
     let nats = directory.join(NATS);
     let options = ServerOptions {
@@ -82,6 +84,7 @@ pub(crate) async fn up(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Result<ExitC
     let (working, coordinating) = (CancellationToken::new(), CancellationToken::new());
     let (workers, services) = (TaskTracker::new(), TaskTracker::new());
     let coordinator = local.coordinator(&server, args)?;
+    drop(held);
     services.spawn(coordinator.supervise(coordinating.clone()));
     let joinable = stop.run_until_cancelled(coordinator_ready(&directory)).await;
     let refused = local.admit(&agents).await?;
@@ -112,16 +115,16 @@ fn prepare_directory(fleet: &FleetArgs) -> anyhow::Result<PathBuf> {
 }
 
 /// The address asked for, the one the fleet had, or a free one.
-async fn gateway_address(args: &UpArgs, directory: &Path) -> anyhow::Result<SocketAddr> {
+async fn gateway_port(args: &UpArgs, directory: &Path) -> anyhow::Result<gateway::Bound> {
     let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let before = FleetFile::read(directory)?.and_then(|file| file.gateway.parse().ok());
     if let (None, Some(listen)) = (args.gateway, before)
         && let Ok(bound) = gateway::bind(gateway::Config { listen, tls: None }).await
     {
-        return Ok(bound.address());
+        return Ok(bound);
     }
     let listen = args.gateway.unwrap_or(free);
-    Ok(gateway::bind(gateway::Config { listen, tls: None }).await?.address())
+    Ok(gateway::bind(gateway::Config { listen, tls: None }).await?)
 }
 
 /// The store asked for, or one here. Checked now: a coordinator that finds it unusable could
