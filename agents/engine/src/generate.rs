@@ -8,7 +8,7 @@ mod sampler;
 
 use crate::canary::{Canary, CanaryError};
 use crate::model::Model;
-use crate::ops::{host, loss::row_nll, on_pool, wide};
+use crate::ops::{host, loss::row_nll, matmul::Phase, on_pool, wide};
 use crate::random::Random;
 use crate::sequence::check_vocabulary;
 use crate::tokenizer::{Tokenizer, TokenizerError};
@@ -137,8 +137,10 @@ impl<Tag: Clone + Send> Generator<Tag> {
         }
         let mut caches: Vec<&mut Cache> =
             self.running.iter_mut().map(|sample| &mut sample.cache).collect();
-        let rows: Vec<u32> = (0..tokens.len() as u32).collect();
-        let logits = on_pool(|| forward(&self.model, &tokens, &owners, &rows, &mut caches))?;
+        let logits = on_pool(|| {
+            let hidden = forward(&self.model, Phase::Decode, &tokens, &owners, &mut caches)?;
+            logits(&self.model, &hidden)
+        })?;
         let (vocabulary, positions) = (logits.dim(1)?, self.model.config.max_positions);
         let eos = &self.model.config.eos_tokens;
         let logits = host(&logits)?;
@@ -190,7 +192,11 @@ impl<Tag: Clone + Send> Generator<Tag> {
             return Ok(());
         }
         let mut caches: Vec<&mut Cache> = chosen.iter_mut().map(|(_, cache)| cache).collect();
-        let logits = on_pool(|| forward(&self.model, &tokens, &owners, &lasts, &mut caches))?;
+        let logits = on_pool(|| {
+            let hidden = forward(&self.model, Phase::Prefill, &tokens, &owners, &mut caches)?;
+            let lasts = Tensor::new(lasts, &self.model.device)?;
+            logits(&self.model, &hidden.index_select(&lasts, 0)?)
+        })?;
         for ((waiting, cache), logits) in chosen.into_iter().zip(logits.to_vec2()?) {
             waiting.prefix = Some(Prefix { cache, logits });
         }
@@ -246,12 +252,12 @@ impl<Tag> Running<Tag> {
     }
 }
 
-/// Logits after the given rows, in main memory.
+/// Hidden states of the tokens, each the next of its owner's.
 fn forward(
     model: &Model,
+    phase: Phase,
     tokens: &[u32],
     owners: &[Owner],
-    rows: &[u32],
     caches: &mut [&mut Cache],
 ) -> candle_core::Result<Tensor> {
     let positions: Vec<u32> = owners.iter().map(|owner| owner.position as u32).collect();
@@ -259,13 +265,12 @@ fn forward(
     let mut attend = |layer, query: &Tensor, key: &Tensor, value: &Tensor| {
         cache::attend(&heads, layer, [query, key, value], owners, caches)
     };
-    let hidden = model.hidden(tokens, &positions, &mut attend)?;
-    let wanted = if rows.len() == tokens.len() {
-        hidden
-    } else {
-        hidden.index_select(&Tensor::new(rows, &model.device)?, 0)?
-    };
-    model.logits(&wanted)?.to_device(&Device::Cpu)?.contiguous()
+    model.hidden(phase, tokens, &positions, &mut attend)
+}
+
+/// In main memory.
+fn logits(model: &Model, hidden: &Tensor) -> candle_core::Result<Tensor> {
+    model.logits(hidden)?.to_device(&Device::Cpu)?.contiguous()
 }
 
 /// What became of one request.

@@ -6,7 +6,7 @@
 //! different tokenizers compare by sliding window or by documents, which read every byte.
 
 use crate::model::Model;
-use crate::ops::{attention::causal_attention, loss::Scored, on_pool};
+use crate::ops::{attention::causal_attention, loss::Scored, matmul::Phase, on_pool};
 use crate::sequence::{Sequence, SequenceError, check_vocabulary};
 use crate::tokenizer::{Encoded, Tokenizer, TokenizerError};
 use candle_core::Tensor;
@@ -234,9 +234,10 @@ fn score_pass(model: &Model, windows: &[Window<'_>]) -> candle_core::Result<Vec<
         targets.extend_from_slice(&window.tokens[window.scored.clone()]);
     }
     let heads = model.heads();
-    let hidden = model.hidden(&tokens, &positions, &mut |_, query, key, value| {
-        causal_attention(&heads, query, key, value, &sequences)
-    })?;
+    let hidden =
+        model.hidden(Phase::Prefill, &tokens, &positions, &mut |_, query, key, value| {
+            causal_attention(&heads, query, key, value, &sequences)
+        })?;
     let rows = hidden.index_select(&Tensor::new(rows.as_slice(), &model.device)?, 0)?;
     let head = model.weights.output();
     Scored { hidden: &rows, head, targets: &targets }.negative_log_likelihoods()

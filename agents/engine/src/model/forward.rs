@@ -1,10 +1,10 @@
 //! The forward pass over rows of tokens. How rows attend to each other is the caller's: packed
-//! sequences or a cache. Every intermediate a backward pass needs is kept in a layer's tape.
+//! sequences or a cache. What a backward pass needs of a layer is kept in its tape.
 
 use super::Model;
 use crate::adapter::Adapter;
 use crate::dropout::Dropout;
-use crate::ops::matmul::{self, Projection, Rows};
+use crate::ops::matmul::{self, Phase, Projection, Rows};
 use crate::ops::{norm, rope::Rotation, sum_of, swiglu};
 use candle_core::{Result, Tensor};
 use formats::Module;
@@ -19,6 +19,13 @@ pub(crate) struct Trained<'a> {
     pub(crate) dropout: Option<&'a Dropout>,
 }
 
+/// What all layers of a pass have in common.
+pub(crate) struct Pass<'a> {
+    pub(crate) phase: Phase,
+    pub(crate) rotation: Rotation,
+    pub(crate) trained: Option<Trained<'a>>,
+}
+
 /// What one projection computed.
 pub(crate) struct Projected {
     pub(crate) out: Tensor,
@@ -26,9 +33,10 @@ pub(crate) struct Projected {
     pub(crate) low: Option<Tensor>,
 }
 
+/// Norms and activations are computed again from what they are of: they are no work beside the
+/// products, and would be a third of the memory (arXiv:2205.05198).
 pub(crate) struct LayerTape {
     pub(crate) input: Tensor,
-    pub(crate) attention_input: Tensor,
     /// Query and key before their norms, where they have them.
     pub(crate) unnormed: Option<[Tensor; 2]>,
     pub(crate) query: Tensor,
@@ -36,10 +44,8 @@ pub(crate) struct LayerTape {
     pub(crate) value: Tensor,
     pub(crate) attended: Tensor,
     pub(crate) middle: Tensor,
-    pub(crate) feed_input: Tensor,
     pub(crate) gate: Tensor,
     pub(crate) up: Tensor,
-    pub(crate) activated: Tensor,
     /// In the order of [`Module::ALL`].
     pub(crate) lows: Vec<Option<Tensor>>,
 }
@@ -56,14 +62,15 @@ impl Model {
     /// Final hidden states, normalised: what the head reads.
     pub(crate) fn hidden(
         &self,
+        phase: Phase,
         tokens: &[u32],
         positions: &[u32],
         attend: &mut Attend<'_>,
     ) -> Result<Tensor> {
-        let rotation = self.rotation(positions)?;
+        let pass = Pass { phase, rotation: self.rotation(positions)?, trained: None };
         let mut x = self.embed(tokens)?;
         for layer in 0..self.weights.layers.len() {
-            x = self.layer(layer, None, &rotation, &x, attend)?.0;
+            x = self.layer(layer, &pass, &x, attend)?.0;
         }
         self.final_norm(&x)
     }
@@ -72,15 +79,15 @@ impl Model {
         norm::rms_norm(x, &self.weights.norm, self.config.norm_epsilon)
     }
 
+    /// Of one token of each sequence.
     pub(crate) fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        matmul::project(hidden, self.weights.output(), None)
+        matmul::project(Phase::Decode, hidden, self.weights.output(), None)
     }
 
     pub(crate) fn layer(
         &self,
         index: usize,
-        trained: Option<Trained<'_>>,
-        rotation: &Rotation,
+        pass: &Pass<'_>,
         input: &Tensor,
         attend: &mut Attend<'_>,
     ) -> Result<(Tensor, LayerTape)> {
@@ -88,7 +95,7 @@ impl Model {
         let epsilon = self.config.norm_epsilon;
         let attention_input = norm::rms_norm(input, &layer.input_norm, epsilon)?;
         let modules = [Module::Query, Module::Key, Module::Value];
-        let [query, key, value] = self.project(index, modules, trained, &attention_input)?;
+        let [query, key, value] = self.project(index, modules, pass, &attention_input)?;
         let mut lows = vec![query.low, key.low, value.low];
         let (mut query, mut key, value) = (query.out, key.out, value.out);
         let mut unnormed = None;
@@ -100,30 +107,27 @@ impl Model {
             unnormed = Some([query, key]);
             [query, key] = normed;
         }
-        let (query, key) = (rotation.apply(&query)?, rotation.apply(&key)?);
+        let (query, key) = (pass.rotation.apply(&query)?, pass.rotation.apply(&key)?);
         let attended = attend(index, &query, &key, &value)?;
-        let [output] = self.project(index, [Module::Output], trained, &attended)?;
+        let [output] = self.project(index, [Module::Output], pass, &attended)?;
         let middle = sum_of(input, &output.out)?;
         let feed_input = norm::rms_norm(&middle, &layer.post_norm, epsilon)?;
         let modules = [Module::Gate, Module::Up];
-        let [gate, up] = self.project(index, modules, trained, &feed_input)?;
+        let [gate, up] = self.project(index, modules, pass, &feed_input)?;
         let activated = swiglu::swiglu(&gate.out, &up.out)?;
-        let [down] = self.project(index, [Module::Down], trained, &activated)?;
+        let [down] = self.project(index, [Module::Down], pass, &activated)?;
         let result = sum_of(&middle, &down.out)?;
         lows.extend([output.low, gate.low, up.low, down.low]);
         let tape = LayerTape {
             input: input.clone(),
-            attention_input,
             unnormed,
             query,
             key,
             value,
             attended,
             middle,
-            feed_input,
             gate: gate.out,
             up: up.out,
-            activated,
             lows,
         };
         Ok((result, tape))
@@ -134,20 +138,20 @@ impl Model {
         &self,
         index: usize,
         modules: [Module; N],
-        trained: Option<Trained<'_>>,
+        pass: &Pass<'_>,
         x: &Tensor,
     ) -> Result<[Projected; N]> {
-        let precision = self.precision();
-        let rows = Rows::new(x, precision)?;
+        let (precision, &Pass { phase, trained, .. }) = (self.precision(), pass);
+        let rows = Rows::new(phase, x, precision)?;
         let adapter = trained.map_or(self.beside.as_deref(), |trained| Some(trained.adapter));
         let dropout = trained.and_then(|trained| trained.dropout);
         let mut pairs = Vec::with_capacity(N);
         for (place, module) in modules.into_iter().enumerate() {
             let pair = adapter.and_then(|adapter| adapter.pairs.get(&(index, module)));
             let Some(pair) = pair else { continue };
-            let seen =
-                dropout.map(|dropout| Rows::new(&dropout.apply(index, module, x)?, precision));
-            pairs.push((place, pair, seen.transpose()?));
+            let seen = dropout.map(|dropout| dropout.apply(index, module, x)).transpose()?;
+            let seen = seen.map(|seen| Rows::new(phase, &seen, precision)).transpose()?;
+            pairs.push((place, pair, seen));
         }
         let down = pairs.iter().map(|(_, pair, seen)| {
             let terms = vec![(seen.as_ref().unwrap_or(&rows), (&pair.a).into())];
@@ -157,7 +161,7 @@ impl Model {
         let mut lows = [const { None }; N];
         for ((place, pair, _), low) in pairs.iter().zip(narrow) {
             let low = (low * pair.scale)?;
-            lows[*place] = Some((Rows::new(&low, precision)?, low, &pair.b));
+            lows[*place] = Some((Rows::new(phase, &low, precision)?, low, &pair.b));
         }
         let linears = modules.map(|module| &self.weights.layers[index].linears[module as usize]);
         let all = linears.iter().zip(&lows).map(|(linear, low)| {

@@ -1,8 +1,8 @@
 //! The head and its next-token cross entropy. Of a large vocabulary there are logits of one block
-//! at a time: sums of exponentials go on from block to block (as in arXiv:2411.09009), and the
-//! backward pass computes logits anew.
+//! at a time: sums of exponentials go on from block to block (as in arXiv:2411.09009), and so does
+//! the gradient of the hidden states. That of the head's weights needs each logit once more.
 
-use super::matmul::{Projection, Rows, project_all, project_back};
+use super::matmul::{Phase, Projection, Rows, project_all, project_back};
 use super::matrix::Matrix;
 use super::{for_row_blocks, host, math, sum_of};
 use candle_core::{Result, Tensor, bail};
@@ -62,9 +62,20 @@ impl Scored<'_> {
         Ok(losses)
     }
 
-    /// The summed loss, and the gradient of `scale` times it for each hidden state. `each` hears
-    /// the gradients of the logits of some rows and some of the vocabulary, and those rows.
-    pub(crate) fn gradient(
+    /// The summed loss, and the gradient of `scale` times it for each hidden state.
+    pub(crate) fn gradient(&self, scale: f64) -> Result<(f64, Tensor)> {
+        let (mut loss, mut gradients) = (0.0, Vec::new());
+        for part in self.parts()? {
+            let (rows, gradient) = part.gradient(scale)?;
+            loss += rows.iter().map(Row::nll).sum::<f64>();
+            gradients.push(gradient);
+        }
+        Ok((loss, self.joined(&gradients)?))
+    }
+
+    /// As [`Self::gradient`]; `each` hears the gradients of the logits of some rows and some of
+    /// the vocabulary, and those rows.
+    pub(crate) fn gradient_with_logits(
         &self,
         scale: f64,
         mut each: impl FnMut(&Tensor, Range<usize>, &Tensor) -> Result<()>,
@@ -90,10 +101,15 @@ impl Scored<'_> {
             }
             gradients.extend(gradient);
         }
-        match gradients.as_slice() {
-            [] => Ok((loss, self.hidden.zeros_like()?)),
-            [one] => Ok((loss, one.clone())),
-            all => Ok((loss, Tensor::cat(all, 0)?)),
+        Ok((loss, self.joined(&gradients)?))
+    }
+
+    /// The parts' gradients, one after the other.
+    fn joined(&self, gradients: &[Tensor]) -> Result<Tensor> {
+        match gradients {
+            [] => self.hidden.zeros_like(),
+            [one] => Ok(one.clone()),
+            all => Tensor::cat(all, 0),
         }
     }
 
@@ -119,7 +135,7 @@ struct Part<'a> {
 impl<'a> Part<'a> {
     fn new(scored: &Scored<'a>, start: usize, targets: &'a [u32]) -> Result<Self> {
         let hidden = scored.hidden.narrow(0, start, targets.len())?;
-        let rows = Rows::new(&hidden, scored.head.dtype())?;
+        let rows = Rows::new(Phase::Prefill, &hidden, scored.head.dtype())?;
         let vocabulary = scored.head.dims()?.0;
         Ok(Self { hidden, rows, head: scored.head, targets, vocabulary })
     }
@@ -137,6 +153,30 @@ impl<'a> Part<'a> {
         let terms = vec![(&self.rows, self.head.part(block)?)];
         let all = project_all(&[Projection { terms, bias: None }])?;
         all.into_iter().next().ok_or_else(|| candle_core::Error::msg("one projection"))
+    }
+
+    /// What rows came to, and the gradient of `scale` times their loss: the mean of the head's rows
+    /// by their probability, less the target's. A sum by `e^(logit - most)` of the blocks so far is
+    /// scaled when a block has a larger logit, as attention's is in arXiv:2205.14135.
+    fn gradient(&self, scale: f64) -> Result<(Vec<Row>, Tensor)> {
+        let device = self.hidden.device();
+        let column = |values: Vec<f32>| Tensor::from_vec(values, (self.targets.len(), 1), device);
+        let mut rows = vec![Row::NEW; self.targets.len()];
+        let mut sum = self.hidden.zeros_like()?;
+        for block in self.blocks() {
+            let logits = self.logits(&block)?;
+            let before: Vec<f32> = rows.iter().map(|row| row.most).collect();
+            take(&mut rows, &logits, self.targets, block.start)?;
+            let weights = exponentials(&logits, &rows, |_| 1.0)?;
+            let weights = Tensor::from_vec(weights, logits.shape(), device)?;
+            let shrunk = rows.iter().zip(before).map(|(row, before)| (before - row.most).exp());
+            let more = project_back(&[(&weights, self.head.part(&block)?)])?;
+            sum = sum_of(&sum.broadcast_mul(&column(shrunk.collect())?)?, &more)?;
+        }
+        let factors = rows.iter().map(|row| (scale / row.total) as f32);
+        let mean = sum.broadcast_mul(&column(factors.collect())?)?;
+        let targets = self.head.select(self.targets, device)?;
+        Ok((rows, (mean - (targets * scale)?)?))
     }
 
     /// Also what rows came to, and the logits where there is but one block.
@@ -201,6 +241,23 @@ fn loss_backward(
     scale: f64,
 ) -> Result<Tensor> {
     let width = logits.dim(1)?;
+    let mut out = exponentials(logits, rows, |row| (scale / row.total) as f32)?;
+    for (row, target) in out.chunks_exact_mut(width).zip(targets) {
+        let place = (*target as usize).checked_sub(start);
+        if let Some(of_target) = place.and_then(|place| row.get_mut(place)) {
+            *of_target -= scale as f32;
+        }
+    }
+    Tensor::from_vec(out, logits.shape(), logits.device())
+}
+
+/// `factor * e^(logit - most)`, by what each row came to.
+fn exponentials(
+    logits: &Tensor,
+    rows: &[Row],
+    factor: impl Fn(&Row) -> f32 + Sync + Send,
+) -> Result<Vec<f32>> {
+    let width = logits.dim(1)?;
     let on_cpu = logits.to_device(&candle_core::Device::Cpu)?;
     let values = host(&on_cpu)?;
     let mut out = vec![0f32; values.len()];
@@ -211,19 +268,14 @@ fn loss_backward(
         #[inline(always)]
         |first, out| {
             for (index, out) in (first..).zip(out.chunks_exact_mut(width)) {
-                let Row { most, total, .. } = rows[index];
-                let factor = (scale / total) as f32;
+                let (most, factor) = (rows[index].most, factor(&rows[index]));
                 for (out, logit) in out.iter_mut().zip(&values[index * width..]) {
                     *out = math::exp(logit - most) * factor;
-                }
-                let place = (targets[index] as usize).checked_sub(start);
-                if let Some(out) = place.and_then(|place| out.get_mut(place)) {
-                    *out -= scale as f32;
                 }
             }
         },
     );
-    Tensor::from_vec(out, logits.shape(), &candle_core::Device::Cpu)?.to_device(logits.device())
+    Ok(out)
 }
 
 #[cfg(test)]
@@ -253,16 +305,20 @@ mod tests {
             assert_close(&ours, &naive, 2e-5);
             let total = (naive.sum_all().unwrap() * 0.25).unwrap();
             let mut width = 0;
-            let (loss, gradient) = scored
-                .gradient(0.25, |of_logits, block, hidden| {
+            let with_logits = scored
+                .gradient_with_logits(0.25, |of_logits, block, hidden| {
                     assert_eq!(of_logits.dims(), [hidden.dim(0)?, block.len()]);
                     width += block.len() * hidden.dim(0)?;
                     Ok(())
                 })
                 .unwrap();
             assert_eq!(width, rows * vocabulary, "every logit has its gradient");
-            assert!((0.25 * loss - f64::from(total.to_scalar::<f32>().unwrap())).abs() < 0.01);
-            assert_close(&gradient, total.backward().unwrap().get(&hidden).unwrap(), 1e-4);
+            let exact = f64::from(total.to_scalar::<f32>().unwrap());
+            let theirs = total.backward().unwrap();
+            for (loss, gradient) in [with_logits, scored.gradient(0.25).unwrap()] {
+                assert!((0.25 * loss - exact).abs() < 0.01);
+                assert_close(&gradient, theirs.get(&hidden).unwrap(), 1e-4);
+            }
         }
     }
 

@@ -4,6 +4,7 @@
 //! and [`packed`] multiplies them. All sums are f32.
 
 use super::matrix::Matrix;
+pub(crate) use super::packed::Phase;
 use super::packed::{self, Factors, Inputs, Kernel, Right};
 use super::{for_row_blocks, host, math};
 use candle_core::{CpuStorage, DType, Result, Storage, Tensor, bail};
@@ -16,10 +17,10 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    pub(crate) fn new(x: &Tensor, weights: DType) -> Result<Self> {
+    pub(crate) fn new(phase: Phase, x: &Tensor, weights: DType) -> Result<Self> {
         let packed = match weights {
             DType::BF16 if x.device().is_cpu() => {
-                Some(Inputs::new(Kernel::best(), &host(x)?, x.dim(1)?))
+                Some(Inputs::new(Kernel::best(), phase, &host(x)?, x.dim(1)?))
             }
             _ => None,
         };
@@ -33,7 +34,8 @@ pub(crate) struct Projection<'a> {
     pub(crate) bias: Option<&'a Tensor>,
 }
 
-/// Several projections at once. Each row has the same bits whatever other rows there are.
+/// Several projections at once. Each row has the same bits whatever other rows of its phase there
+/// are.
 pub(crate) fn project_all(projections: &[Projection<'_>]) -> Result<Vec<Tensor>> {
     let packed = |(rows, _): &(&Rows, Matrix)| rows.packed.is_some();
     if !projections.iter().flat_map(|projection| &projection.terms).all(packed) {
@@ -69,8 +71,13 @@ pub(crate) fn project_all(projections: &[Projection<'_>]) -> Result<Vec<Tensor>>
 }
 
 /// One projection of rows that nothing else reads.
-pub(crate) fn project(x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
-    let rows = Rows::new(x, weight.dtype())?;
+pub(crate) fn project(
+    phase: Phase,
+    x: &Tensor,
+    weight: &Matrix,
+    bias: Option<&Tensor>,
+) -> Result<Tensor> {
+    let rows = Rows::new(phase, x, weight.dtype())?;
     let projections = project_all(&[Projection { terms: vec![(&rows, weight.clone())], bias }])?;
     projections.into_iter().next().ok_or_else(|| candle_core::Error::msg("one projection"))
 }
@@ -304,6 +311,8 @@ mod tests {
     use super::*;
     use crate::ops::testing::{assert_close, random};
 
+    const PREFILL: Phase = Phase::Prefill;
+
     #[test]
     fn a_row_has_the_same_bits_whatever_other_rows_there_are() {
         let shapes = [(64, 128), (128, 352), (260, 128), (64, 896), (4, 600), (896, 4864)];
@@ -312,10 +321,11 @@ mod tests {
             let weight = random(&[columns, inner], 1).to_dtype(dtype).unwrap();
             let x = random(&[150, inner], 2);
             let weight = Matrix::from(weight);
-            let all = project(&x, &weight, None).unwrap().to_vec2::<f32>().unwrap();
+            let all = project(PREFILL, &x, &weight, None).unwrap().to_vec2::<f32>().unwrap();
             for rows in [1, 2, 3, 4, 5, 16, 31, 64, 65, 100] {
                 let start = (rows * 7) % (150 - rows);
-                let part = project(&x.narrow(0, start, rows).unwrap(), &weight, None).unwrap();
+                let part =
+                    project(PREFILL, &x.narrow(0, start, rows).unwrap(), &weight, None).unwrap();
                 let part = part.to_vec2::<f32>().unwrap();
                 assert_eq!(
                     part[..],
@@ -348,8 +358,8 @@ mod tests {
             let (x, weight, grad) = (rounded(&x), rounded(&weight), rounded(&grad));
             let near = 1e-5 * width.max(columns) as f32;
             assert_close(
-                &project(&x, &narrow(&weight).into(), Some(&bias)).unwrap(),
-                &project(&x, &Matrix::from(&weight), Some(&bias)).unwrap(),
+                &project(PREFILL, &x, &narrow(&weight).into(), Some(&bias)).unwrap(),
+                &project(PREFILL, &x, &Matrix::from(&weight), Some(&bias)).unwrap(),
                 near,
             );
             let back = |weight: &Tensor| {
@@ -359,7 +369,10 @@ mod tests {
             let of_weight = |dtype| product_of_rows(&grad, &x, dtype).unwrap();
             assert_close(&of_weight(DType::BF16), &of_weight(DType::F32), near);
         }
-        assert!(project(&random(&[2, 8], 1), &narrow(&random(&[4, 9], 2)).into(), None).is_err());
+        assert!(
+            project(PREFILL, &random(&[2, 8], 1), &narrow(&random(&[4, 9], 2)).into(), None)
+                .is_err()
+        );
         assert!(
             project_back(&[(&random(&[2, 8], 1), narrow(&random(&[9, 8], 2)).into())]).is_err()
         );
@@ -373,14 +386,14 @@ mod tests {
             };
             let (first, second, bias) = (weight(1, 50), weight(2, 33), random(&[50], 3));
             let x = random(&[21, 70], 4);
-            let rows = Rows::new(&x, dtype).unwrap();
+            let rows = Rows::new(PREFILL, &x, dtype).unwrap();
             let all = project_all(&[
                 Projection { terms: vec![(&rows, first.clone())], bias: Some(&bias) },
                 Projection { terms: vec![(&rows, second.clone())], bias: None },
             ]);
             let all = all.unwrap();
-            assert_close(&all[0], &project(&x, &first, Some(&bias)).unwrap(), 1e-30);
-            assert_close(&all[1], &project(&x, &second, None).unwrap(), 1e-30);
+            assert_close(&all[0], &project(PREFILL, &x, &first, Some(&bias)).unwrap(), 1e-30);
+            assert_close(&all[1], &project(PREFILL, &x, &second, None).unwrap(), 1e-30);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Matrix products of bf16 factors with f32 sums. One factor is used as it lies in memory, the
 //! other is packed into the tiles that the processor's instructions take. An element's sum has one
-//! order, that of the inner dimension: it depends neither on what other rows and columns there are
-//! nor on threads.
+//! order, that of the inner dimension in its phase: it depends neither on what other rows and
+//! columns there are nor on threads.
 
 mod kernel;
 mod mix;
@@ -14,6 +14,16 @@ use kernel::{SIDE, Sums};
 pub(crate) use mix::{Factors, Right, mix};
 pub(crate) use project::{Inputs, Projection, project};
 use std::marker::PhantomData;
+
+/// What rows of activations are of. There are many of sequences and few of single tokens, and what
+/// is fastest for the one is not for the other: each has an order of sums of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Whole sequences, also in training and in scoring.
+    Prefill,
+    /// One token of each sequence.
+    Decode,
+}
 
 /// A matrix of bf16 in main memory, row by row.
 #[derive(Debug, Clone, Copy)]

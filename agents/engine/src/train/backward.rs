@@ -6,11 +6,11 @@ use crate::model::weights::{
 };
 use crate::model::{
     Model,
-    forward::{LayerTape, Trained},
+    forward::{LayerTape, Pass, Trained},
 };
 use crate::ops::attention::{self, causal_attention};
 use crate::ops::loss::Scored;
-use crate::ops::matmul::{product_of_rows, project_back, sum_rows};
+use crate::ops::matmul::{Phase, product_of_rows, project_back, sum_rows};
 use crate::ops::rope::Rotation;
 use crate::ops::{host, norm, sum_of, swiglu};
 use crate::sequence::Sequence;
@@ -105,13 +105,14 @@ impl Gradients {
     ) -> Result<f64> {
         let heads = model.heads();
         let rotation = model.rotation(&batch.positions)?;
+        let pass = Pass { phase: Phase::Prefill, rotation, trained };
         let mut attend = |_, query: &Tensor, key: &Tensor, value: &Tensor| {
             causal_attention(&heads, query, key, value, &batch.sequences)
         };
         let mut x = model.embed(&batch.tokens)?;
         let mut tapes = Vec::with_capacity(model.config.layers);
         for layer in 0..model.config.layers {
-            let (output, tape) = model.layer(layer, trained, &rotation, &x, &mut attend)?;
+            let (output, tape) = model.layer(layer, &pass, &x, &mut attend)?;
             tapes.push(if computes_anew { Kept::Input(x) } else { Kept::Tape(Box::new(tape)) });
             x = output;
         }
@@ -128,11 +129,11 @@ impl Gradients {
             let index = tapes.len();
             let tape = match kept {
                 Kept::Tape(tape) => *tape,
-                Kept::Input(x) => model.layer(index, trained, &rotation, &x, &mut attend)?.1,
+                Kept::Input(x) => model.layer(index, &pass, &x, &mut attend)?.1,
             };
             let layer = &model.weights.layers[index];
-            let mut pass = LayerPass { gradients: self, model, trained, index, layer, tape: &tape };
-            grad = pass.run(&grad, &rotation, &batch.sequences)?;
+            let mut back = LayerPass { gradients: self, model, trained, index, layer, tape: &tape };
+            grad = back.run(&grad, &pass.rotation, &batch.sequences)?;
         }
         if full {
             let tokens = Tensor::new(batch.tokens.as_slice(), &model.device)?;
@@ -158,18 +159,20 @@ impl Gradients {
         let scored = hidden.index_select(&rows, 0)?;
         let scored = Scored { hidden: &scored, head, targets: &batch.targets };
         let mut weights: BTreeMap<usize, Tensor> = BTreeMap::new();
-        let (loss, gradient) = scored.gradient(scale, |of_logits, block, hidden| {
-            if full {
+        let (loss, gradient) = if full {
+            scored.gradient_with_logits(scale, |of_logits, block, hidden| {
                 let more = product_of_rows(of_logits, hidden, model.precision())?;
                 let sum = match weights.remove(&block.start) {
                     Some(before) => sum_of(&before, &more)?,
                     None => more,
                 };
                 weights.insert(block.start, sum);
-            }
-            Ok(())
-        })?;
-        if full && !weights.is_empty() {
+                Ok(())
+            })?
+        } else {
+            scored.gradient(scale)?
+        };
+        if !weights.is_empty() {
             let parts: Vec<Tensor> = weights.into_values().collect();
             self.add(name.into(), Tensor::cat(&parts, 0)?)?;
         }
@@ -202,10 +205,13 @@ impl LayerPass<'_> {
         sequences: &[Range<usize>],
     ) -> Result<Tensor> {
         let tape = self.tape;
-        let activated = self.linears(&tape.activated, &[(Module::Down, grad)])?;
+        let epsilon = self.model.config.norm_epsilon;
+        let activated = swiglu::swiglu(&tape.gate, &tape.up)?;
+        let activated = self.linears(&activated, &[(Module::Down, grad)])?;
         let (gate, up) = swiglu::swiglu_backward(&tape.gate, &tape.up, &activated)?;
-        let feed_input =
-            self.linears(&tape.feed_input, &[(Module::Gate, &gate), (Module::Up, &up)])?;
+        drop(activated);
+        let feed_input = norm::rms_norm(&tape.middle, &self.layer.post_norm, epsilon)?;
+        let feed_input = self.linears(&feed_input, &[(Module::Gate, &gate), (Module::Up, &up)])?;
         let through_norm =
             self.norm(&tape.middle, &self.layer.post_norm, POST_NORM, &feed_input)?;
         let middle = sum_of(grad, &through_norm)?;
@@ -223,7 +229,8 @@ impl LayerPass<'_> {
         let [query, key] =
             self.head_norms([rotation.backward(&query)?, rotation.backward(&key)?])?;
         let projections = [(Module::Query, &query), (Module::Key, &key), (Module::Value, &value)];
-        let input = self.linears(&tape.attention_input, &projections)?;
+        let input = norm::rms_norm(&tape.input, &self.layer.input_norm, epsilon)?;
+        let input = self.linears(&input, &projections)?;
         let through_norm = self.norm(&tape.input, &self.layer.input_norm, INPUT_NORM, &input)?;
         sum_of(&middle, &through_norm)
     }

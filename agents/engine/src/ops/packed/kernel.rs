@@ -6,8 +6,8 @@ mod amx;
 mod avx512;
 mod portable;
 
-use super::Rows;
 use super::tiles::Tile;
+use super::{Phase, Rows};
 use half::bf16;
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -104,36 +104,12 @@ impl Kernel {
         Session(self)
     }
 
-    /// Whether what is multiplied with weights is packed for it.
-    pub(super) fn projects_tiles(self) -> bool {
+    /// Whether activations are packed for it, and not multiplied by [`dots`].
+    pub(super) fn takes_tiles(self, phase: Phase) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Amx => true,
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => false,
-            Self::Portable => false,
-        }
-    }
-
-    /// `Σ x wᵀ` over the terms, of up to [`ROWS`] rows of `x` by so many rows of weights. Each
-    /// element is summed alike, whatever rows and columns are asked for.
-    pub(super) fn dots(
-        self,
-        terms: &[Term<'_>],
-        rows: Range<usize>,
-        columns: Range<usize>,
-        out: &mut [f32],
-        room: &mut Vec<f32>,
-    ) {
-        assert!((1..=ROWS).contains(&rows.len()) && out.len() == rows.len() * columns.len());
-        for Term { x, weight } in terms {
-            assert!(x.width == weight.width);
-            assert!(rows.end <= x.count() && columns.end <= weight.count());
-        }
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Amx | Self::Avx512 => avx512::dots(terms, rows, columns, out),
-            Self::Portable => portable::dots(terms, rows, columns, out, room),
+            _ => phase == Phase::Prefill,
         }
     }
 
@@ -160,6 +136,23 @@ impl Kernel {
             Self::Portable => portable::transpose(rows),
         }
     }
+}
+
+/// `Σ x wᵀ` over the terms, of up to [`ROWS`] rows of `x` by so many rows of weights. Each element
+/// is summed alike, whatever rows and columns are asked for.
+pub(super) fn dots(
+    terms: &[Term<'_>],
+    rows: Range<usize>,
+    columns: Range<usize>,
+    out: &mut [f32],
+    room: &mut Vec<f32>,
+) {
+    assert!((1..=ROWS).contains(&rows.len()) && out.len() == rows.len() * columns.len());
+    for Term { x, weight } in terms {
+        assert!(x.width == weight.width);
+        assert!(rows.end <= x.count() && columns.end <= weight.count());
+    }
+    portable::dots(terms, rows, columns, out, room);
 }
 
 /// Rows from `from` on; beyond the range's end its last row stands in.

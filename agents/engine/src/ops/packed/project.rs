@@ -1,12 +1,12 @@
 //! `x wᵀ`: weights as they lie in memory. Each weight is read once, which is what decoding a few
-//! sequences takes its time for.
+//! sequences takes its time for; many rows are packed, which takes little beside what they save.
 
 mod by_rows;
 mod by_tiles;
 
 use super::kernel::{Kernel, SIDE};
 use super::tiles::{self, Tile};
-use super::{Parts, Rows};
+use super::{Parts, Phase, Rows};
 use half::bf16;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -27,9 +27,9 @@ enum Form {
 
 impl Inputs {
     /// `x` is `[rows, width]`.
-    pub(crate) fn new(kernel: Kernel, x: &[f32], width: usize) -> Self {
+    pub(crate) fn new(kernel: Kernel, phase: Phase, x: &[f32], width: usize) -> Self {
         assert!(width > 0 && x.len().is_multiple_of(width));
-        let form = if kernel.projects_tiles() {
+        let form = if kernel.takes_tiles(phase) {
             Form::Tiles(tiles::of_columns(kernel, x, width))
         } else {
             Form::Rows(tiles::narrow(x, width))

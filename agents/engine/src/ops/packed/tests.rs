@@ -1,4 +1,4 @@
-use super::{Factors, Inputs, Kernel, Projection, Right, Rows, mix, project};
+use super::{Factors, Inputs, Kernel, Phase, Projection, Right, Rows, mix, project};
 use crate::random::Random;
 use half::bf16;
 
@@ -21,6 +21,11 @@ fn values(count: usize, seed: u64) -> Vec<f32> {
 
 fn narrow(values: &[f32]) -> Vec<bf16> {
     values.iter().map(|value| bf16::from_f32(*value)).collect()
+}
+
+/// Every way to project.
+fn ways() -> impl Iterator<Item = (Kernel, Phase)> {
+    Kernel::all().flat_map(|kernel| [(kernel, Phase::Prefill), (kernel, Phase::Decode)])
 }
 
 /// What the factors become, in f64: `[rows, inner] · [inner, columns]` by element.
@@ -48,13 +53,14 @@ fn assert_close(ours: &[f32], exact: &[f64], what: &str) {
 
 #[test]
 fn every_kernel_projects_as_the_definition_says() {
-    for kernel in Kernel::all() {
+    for (kernel, phase) in ways() {
         for shape @ (rows, columns, inner) in SHAPES {
             let (x, bias) = (values(rows * inner, 1), values(columns, 3));
             let weight = values(columns * inner, 2);
             let (more, more_weight) = (values(rows * 7, 4), values(columns * 7, 5));
             let (narrowed, more_narrowed) = (narrow(&weight), narrow(&more_weight));
-            let inputs = [Inputs::new(kernel, &x, inner), Inputs::new(kernel, &more, 7)];
+            let inputs =
+                [Inputs::new(kernel, phase, &x, inner), Inputs::new(kernel, phase, &more, 7)];
             let terms = vec![
                 (&inputs[0], Rows::new(&narrowed, inner)),
                 (&inputs[1], Rows::new(&more_narrowed, 7)),
@@ -66,7 +72,7 @@ fn every_kernel_projects_as_the_definition_says() {
             let second = naive(shape, |r, i| more[r * 7 + i], |i, c| more_weight[c * 7 + i]);
             let sums = first.iter().zip(second).zip(bias.iter().cycle());
             let exact: Vec<f64> = sums.map(|((a, b), bias)| a + b + f64::from(*bias)).collect();
-            assert_close(&out, &exact, &format!("{kernel:?} {shape:?}"));
+            assert_close(&out, &exact, &format!("{kernel:?} {phase:?} {shape:?}"));
         }
     }
 }
@@ -99,9 +105,10 @@ fn no_kernel_s_sums_depend_on_company_or_threads() {
     let (columns, inner) = (100, 1100);
     let weight = narrow(&values(columns * inner, 2));
     let x = values(150 * inner, 1);
-    for kernel in Kernel::all() {
+    for (kernel, phase) in ways() {
         let project = |first: usize, rows: usize| {
-            let inputs = Inputs::new(kernel, &x[first * inner..(first + rows) * inner], inner);
+            let inputs =
+                Inputs::new(kernel, phase, &x[first * inner..(first + rows) * inner], inner);
             let mut out = vec![f32::NAN; rows * columns];
             let terms = vec![(&inputs, Rows::new(&weight, inner))];
             project(vec![Projection { out: &mut out, terms, bias: None }]);
@@ -111,11 +118,14 @@ fn no_kernel_s_sums_depend_on_company_or_threads() {
         for (first, rows) in [(0, 1), (7, 2), (31, 16), (100, 17), (3, 64), (49, 101)] {
             let alone = project(first, rows);
             let same = alone == all[first * columns..(first + rows) * columns];
-            assert!(same, "{kernel:?}: {rows} rows from {first}");
+            assert!(same, "{kernel:?} {phase:?}: {rows} rows from {first}");
         }
         for threads in [1, 3] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            assert!(pool.install(|| project(0, 150)) == all, "{kernel:?}: {threads} threads");
+            assert!(
+                pool.install(|| project(0, 150)) == all,
+                "{kernel:?} {phase:?}: {threads} threads"
+            );
         }
     }
 }
@@ -135,16 +145,16 @@ fn numbers_become_the_nearest_bf16_and_what_is_none_stays_none() {
 
 #[test]
 fn an_infinite_weight_stays_where_it_is() {
-    for kernel in Kernel::all() {
+    for (kernel, phase) in ways() {
         let mut weight = vec![bf16::ONE; 20 * 40];
         weight[19 * 40 + 39] = bf16::INFINITY;
-        let inputs = Inputs::new(kernel, &[1.0; 3 * 40], 40);
+        let inputs = Inputs::new(kernel, phase, &[1.0; 3 * 40], 40);
         let mut out = vec![f32::NAN; 3 * 20];
         let terms = vec![(&inputs, Rows::new(&weight, 40))];
         project(vec![Projection { out: &mut out, terms, bias: None }]);
         for row in out.chunks_exact(20) {
-            assert!(row[..19].iter().all(|sum| *sum == 40.0), "{kernel:?}: {row:?}");
-            assert_eq!(row[19], f32::INFINITY, "{kernel:?}");
+            assert!(row[..19].iter().all(|sum| *sum == 40.0), "{kernel:?} {phase:?}: {row:?}");
+            assert_eq!(row[19], f32::INFINITY, "{kernel:?} {phase:?}");
         }
     }
 }

@@ -2,8 +2,6 @@
 
 #![expect(unsafe_code, reason = "instructions that not every processor has, on raw pointers")]
 
-mod dots;
-
 use super::super::tiles::Tile;
 use super::{Block, Left, SIDE, Sums, Tiles};
 use std::arch::x86_64::{
@@ -13,12 +11,8 @@ use std::arch::x86_64::{
     _mm512_unpacklo_epi64,
 };
 
-pub(super) use dots::dots;
-
 pub(super) fn is_there() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512bf16")
+    is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")
 }
 
 /// Where one dot product takes no longer than the two multiplications it stands for: not on

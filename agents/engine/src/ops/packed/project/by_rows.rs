@@ -1,8 +1,8 @@
 //! Rows of activations with rows of weights: both lie along what is summed over, and neither is
 //! packed.
 
-use super::super::kernel::ROWS;
 pub(super) use super::super::kernel::Term;
+use super::super::kernel::{ROWS, dots};
 use super::Job;
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ pub(super) fn project(job: &Job<'_>, terms: &[Term<'_>], panel: &Range<usize>, r
     for from in (0..job.rows).step_by(ROWS) {
         let rows = from..job.rows.min(from + ROWS);
         let sums = &mut sums[..rows.len() * panel.len()];
-        job.kernel.dots(terms, rows.clone(), panel.clone(), sums, kernel);
+        dots(terms, rows.clone(), panel.clone(), sums, kernel);
         for (row, sums) in rows.zip(sums.chunks_exact_mut(panel.len())) {
             if let Some(bias) = job.bias {
                 for (sum, bias) in sums.iter_mut().zip(&bias[panel.clone()]) {
