@@ -20,7 +20,7 @@ impl Rows {
     pub(crate) fn new(phase: Phase, x: &Tensor, weights: DType) -> Result<Self> {
         let packed = match weights {
             DType::BF16 if x.device().is_cpu() => {
-                Some(Inputs::new(Kernel::best(), phase, &host(x)?, x.dim(1)?))
+                Some(Inputs::new(Kernel::best(phase), phase, &host(x)?, x.dim(1)?))
             }
             _ => None,
         };
@@ -123,7 +123,7 @@ pub(crate) fn project_back(terms: &[(&Tensor, Matrix)]) -> Result<Tensor> {
         if grad.dims2()? != (rows, columns) || found != width {
             bail!("cannot multiply {:?} by [{columns}, {found}]", grad.shape());
         }
-        lefts.push(Factors::new(Kernel::best(), &host(grad)?, grad.dim(1)?));
+        lefts.push(Factors::new(Kernel::best(Phase::Prefill), &host(grad)?, grad.dim(1)?));
         weights.push(weight.values()?);
     }
     let rights = weights.iter().map(|values| Right::Bf16(packed::Rows::new(values, width)));
@@ -142,7 +142,7 @@ pub(crate) fn product_of_rows(left: &Tensor, right: &Tensor, precision: DType) -
     if left.dim(0)? != right.dim(0)? {
         bail!("cannot multiply {:?} by {:?}", left.shape(), right.shape());
     }
-    let factors = Factors::transposed(Kernel::best(), &host(left)?, m);
+    let factors = Factors::transposed(Kernel::best(Phase::Prefill), &host(left)?, m);
     let mut out = vec![0f32; m * n];
     packed::mix(&mut out, n, &[(&factors, Right::F32(&host(right)?))]);
     Tensor::from_vec(out, (m, n), left.device())

@@ -57,9 +57,6 @@ pub(super) struct Term<'a> {
     pub(super) weight: Rows<'a>,
 }
 
-/// Of activations, that are multiplied at once.
-pub(super) const ROWS: usize = 4;
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kernel {
     #[cfg(target_arch = "x86_64")]
@@ -71,9 +68,15 @@ pub(crate) enum Kernel {
 
 impl Kernel {
     /// Of this processor and system.
-    pub(crate) fn best() -> Self {
+    pub(crate) fn best(phase: Phase) -> Self {
         static BEST: OnceLock<Kernel> = OnceLock::new();
-        *BEST.get_or_init(|| Self::all().find(|kernel| kernel.is_fast()).unwrap_or(Self::Portable))
+        let best = || Self::all().find(|kernel| kernel.is_fast()).unwrap_or(Self::Portable);
+        match (*BEST.get_or_init(best), phase) {
+            // What AMX takes has to be packed, which few rows do not pay for.
+            #[cfg(target_arch = "x86_64")]
+            (Self::Amx, Phase::Decode) if avx512::is_there() => Self::Avx512,
+            (best, _) => best,
+        }
     }
 
     /// Against those that come after it.
@@ -104,12 +107,47 @@ impl Kernel {
         Session(self)
     }
 
-    /// Whether activations are packed for it, and not multiplied by [`dots`].
-    pub(super) fn takes_tiles(self, phase: Phase) -> bool {
+    /// Whether so many rows of activations are packed for it, and not multiplied as they lie.
+    pub(super) fn takes_tiles(self, phase: Phase, rows: usize) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Amx => true,
-            _ => phase == Phase::Prefill,
+            // Its sums are the same in both ways.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => rows > avx512::FEW,
+            Self::Portable => phase == Phase::Prefill,
+        }
+    }
+
+    /// Of activations, that are multiplied at once as they lie.
+    pub(super) fn rows(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx | Self::Avx512 => avx512::FEW,
+            Self::Portable => portable::ROWS,
+        }
+    }
+
+    /// Adds `Σ x wᵀ` over the terms to `out`, of up to [`Self::rows`] rows of `x` by so many rows of
+    /// weights. Each element is summed alike, whatever rows and columns are asked for.
+    pub(super) fn dots(
+        self,
+        terms: &[Term<'_>],
+        rows: Range<usize>,
+        columns: Range<usize>,
+        out: &mut [f32],
+        room: &mut Vec<f32>,
+    ) {
+        assert!((1..=self.rows()).contains(&rows.len()));
+        assert!(out.len() == rows.len() * columns.len());
+        for Term { x, weight } in terms {
+            assert!(x.width == weight.width);
+            assert!(rows.end <= x.count() && columns.end <= weight.count());
+        }
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx | Self::Avx512 => avx512::dots(terms, rows, columns, out),
+            Self::Portable => portable::dots(terms, rows, columns, out, room),
         }
     }
 
@@ -136,23 +174,6 @@ impl Kernel {
             Self::Portable => portable::transpose(rows),
         }
     }
-}
-
-/// `Σ x wᵀ` over the terms, of up to [`ROWS`] rows of `x` by so many rows of weights. Each element
-/// is summed alike, whatever rows and columns are asked for.
-pub(super) fn dots(
-    terms: &[Term<'_>],
-    rows: Range<usize>,
-    columns: Range<usize>,
-    out: &mut [f32],
-    room: &mut Vec<f32>,
-) {
-    assert!((1..=ROWS).contains(&rows.len()) && out.len() == rows.len() * columns.len());
-    for Term { x, weight } in terms {
-        assert!(x.width == weight.width);
-        assert!(rows.end <= x.count() && columns.end <= weight.count());
-    }
-    portable::dots(terms, rows, columns, out, room);
 }
 
 /// Rows from `from` on; beyond the range's end its last row stands in.

@@ -29,7 +29,7 @@ impl Inputs {
     /// `x` is `[rows, width]`.
     pub(crate) fn new(kernel: Kernel, phase: Phase, x: &[f32], width: usize) -> Self {
         assert!(width > 0 && x.len().is_multiple_of(width));
-        let form = if kernel.takes_tiles(phase) {
+        let form = if kernel.takes_tiles(phase, x.len() / width) {
             Form::Tiles(tiles::of_columns(kernel, x, width))
         } else {
             Form::Rows(tiles::narrow(x, width))

@@ -131,6 +131,28 @@ fn no_kernel_s_sums_depend_on_company_or_threads() {
 }
 
 #[test]
+fn a_row_has_one_sum_in_whichever_way_dot_products_multiply_it() {
+    // The kernel's own promise: it chooses by how many rows there are.
+    let Some(kernel) = Kernel::all().find(|kernel| format!("{kernel:?}") == "Avx512") else {
+        return;
+    };
+    let (columns, inner) = (100, 1201);
+    let (weight, bias) = (narrow(&values(columns * inner, 2)), values(columns, 3));
+    let x = values(20 * inner, 1);
+    let project = |rows: usize| {
+        let inputs = Inputs::new(kernel, Phase::Decode, &x[..rows * inner], inner);
+        let mut out = vec![f32::NAN; rows * columns];
+        let terms = vec![(&inputs, Rows::new(&weight, inner))];
+        project(vec![Projection { out: &mut out, terms, bias: Some(&bias) }]);
+        out
+    };
+    let all = project(20);
+    for rows in 1..20 {
+        assert!(project(rows) == all[..rows * columns], "{rows} rows");
+    }
+}
+
+#[test]
 fn numbers_become_the_nearest_bf16_and_what_is_none_stays_none() {
     use super::tiles::Element;
     let mut random = Random::new(1);

@@ -2,6 +2,8 @@
 
 #![expect(unsafe_code, reason = "instructions that not every processor has, on raw pointers")]
 
+mod few;
+
 use super::super::tiles::Tile;
 use super::{Block, Left, SIDE, Sums, Tiles};
 use std::arch::x86_64::{
@@ -11,8 +13,12 @@ use std::arch::x86_64::{
     _mm512_unpacklo_epi64,
 };
 
+pub(super) use few::{FEW, dots};
+
 pub(super) fn is_there() -> bool {
-    is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512bf16")
 }
 
 /// Where one dot product takes no longer than the two multiplications it stands for: not on
@@ -103,19 +109,27 @@ unsafe fn broadcast(pair: *const i32) -> __m512bh {
 pub(super) fn transpose(rows: &[u32; SIDE * SIDE]) -> [u32; SIDE * SIDE] {
     let mut out = [0; SIDE * SIDE];
     // SAFETY: as the caller has checked; both have 16 rows of 16.
-    unsafe { transpose_to(rows.as_ptr(), out.as_mut_ptr()) };
+    unsafe {
+        let rows = load_rows(rows.as_ptr());
+        for (row, turned) in turned(rows).into_iter().enumerate() {
+            _mm512_storeu_si512(out.as_mut_ptr().add(row * SIDE).cast(), turned);
+        }
+    }
     out
 }
 
-/// Fours of rows first, then fours of those.
 #[target_feature(enable = "avx512f")]
-unsafe fn transpose_to(from: *const u32, to: *mut u32) {
-    // SAFETY: the caller's pointers are to 16 rows of 16.
-    let a: [__m512i; SIDE] =
-        std::array::from_fn(|row| unsafe { _mm512_loadu_si512(from.add(row * SIDE).cast()) });
+unsafe fn load_rows(from: *const u32) -> [__m512i; SIDE] {
+    // SAFETY: the caller's pointer is to 16 rows of 16.
+    std::array::from_fn(|row| unsafe { _mm512_loadu_si512(from.add(row * SIDE).cast()) })
+}
+
+/// Columns as rows: fours of rows first, then fours of those.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn turned(a: [__m512i; SIDE]) -> [__m512i; SIDE] {
     // Of rows 4 r to 4 r + 3, the quarter q of fours[r][c] has column 4 q + c.
-    let fours: [[__m512i; 4]; 4] = std::array::from_fn(|r| {
-        let [a, b, c, d] = [a[4 * r], a[4 * r + 1], a[4 * r + 2], a[4 * r + 3]];
+    let four = |a, b, c, d| {
         let low = [_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d)];
         let high = [_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d)];
         [
@@ -124,21 +138,22 @@ unsafe fn transpose_to(from: *const u32, to: *mut u32) {
             _mm512_unpacklo_epi64(high[0], high[1]),
             _mm512_unpackhi_epi64(high[0], high[1]),
         ]
-    });
-    let [r0, r1, r2, r3] = fours;
-    let by_column = r0.into_iter().zip(r1).zip(r2).zip(r3);
-    for (c, (((r0, r1), r2), r3)) in by_column.enumerate() {
+    };
+    let fours = [
+        four(a[0], a[1], a[2], a[3]),
+        four(a[4], a[5], a[6], a[7]),
+        four(a[8], a[9], a[10], a[11]),
+        four(a[12], a[13], a[14], a[15]),
+    ];
+    let mut out = a;
+    for c in 0..4 {
+        let [r0, r1, r2, r3] = [fours[0][c], fours[1][c], fours[2][c], fours[3][c]];
         let even = [_mm512_shuffle_i32x4::<0x88>(r0, r1), _mm512_shuffle_i32x4::<0x88>(r2, r3)];
         let odd = [_mm512_shuffle_i32x4::<0xdd>(r0, r1), _mm512_shuffle_i32x4::<0xdd>(r2, r3)];
-        let quarters = [
-            _mm512_shuffle_i32x4::<0x88>(even[0], even[1]),
-            _mm512_shuffle_i32x4::<0x88>(odd[0], odd[1]),
-            _mm512_shuffle_i32x4::<0xdd>(even[0], even[1]),
-            _mm512_shuffle_i32x4::<0xdd>(odd[0], odd[1]),
-        ];
-        for (q, quarter) in quarters.into_iter().enumerate() {
-            // SAFETY: as above.
-            unsafe { _mm512_storeu_si512(to.add((4 * q + c) * SIDE).cast(), quarter) };
-        }
+        out[c] = _mm512_shuffle_i32x4::<0x88>(even[0], even[1]);
+        out[4 + c] = _mm512_shuffle_i32x4::<0x88>(odd[0], odd[1]);
+        out[8 + c] = _mm512_shuffle_i32x4::<0xdd>(even[0], even[1]);
+        out[12 + c] = _mm512_shuffle_i32x4::<0xdd>(odd[0], odd[1]);
     }
+    out
 }

@@ -5,7 +5,7 @@ mod dots;
 mod tiles;
 
 use super::SIDE;
-pub(super) use dots::dots;
+pub(super) use dots::{ROWS, dots};
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use pulp::{Simd, bytemuck};

@@ -2,7 +2,6 @@
 //! packed.
 
 pub(super) use super::super::kernel::Term;
-use super::super::kernel::{ROWS, dots};
 use super::Job;
 use std::ops::Range;
 
@@ -14,17 +13,21 @@ pub(super) struct Room {
 
 pub(super) fn project(job: &Job<'_>, terms: &[Term<'_>], panel: &Range<usize>, room: &mut Room) {
     let Room { sums, kernel } = room;
-    sums.resize(ROWS * panel.len(), 0.0);
-    for from in (0..job.rows).step_by(ROWS) {
-        let rows = from..job.rows.min(from + ROWS);
+    let at_once = job.kernel.rows();
+    sums.resize(at_once * panel.len(), 0.0);
+    for from in (0..job.rows).step_by(at_once) {
+        let rows = from..job.rows.min(from + at_once);
         let sums = &mut sums[..rows.len() * panel.len()];
-        dots(terms, rows.clone(), panel.clone(), sums, kernel);
-        for (row, sums) in rows.zip(sums.chunks_exact_mut(panel.len())) {
-            if let Some(bias) = job.bias {
-                for (sum, bias) in sums.iter_mut().zip(&bias[panel.clone()]) {
-                    *sum += bias;
+        match job.bias {
+            Some(bias) => {
+                for sums in sums.chunks_exact_mut(panel.len()) {
+                    sums.copy_from_slice(&bias[panel.clone()]);
                 }
             }
+            None => sums.fill(0.0),
+        }
+        job.kernel.dots(terms, rows.clone(), panel.clone(), sums, kernel);
+        for (row, sums) in rows.zip(sums.chunks_exact(panel.len())) {
             #[expect(unsafe_code, reason = "a panel's columns are its task's alone")]
             // SAFETY: see the reason.
             unsafe {

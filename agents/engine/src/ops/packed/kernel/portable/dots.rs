@@ -9,7 +9,10 @@ use half::bf16;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
-/// The caller has checked that the terms have the rows.
+/// Of activations, at once.
+pub(in super::super) const ROWS: usize = 4;
+
+/// Adds to `out`. The caller has checked that the terms have the rows.
 pub(in super::super) fn dots(
     terms: &[Term<'_>],
     rows: Range<usize>,
@@ -73,7 +76,7 @@ impl Dots<'_> {
             }
             for (out, lanes) in out.chunks_exact_mut(stride).zip(lanes) {
                 for (out, lanes) in out[from - columns.start..].iter_mut().zip(lanes) {
-                    *out = simd.reduce_sum_f32s(lanes);
+                    *out += simd.reduce_sum_f32s(lanes);
                 }
             }
         }
