@@ -907,7 +907,7 @@ pub(crate) enum BenchWhat {
     Store,
     /// What TLS and tokens cost beside an open server, and a thousand agents on a closed one.
     Closed,
-    /// The embedded engine beside llama.cpp and PyTorch, as docs/ENGINES.md has it.
+    /// The embedded engine beside llama.cpp and PyTorch, as docs/PERFORMANCE.md has it.
     #[value(alias = "engines")]
     Engine,
     /// Perplexity of a model by a process of its own, load included, beside llama-perplexity.

@@ -92,13 +92,13 @@ struct Said {
     tokens_per_s: f64,
 }
 
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Speed {
     tokens_per_s: f64,
     peak_rss_bytes: u64,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Engine {
     /// With versions.
     name: String,
@@ -106,7 +106,7 @@ struct Engine {
 }
 
 /// Bytes of the HF directory's weights a second, to bf16.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Conversion {
     name: String,
     megabytes_per_s: f64,
@@ -114,14 +114,14 @@ struct Conversion {
 }
 
 /// A generate order's speed, worker's start included.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Sampled {
     engine: String,
     tokens_per_s: f64,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Report {
     machine: String,
     threads: usize,
     load_before: Vec<f64>,
@@ -140,8 +140,13 @@ pub(super) async fn bench(args: &BenchArgs, as_json: bool) -> anyhow::Result<()>
         document["engines"] = json!(report);
         return output::print_json(&document);
     }
-    output::print(&document::write(&report));
+    output::print(&text(&report));
     Ok(())
+}
+
+/// As Markdown.
+pub(super) fn text(report: &Report) -> String {
+    document::write(report)
 }
 
 /// `bench eval`: as evaluators do it, a process of its own each time.

@@ -8,7 +8,7 @@ use std::{
 use anyhow::Context;
 use serde::Deserialize;
 
-use super::{load_text, round};
+use super::{engines, load_text, round};
 
 /// What `--json` printed.
 #[derive(Debug, Deserialize)]
@@ -18,6 +18,8 @@ struct Measured {
     release: bool,
     version: String,
     figures: Vec<Row>,
+    /// Of `bench engine`.
+    engines: Option<engines::Report>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -41,7 +43,7 @@ pub(super) fn write(files: &[PathBuf]) -> anyhow::Result<String> {
     let mut text = HEAD.to_owned();
     for path in files {
         let measured = read(path)?;
-        let Measured { machine, load, release, version, figures } = &measured;
+        let Measured { machine, load, release, version, figures, engines } = &measured;
         let build = if *release { "release" } else { "debug" };
         // Writing to a string cannot fail.
         let _ = write!(
@@ -58,6 +60,9 @@ pub(super) fn write(files: &[PathBuf]) -> anyhow::Result<String> {
             let ratio = ratio.map_or("-".into(), |ratio| format!("{ratio:.2}{mark}"));
             let how = how.replace('|', "\\|");
             let _ = write!(text, "\n| {name} | {measured} | {limit} | {ratio} | {how} |");
+        }
+        if let Some(report) = engines {
+            let _ = write!(text, "\n\n{}", engines::text(report));
         }
     }
     Ok(text)

@@ -1,4 +1,4 @@
-//! The report as Markdown: `docs/ENGINES.md` is what this printed.
+//! The report as Markdown: what the command prints, and a part of `docs/PERFORMANCE.md`.
 
 use std::fmt::Write;
 
@@ -10,9 +10,8 @@ pub(super) fn write(report: &Report) -> String {
     // Writing to a string cannot fail.
     let _ = writeln!(
         text,
-        "# Engines side by side\n\n\
-         Written by `flotilla bench engine`; nothing in it is typed by hand. Random weights in the\n\
-         shape of Qwen2.5-0.5B (494 M parameters) in bf16, {} threads, one process a task.\n\n\
+        "### Engines side by side\n\n\
+         Random weights in the shape of Qwen2.5-0.5B (494 M parameters) in bf16, {} threads, one process a task.\n\n\
          Machine: {}. Load average before {}, after {}.\n",
         report.threads,
         report.machine,
@@ -22,7 +21,7 @@ pub(super) fn write(report: &Report) -> String {
     for engine in &report.engines {
         let _ = writeln!(text, "- **{}**: {}", short(&engine.name), engine.name);
     }
-    let _ = writeln!(text, "\n## Tokens a second\n");
+    let _ = writeln!(text, "\n#### Tokens a second\n");
     table(&mut text, report, |engine, task, first| {
         let Some(speed) = engine.speeds.get(&task.name()) else { return "-".into() };
         match first.and_then(|first| first.speeds.get(&task.name())) {
@@ -37,7 +36,7 @@ pub(super) fn write(report: &Report) -> String {
     sampled(&mut text, report);
     let _ = writeln!(
         text,
-        "\nIn parentheses: how many times as fast the embedded engine is.\n\n## Peak memory, GB\n"
+        "\nIn parentheses: how many times as fast the embedded engine is.\n\n#### Peak memory, GB\n"
     );
     table(&mut text, report, |engine, task, _| {
         engine
@@ -45,7 +44,7 @@ pub(super) fn write(report: &Report) -> String {
             .get(&task.name())
             .map_or("-".into(), |speed| format!("{:.2}", speed.peak_rss_bytes as f64 / 1e9))
     });
-    let _ = writeln!(text, "\n## Conversion of the directory to a GGUF file\n");
+    let _ = writeln!(text, "\n#### Conversion of the directory to a GGUF file\n");
     let _ = writeln!(text, "| | MB read a second | peak memory, GB |\n|---|---|---|");
     for conversion in &report.conversions {
         let _ = writeln!(
