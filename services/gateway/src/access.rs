@@ -21,11 +21,13 @@ use tonic::{
     body::Body,
     codegen::{
         BoxFuture, Service,
-        http::{HeaderMap, Request, Response, StatusCode, header},
+        http::{HeaderMap, Method, Request, Response, StatusCode, header},
     },
     transport::server::TcpConnectInfo,
 };
 use tower_layer::Layer;
+
+use crate::json::Form;
 
 use self::{
     rate::{Rate, Rates},
@@ -91,13 +93,16 @@ impl Denied {
         }
     }
 
-    /// As whoever asked understands it: gRPC, or HTTP.
+    /// As whoever asked understands it: gRPC, JSON, or HTTP.
     fn answer(&self, headers: &HeaderMap) -> Response<Body> {
         let is_grpc = headers
             .get(header::CONTENT_TYPE)
             .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+        let status = Status::new(self.code(), self.to_string());
         let mut answer = if is_grpc {
-            Status::new(self.code(), self.to_string()).into_http()
+            status.into_http()
+        } else if let Some(form) = Form::of(&Method::POST, headers) {
+            form.refusal(&status)
         } else {
             let mut answer = Response::new(Body::new(format!("{self}\n")));
             *answer.status_mut() = match self.code() {

@@ -1,5 +1,5 @@
-//! The control API over gRPC: maps the services of `control.proto` onto `control::Control`,
-//! with health and reflection. Decides who may call, limits, status codes and how calls end; what
+//! The control API over gRPC, and as JSON: maps the services of `control.proto` onto
+//! `control::Control`, with health and reflection. Decides who may call, limits, status codes and how calls end; what
 //! the operations do is control's business. In an open fleet whoever can reach the port may do
 //! everything; in a closed one everybody shows a bearer, over TLS, and members without the store's
 //! keys have its files from here too: `door`.
@@ -16,6 +16,7 @@ pub mod door;
 mod evals;
 mod fleet;
 mod health;
+mod json;
 mod members;
 mod receive;
 mod runs;
@@ -38,6 +39,7 @@ use tower_layer::{Identity, Stack};
 use crate::{
     access::Access,
     call::Calls,
+    json::Json,
     rpc::{
         checkpoints_server::CheckpointsServer, evals_server::EvalsServer,
         fleet_server::FleetServer, members_server::MembersServer,
@@ -196,7 +198,7 @@ fn router(
     access: Access,
     members: Option<Members>,
     door: axum::Router,
-) -> anyhow::Result<Router<Stack<Access, Identity>>> {
+) -> anyhow::Result<Router<Stack<Json, Stack<Access, Identity>>>> {
     let runs = receive::BoundedRuns::new(|| runs::Runs(calls.clone()));
     let evals = EvalsServer::new(evals::Evals(calls.clone()))
         .max_decoding_message_size(REQUEST_BYTES_MAX)
@@ -225,7 +227,10 @@ fn router(
         .http2_keepalive_timeout(Some(PING_LIMIT))
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
+        // Browsers and curl, where there is no TLS to agree on anything better.
+        .accept_http1(true)
         .layer(access)
+        .layer(Json::new()?)
         .add_routes(routes)
         .add_service(runs)
         .add_service(evals)

@@ -2,7 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader},
-    process::Stdio,
+    process::{Command, Stdio},
 };
 
 use e2e::{Files, Fleet, Python, Sampling};
@@ -141,6 +141,34 @@ fn peft_tensors() -> Vec<String> {
         }
     }
     names
+}
+
+#[test]
+fn a_shell_steers_and_watches_a_run_as_the_docs_say() {
+    let fleet = Fleet::open("trainer,evaluator");
+    let files = Files::create(fleet.path());
+    let run = fleet.submit(&files.sft(1000, 500));
+    let docs = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/API.md"));
+    let docs = docs.unwrap();
+    let (_, block) = docs.split_once("```sh\n").expect("the commands");
+    let (commands, _) = block.split_once("```").expect("their end");
+    let commands = commands.replace("fleet/fleet.json", "fleet.json");
+    let shell = Command::new("bash")
+        .args(["-euo", "pipefail", "-c", &commands])
+        .current_dir(fleet.path())
+        .output()
+        .expect("bash, curl and jq");
+    let (out, err) =
+        (String::from_utf8_lossy(&shell.stdout), String::from_utf8_lossy(&shell.stderr));
+    assert!(shell.status.success(), "{out}{err}\n{}", fleet.logs());
+    let lines: Vec<&str> = out.lines().collect();
+    // A run's state is a word; what steers it answers with nothing.
+    assert!(lines[0].starts_with('"'), "{out}");
+    let subjects = &lines[1..];
+    assert!(subjects[0].ends_with(&format!("flotilla.{run}.spec")), "{out}");
+    for told in ["control.1", "control.2", "checkpoint.1.1000", "eval.1.1000.heldout", "done"] {
+        assert!(subjects.iter().any(|subject| subject.ends_with(told)), "{told}: {out}");
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod audit;
 mod closed;
+mod json;
 mod rig;
 mod runs;
 mod server;

@@ -1,0 +1,159 @@
+//! The services as JSON, over HTTP/1.1 as curl and browsers speak it, and over HTTP/2.
+
+use futures::StreamExt;
+use reqwest::{Client, StatusCode};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::rig::{PATIENCE, Rig, SPEC};
+
+fn url(rig: &Rig, method: &str) -> String {
+    format!("{}/flotilla.v1.{method}", rig.url)
+}
+
+async fn call(rig: &Rig, method: &str, body: &Value) -> (StatusCode, Value) {
+    let asked = Client::new().post(url(rig, method)).header("content-type", "application/json");
+    let answer = timeout(PATIENCE, asked.body(body.to_string()).send()).await.unwrap().unwrap();
+    assert_eq!(answer.headers()["content-type"], "application/json");
+    (answer.status(), serde_json::from_str(&answer.text().await.unwrap()).unwrap())
+}
+
+fn submission() -> Value {
+    let files = [
+        ("config.json", "{}"),
+        ("tokenizer.json", "{}"),
+        ("held.txt", "two and two are four"),
+        ("data.jsonl", r#"{"prompt": "2+2=", "completion": "4"}"#),
+    ];
+    let files: serde_json::Map<String, Value> = files
+        .map(|(name, text)| (name.into(), BASE64.encode(text.as_bytes()).into()))
+        .into_iter()
+        .collect();
+    json!({ "specYaml": SPEC, "files": files })
+}
+
+const BASE64: data_encoding::Encoding = data_encoding::BASE64;
+
+#[tokio::test]
+async fn a_run_is_submitted_shown_and_steered_as_by_grpc() {
+    let rig = Rig::start().await;
+    let (status, submitted) = call(&rig, "Runs/Submit", &submission()).await;
+    assert_eq!(status, StatusCode::OK, "{submitted}");
+    let run = submitted["run"].as_str().unwrap();
+    let (_, shown) = call(&rig, "Runs/Get", &json!({ "run": run })).await;
+    let grpc = rig.runs().get(wire::v1::GetRunRequest { run: run.into() }).await.unwrap();
+    assert_eq!(shown, serde_json::to_value(grpc.into_inner()).unwrap(), "one JSON everywhere");
+    let pause = json!({ "run": run, "reason": "a game" });
+    assert_eq!(call(&rig, "Runs/Pause", &pause).await, (StatusCode::OK, json!({})));
+    let (_, listed) = call(&rig, "Runs/List", &Value::Null).await;
+    assert_eq!(listed["runs"][0]["state"], "PAUSED");
+}
+
+#[tokio::test]
+async fn what_cannot_be_done_has_a_code_a_reason_and_its_http_status() {
+    let rig = Rig::start().await;
+    let run = rig.submit().await;
+    let (status, error) = call(&rig, "Runs/Get", &json!({ "run": "r-none-0000" })).await;
+    assert_eq!((status, &error["code"]), (StatusCode::NOT_FOUND, &json!("not_found")), "{error}");
+    for wrong in [json!({ "rum": run }), json!({ "run": 7 }), json!([run])] {
+        let (status, error) = call(&rig, "Runs/Get", &wrong).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{wrong}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("GetRunRequest"), "{message}");
+    }
+    let (_, unknown) = call(&rig, "Runs/Get", &json!({ "rum": run })).await;
+    assert!(unknown["message"].as_str().unwrap().contains("rum"), "{unknown}");
+    let (status, error) = call(&rig, "Runs/Erase", &json!({})).await;
+    assert_eq!(status, StatusCode::NOT_IMPLEMENTED, "{error}");
+    let long = json!({ "run": "r".repeat(80_000) });
+    assert_eq!(call(&rig, "Runs/Get", &long).await.0, StatusCode::TOO_MANY_REQUESTS);
+    rig.finish(&run).await;
+    let (status, error) = call(&rig, "Runs/Cancel", &json!({ "run": run })).await;
+    assert_eq!((status, &error["code"]), (StatusCode::BAD_REQUEST, &json!("failed_precondition")));
+}
+
+#[tokio::test]
+async fn a_stream_is_a_line_for_each_message_as_they_come() {
+    let rig = Rig::start().await;
+    let run = rig.submit().await;
+    let asked = Client::new().post(url(&rig, "Runs/Watch"));
+    let asked = asked.header("content-type", "application/json");
+    let answer = asked.body(json!({ "run": run }).to_string()).send().await.unwrap();
+    assert_eq!(answer.headers()["content-type"], "application/x-ndjson");
+    let mut pieces = answer.bytes_stream();
+    let mut text = Vec::new();
+    let mut lines = async |count: usize| -> Vec<Value> {
+        while text.iter().filter(|byte| **byte == b'\n').count() < count {
+            match timeout(PATIENCE, pieces.next()).await.expect("the stream is silent") {
+                Some(piece) => text.extend(piece.unwrap()),
+                None => break,
+            }
+        }
+        let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        lines.map(|line| serde_json::from_slice(line).unwrap()).collect()
+    };
+    assert_eq!(lines(1).await[0]["subject"], format!("flotilla.{run}.spec"));
+    rig.publish_eval(&run, 1).await;
+    assert_eq!(lines(2).await[1]["subject"], format!("flotilla.{run}.eval.1.1.held"));
+    rig.finish(&run).await;
+    let all = lines(usize::MAX).await;
+    assert_eq!(all.len(), 3, "it ends with the run: {all:?}");
+}
+
+/// The messages of a Connect stream, and what ends it.
+fn opened(mut sealed: &[u8]) -> (Vec<Value>, Value) {
+    let mut messages = Vec::new();
+    loop {
+        let (head, rest) = sealed.split_first_chunk::<5>().expect("an envelope");
+        let length = u32::from_be_bytes(head[1..].try_into().unwrap()) as usize;
+        let message = serde_json::from_slice(&rest[..length]).unwrap();
+        sealed = &rest[length..];
+        if head[0] == 2 {
+            assert!(sealed.is_empty(), "nothing follows the end");
+            return (messages, message);
+        }
+        messages.push(message);
+    }
+}
+
+#[tokio::test]
+async fn connect_s_clients_have_streams_in_envelopes_and_their_errors_at_the_end() {
+    let rig = Rig::start().await;
+    let run = rig.submit().await;
+    rig.finish(&run).await;
+    let client = Client::builder().http2_prior_knowledge().build().unwrap();
+    let ask = async |method: &str, body: Value, timeout_ms: &str| {
+        let text = body.to_string();
+        let sealed = [&[0][..], &(text.len() as u32).to_be_bytes(), text.as_bytes()].concat();
+        let asked = client.post(url(&rig, method)).header("connect-timeout-ms", timeout_ms);
+        let asked = asked.header("content-type", "application/connect+json").body(sealed);
+        let answer = timeout(PATIENCE, asked.send()).await.unwrap().unwrap();
+        assert_eq!(answer.status(), StatusCode::OK);
+        assert_eq!(answer.headers()["content-type"], "application/connect+json");
+        opened(&timeout(PATIENCE, answer.bytes()).await.unwrap().unwrap())
+    };
+    let (events, end) = ask("Runs/Watch", json!({ "run": run }), "60000").await;
+    assert_eq!((events.len(), end), (2, json!({})));
+    let (none, end) = ask("Runs/Watch", json!({ "run": "r-none-0000" }), "60000").await;
+    assert_eq!((none.len(), &end["error"]["code"]), (0, &json!("not_found")));
+    let (_, end) = ask("Evals/Watch", json!({}), "300").await;
+    assert_eq!(end["error"]["code"], "deadline_exceeded");
+    let (_, end) = ask("Runs/Get", json!({ "run": run }), "60000").await;
+    assert_eq!(end["error"]["code"], "invalid_argument", "it has one answer");
+}
+
+#[tokio::test]
+async fn pages_of_others_may_not_call() {
+    let rig = Rig::start().await;
+    let ask = async |origin: &str| {
+        let asked = Client::new().post(url(&rig, "Runs/List")).header("origin", origin);
+        let asked = asked.header("content-type", "application/json");
+        asked.body("{}").send().await.unwrap().status()
+    };
+    assert_eq!(ask(&rig.url).await, StatusCode::OK);
+    assert_eq!(ask("http://evil.example").await, StatusCode::FORBIDDEN);
+    // What a page may send without asking first is no call.
+    let plain = Client::new().post(url(&rig, "Runs/List")).header("content-type", "text/plain");
+    let refused = plain.body("{}").send().await.unwrap();
+    assert_ne!(refused.headers()["content-type"], "application/json");
+}
