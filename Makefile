@@ -30,6 +30,7 @@ static:
 # `dpkg-deb --info --contents target/debian/*.deb`.
 deb: static
 	mkdir -p target/completions target/debian
+	$(STATIC) man target/man
 	$(STATIC) completions bash > target/completions/flotilla.bash
 	$(STATIC) completions zsh > target/completions/_flotilla
 	$(STATIC) completions fish > target/completions/flotilla.fish

@@ -114,6 +114,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Write completions for a shell.
     Completions { shell: Shell },
+    /// Write a manual page for every command into a directory.
+    Man { directory: PathBuf },
     /// A worker process of an agent.
     #[command(hide = true, subcommand)]
     Worker(WorkerCommand),

@@ -29,6 +29,7 @@ pub(crate) mod worker;
 
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::CommandFactory;
 
 pub(crate) use run::{cycles_table, perplexities_table, succeed};
@@ -79,6 +80,12 @@ pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "flotilla", &mut script);
             output::print(&String::from_utf8_lossy(&script));
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man { directory } => {
+            std::fs::create_dir_all(&directory)
+                .and_then(|()| clap_mangen::generate_to(Cli::command(), &directory))
+                .with_context(|| format!("write manual pages into {}", directory.display()))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Worker(worker) => {

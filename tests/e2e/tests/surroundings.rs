@@ -107,3 +107,17 @@ fn golden_perplexities_come_out() {
     assert_eq!(format!("{:.4}", figures["perplexity"].as_f64().unwrap()), "186.1307");
     assert_eq!(format!("{:.4}", figures["stderr"].as_f64().unwrap()), "10.7964");
 }
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let directory = tempfile::tempdir().unwrap();
+    let into = directory.path().join("man1");
+    let written = Command::new(binary()).arg("man").arg(&into).output().unwrap();
+    assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
+    let page = |name: &str| std::fs::read_to_string(into.join(name)).expect(name);
+    assert!(page("flotilla.1").contains("flotilla\\-run"), "it names the commands");
+    let submit = page("flotilla-run-submit.1");
+    assert!(submit.starts_with(".ie") && submit.contains(".TH"), "it is troff: {submit}");
+    assert!(submit.contains("spec"), "it has the command's help: {submit}");
+    assert!(!into.join("flotilla-worker.1").exists(), "what is hidden has none");
+}
