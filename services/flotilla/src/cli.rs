@@ -91,6 +91,8 @@ pub(crate) enum Command {
     /// What runs made.
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
+    /// The fleet and its runs, in a terminal.
+    Watch(LookArgs),
     /// The fleet's machines.
     #[command(subcommand)]
     Agents(AgentsCommand),
@@ -132,6 +134,12 @@ impl Command {
             _ => "warn,async_nats=error",
         }
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LookArgs {
+    /// The run to look at. Default: the newest.
+    pub run: Option<String>,
 }
 
 #[derive(Debug, Args)]

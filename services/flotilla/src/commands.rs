@@ -1,7 +1,7 @@
 //! One module a subcommand: parse what is left, call the crates, print.
 
 pub(crate) mod agent;
-mod agents;
+pub(crate) mod agents;
 mod audit;
 mod backup;
 mod checkpoint;
@@ -37,7 +37,7 @@ pub(crate) use run::{cycles_table, perplexities_table, succeed};
 use crate::{
     bench,
     cli::{Cli, Command},
-    demo, output,
+    demo, output, watch,
 };
 
 /// The run failed, or the audit found something.
@@ -65,6 +65,7 @@ pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Run(command) => run::run(&fleet, command, json).await,
         Command::Eval(command) => eval::eval(&fleet, command, json).await,
         Command::Checkpoint(command) => checkpoint::checkpoint(&fleet, command, json).await,
+        Command::Watch(args) => watch::watch(&fleet, args, json).await,
         Command::Agents(command) => agents::agents(&fleet, command, json).await,
         Command::Audit(args) => audit::audit(&fleet, &args, json).await,
         Command::Select(args) => select::select(&fleet, &args, json).await,

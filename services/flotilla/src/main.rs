@@ -24,6 +24,7 @@ mod sums;
 mod supervise;
 mod upgrade;
 mod version;
+mod watch;
 
 use std::{io::IsTerminal, process::ExitCode};
 

@@ -51,13 +51,16 @@ struct View {
     after: u64,
     /// Shows what the run waits for; hidden elsewhere than on a terminal.
     bar: ProgressBar,
-    /// What agents say they are doing, by agent.
-    jobs: BTreeMap<String, Vec<v1::ActiveJob>>,
+    jobs: Jobs,
 }
+
+/// What agents say they are doing for a run, by agent.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs(BTreeMap<String, Vec<v1::ActiveJob>>);
 
 impl View {
     fn new(after: u64) -> Self {
-        Self { after, bar: bar(), jobs: BTreeMap::new() }
+        Self { after, bar: bar(), jobs: Jobs::default() }
     }
 
     fn fact(&mut self, run: &Run, record: &Record) {
@@ -70,8 +73,7 @@ impl View {
     }
 
     fn status(&mut self, run: &Run, status: v1::AgentStatus) {
-        let ours = status.jobs.into_iter().filter(|job| job.run == run.id.as_str()).collect();
-        self.jobs.insert(status.agent, ours);
+        self.jobs.hear(run, &status);
         self.update(run);
     }
 
@@ -85,15 +87,33 @@ impl View {
 
     fn update(&self, run: &Run) {
         let (cycle, phase) = (run.cycle_at_work(), run.phase());
-        let Gauge { done, total, note } = self.gauge(run, cycle, phase);
+        let Gauge { done, total, note } = self.jobs.gauge(run);
         self.bar.set_prefix(format!("cycle {cycle} {}", phase.as_str()));
         self.bar.set_length(total);
         self.bar.set_position(done);
         self.bar.set_message(note);
     }
+}
 
-    fn gauge(&self, run: &Run, number: u32, phase: Phase) -> Gauge {
-        let jobs = || self.jobs.values().flatten();
+impl Jobs {
+    pub(crate) fn of<'a>(
+        run: &Run,
+        statuses: impl IntoIterator<Item = &'a v1::AgentStatus>,
+    ) -> Self {
+        let mut jobs = Self::default();
+        statuses.into_iter().for_each(|status| jobs.hear(run, status));
+        jobs
+    }
+
+    fn hear(&mut self, run: &Run, status: &v1::AgentStatus) {
+        let ours = status.jobs.iter().filter(|job| job.run == run.id.as_str()).cloned();
+        self.0.insert(status.agent.clone(), ours.collect());
+    }
+
+    /// How far the phase is that the run is in.
+    pub(crate) fn gauge(&self, run: &Run) -> Gauge {
+        let (number, phase) = (run.cycle_at_work(), run.phase());
+        let jobs = || self.0.values().flatten();
         let Some(cycle) = run.cycles.get(&number) else { return self.trained(phase) };
         match phase {
             Phase::Generate => self.sampled(cycle, v1::Purpose::Train),
@@ -122,7 +142,7 @@ impl View {
     }
 
     fn trained(&self, phase: Phase) -> Gauge {
-        let job = self.jobs.values().flatten().find(|job| job.role == "trainer");
+        let job = self.0.values().flatten().find(|job| job.role == "trainer");
         match job {
             Some(job) if matches!(phase, Phase::Plan | Phase::Train) => Gauge {
                 done: job.done.into(),
@@ -139,17 +159,17 @@ impl View {
         let accepted = cycle.jobs_for(purpose).filter_map(|(_, job)| job.samples.as_ref());
         let mut done: u64 = accepted.map(|samples| u64::from(samples.count)).sum();
         let active: Vec<&v1::ActiveJob> =
-            self.jobs.values().flatten().filter(|job| job.role == "generator").collect();
+            self.0.values().flatten().filter(|job| job.role == "generator").collect();
         done += active.iter().map(|job| u64::from(job.done)).sum::<u64>();
         let note = format!("samples, {} jobs running", active.len());
         Gauge { done: done.min(total), total: total.max(1), note }
     }
 }
 
-struct Gauge {
-    done: u64,
-    total: u64,
-    note: String,
+pub(crate) struct Gauge {
+    pub(crate) done: u64,
+    pub(crate) total: u64,
+    pub(crate) note: String,
 }
 
 fn bar() -> ProgressBar {

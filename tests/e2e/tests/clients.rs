@@ -1,12 +1,16 @@
 //! The control API, driven by a client in another language.
 
 use std::{
-    io::{BufRead, BufReader},
-    process::{Command, Stdio},
+    io::{BufRead, BufReader, Write},
+    num::NonZero,
+    process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use e2e::{Files, Fleet, Python, Sampling};
 use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn gateway(fleet: &Fleet) -> String {
     fleet.file()["gateway"].as_str().expect("an address").to_owned()
@@ -147,7 +151,7 @@ fn peft_tensors() -> Vec<String> {
 fn a_shell_steers_and_watches_a_run_as_the_docs_say() {
     let fleet = Fleet::open("trainer,evaluator");
     let files = Files::create(fleet.path());
-    let run = fleet.submit(&files.sft(1000, 500));
+    let run = fleet.submit(&files.sft(3000, 1500));
     let docs = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/API.md"));
     let docs = docs.unwrap();
     let (_, block) = docs.split_once("```sh\n").expect("the commands");
@@ -166,8 +170,63 @@ fn a_shell_steers_and_watches_a_run_as_the_docs_say() {
     assert!(lines[0].starts_with('"'), "{out}");
     let subjects = &lines[1..];
     assert!(subjects[0].ends_with(&format!("flotilla.{run}.spec")), "{out}");
-    for told in ["control.1", "control.2", "checkpoint.1.1000", "eval.1.1000.heldout", "done"] {
+    for told in ["control.1", "control.2", "checkpoint.0.3000", "eval.0.3000.heldout", "done"] {
         assert!(subjects.iter().any(|subject| subject.ends_with(told)), "{told}: {out}");
+    }
+}
+
+#[test]
+fn a_terminal_shows_the_fleet_until_q_and_a_script_has_its_lines() {
+    let fleet = Fleet::open("trainer,evaluator");
+    let files = Files::create(fleet.path());
+    let run = fleet.submit(&files.sft(30, 10));
+    let shown = fleet.path().join("screen");
+    let watch = format!("stty cols 120 rows 40; exec {} watch", e2e::binary().display());
+    let mut terminal = Command::new("script")
+        .args(["--quiet", "--flush", "--return", "--command", &watch])
+        .arg(&shown)
+        .env("FLOTILLA_DIR", fleet.path())
+        .env("TERM", "xterm-256color")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("script, of util-linux");
+    let words = ["2 boxes", "trainer-1", "evaluator-1", &run, "perplexity", "q quit"];
+    e2e::until("the terminal shows the fleet", LIMIT, || {
+        let [rows, columns] = [40, 120].map(|count| NonZero::new(count).unwrap());
+        let mut screen = vt100::Parser::new(rows, columns, 0);
+        screen.process(&std::fs::read(&shown).unwrap_or_default());
+        let screen = screen.screen().contents();
+        words.iter().all(|word| screen.contains(word)).then_some(())
+    });
+    let mut keys = terminal.stdin.take().unwrap();
+    keys.write_all(b"q").unwrap();
+    let ended = e2e::until("q ends it", LIMIT, || terminal.try_wait().unwrap());
+    assert!(ended.success(), "{ended}");
+
+    let nobody_looks = fleet.run(&["watch"]);
+    assert_eq!(nobody_looks.code, 1);
+    assert!(nobody_looks.stderr.contains("--json"), "{}", nobody_looks.stderr);
+    let lines = Command::new(e2e::binary())
+        .args(["watch", &run, "--json"])
+        .env("FLOTILLA_DIR", fleet.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = Ended(lines);
+    let read = BufReader::new(lines.0.stdout.take().unwrap()).lines();
+    let mut read = read.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    assert!(read.any(|line| line["run"]["run"] == *run && line["run"]["evals"].is_array()));
+    assert!(read.any(|line| line["agent"]["agent"] == "trainer-1"));
+}
+
+/// Ends with the test.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -84,7 +84,7 @@ fn list(agents: &[v1::AgentStatus]) {
 }
 
 /// What keeps it from working, and what would keep it from roles it was asked to do.
-fn trouble(agent: &v1::AgentStatus) -> String {
+pub(crate) fn trouble(agent: &v1::AgentStatus) -> String {
     let withheld = agent.withheld.iter().map(|v1::Withheld { role, finding, seen, remedy }| {
         format!("{role} withheld, {finding}: {seen}; {remedy}")
     });
@@ -93,7 +93,7 @@ fn trouble(agent: &v1::AgentStatus) -> String {
 }
 
 /// `GPU 97 % 71 °C 212 W`, one after the other; the processor where there is none.
-fn doing(now: &v1::Telemetry) -> String {
+pub(crate) fn doing(now: &v1::Telemetry) -> String {
     let one = |value: Option<f64>, unit: &str| value.map(|value| format!(" {value:.0} {unit}"));
     let gpu = |gpu: &v1::telemetry::Gpu| {
         if gpu.asleep {
@@ -112,7 +112,7 @@ fn doing(now: &v1::Telemetry) -> String {
 }
 
 /// What it said last, unless it fell silent without saying goodbye.
-fn state(agent: &v1::AgentStatus) -> String {
+pub(crate) fn state(agent: &v1::AgentStatus) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
     let silent_s = agent.seen_at.as_ref().map_or(i64::MAX, |at| now.saturating_sub(at.seconds));

@@ -341,6 +341,35 @@ async fn a_bearer_that_is_no_good_is_refused_with_what_helps() {
 }
 
 #[tokio::test]
+async fn json_needs_the_same_bearer_and_scope() {
+    let closed = Closed::start().await;
+    let certificate = reqwest::Certificate::from_pem(closed.ca_pem.as_bytes()).unwrap();
+    let client = reqwest::Client::builder()
+        .tls_certs_only([certificate])
+        .resolve(authority::SERVER_NAME, closed.address.parse().unwrap())
+        .build()
+        .unwrap();
+    let port = closed.address.rsplit_once(':').unwrap().1;
+    let call = async |method: &str, bearer: Option<&str>| {
+        let url = format!("https://{}:{port}/flotilla.v1.{method}", authority::SERVER_NAME);
+        let mut asked = client.post(url).header("content-type", "application/json").body("{}");
+        if let Some(bearer) = bearer {
+            asked = asked.bearer_auth(bearer);
+        }
+        let answer = asked.send().await.unwrap();
+        let status = answer.status().as_u16();
+        let said: serde_json::Value = serde_json::from_str(&answer.text().await.unwrap()).unwrap();
+        (status, said["code"].as_str().map(str::to_owned))
+    };
+    let denied = |status, code: &str| (status, Some(code.to_owned()));
+    assert_eq!(call("Runs/List", None).await, denied(401, "unauthenticated"));
+    assert_eq!(call("Runs/List", Some("nonsense")).await, denied(401, "unauthenticated"));
+    let reader = closed.bearer("reader", Scope::Reader);
+    assert_eq!(call("Runs/List", Some(&reader)).await, (200, None));
+    assert_eq!(call("Fleet/Drain", Some(&reader)).await, denied(403, "permission_denied"));
+}
+
+#[tokio::test]
 async fn a_revoked_caller_loses_its_streams_within_a_second_and_another_keeps_its_own() {
     let fleet = Closed::start().await;
     let token = fleet.token(2).await;
