@@ -17,6 +17,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use authority::Caller;
 use bytes::Bytes;
 use futures::{StreamExt, stream};
 use http_body::Frame;
@@ -31,7 +32,9 @@ use tonic::{
     body::Body,
     codegen::{
         BoxFuture, Service,
-        http::{HeaderMap, HeaderValue, Method, Request, Response, header, request::Parts},
+        http::{
+            HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts,
+        },
     },
 };
 use tower_layer::Layer;
@@ -102,15 +105,27 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let Some(form) = Form::of(request.method(), request.headers()) else {
-            return Box::pin(self.inner.call(request));
-        };
+        let form = Form::of(request.method(), request.headers());
+        // Put there by what lets callers in.
+        let is_known = request.extensions().get::<Caller>().is_some();
+        if let Err(status) = origin::check(request.uri(), request.headers(), is_known) {
+            let refused = form.map_or_else(|| forbidden(&status), |form| form.refusal(&status));
+            return Box::pin(async move { Ok(refused) });
+        }
+        let Some(form) = form else { return Box::pin(self.inner.call(request)) };
         let (inner, json) = (self.inner.clone(), self.json.clone());
         Box::pin(async move {
             let answered = answer(inner, &json, form, request).await;
             Ok(answered.unwrap_or_else(|status| form.refusal(&status)))
         })
     }
+}
+
+/// To a page that asked for something else than JSON.
+fn forbidden(status: &Status) -> Response<Body> {
+    let mut response = Response::new(Body::new(format!("{}\n", status.message())));
+    *response.status_mut() = StatusCode::FORBIDDEN;
+    response
 }
 
 /// How a request is written, and is to be answered.
@@ -190,7 +205,6 @@ where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
 {
     let (head, body) = request.into_parts();
-    origin::check(&head)?;
     let method = json.method(head.uri.path()).ok_or_else(|| {
         let path: String = head.uri.path().chars().take(100).collect();
         Status::unimplemented(format!("there is no {path}; is this flotilla older than yours?"))

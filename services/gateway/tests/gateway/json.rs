@@ -156,8 +156,17 @@ async fn pages_of_others_may_not_call() {
     };
     assert_eq!(ask(&rig.url).await, StatusCode::OK);
     assert_eq!(ask("http://evil.example").await, StatusCode::FORBIDDEN);
+    // A stranger's name that was pointed here, whatever it shows.
+    let asked = Client::new().post(url(&rig, "Runs/List")).header("host", "evil.example");
+    let asked = asked.header("origin", "http://evil.example").bearer_auth("anything");
+    let asked = asked.header("content-type", "application/json").body("{}");
+    assert_eq!(asked.send().await.unwrap().status(), StatusCode::FORBIDDEN);
     // What a page may send without asking first is no call.
     let plain = Client::new().post(url(&rig, "Runs/List")).header("content-type", "text/plain");
     let refused = plain.body("{}").send().await.unwrap();
     assert_ne!(refused.headers()["content-type"], "application/json");
+    // Nor may they speak gRPC, which HTTP/1.1 carries as well.
+    let grpc = Client::new().post(url(&rig, "Runs/List")).header("origin", "http://evil.example");
+    let grpc = grpc.header("content-type", "application/grpc").body(vec![0; 5]);
+    assert_eq!(grpc.send().await.unwrap().status(), StatusCode::FORBIDDEN);
 }
