@@ -41,7 +41,8 @@ pub(crate) async fn watch(
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     let run = args.run.map(RunId::new).transpose()?;
-    if !json && !(std::io::stdout().is_terminal() && std::io::stdin().is_terminal()) {
+    let on_terminal = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
+    if !json && !on_terminal {
         bail!(
             "flotilla watch draws on a terminal: use --json for a line a change, or \
              `flotilla run watch RUN`"
@@ -146,6 +147,7 @@ struct Looking {
 }
 
 /// Something that came.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 enum Seen {
     Status(v1::AgentStatus),
     Runs(Vec<v1::Run>),
