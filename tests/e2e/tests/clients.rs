@@ -149,6 +149,9 @@ fn peft_tensors() -> Vec<String> {
 
 #[test]
 fn a_shell_steers_and_watches_a_run_as_the_docs_say() {
+    if !are_there(&["bash", "curl", "jq"]) {
+        return;
+    }
     let fleet = Fleet::open("trainer,evaluator");
     let files = Files::create(fleet.path());
     let run = fleet.submit(&files.sft(3000, 1500));
@@ -177,6 +180,9 @@ fn a_shell_steers_and_watches_a_run_as_the_docs_say() {
 
 #[test]
 fn a_terminal_shows_the_fleet_until_q_and_a_script_has_its_lines() {
+    if !are_there(&["script"]) {
+        return;
+    }
     let fleet = Fleet::open("trainer,evaluator");
     let files = Files::create(fleet.path());
     let run = fleet.submit(&files.sft(30, 10));
@@ -218,6 +224,18 @@ fn a_terminal_shows_the_fleet_until_q_and_a_script_has_its_lines() {
     let mut read = read.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
     assert!(read.any(|line| line["run"]["run"] == *run && line["run"]["evals"].is_array()));
     assert!(read.any(|line| line["agent"]["agent"] == "trainer-1"));
+}
+
+/// Says which is not.
+fn are_there(programs: &[&str]) -> bool {
+    let lacks = programs.iter().find(|program| {
+        let asked = Command::new(program).arg("--version").stdout(Stdio::null()).status();
+        !asked.is_ok_and(|status| status.success())
+    });
+    if let Some(program) = lacks {
+        eprintln!("skipped: there is no {program}");
+    }
+    lacks.is_none()
 }
 
 /// Ends with the test.
