@@ -55,8 +55,13 @@ pub(crate) async fn watch(
         let lines = async {
             loop {
                 let seen = looking.next().await?;
-                if let Some(line) = looking.take(seen).await {
-                    output::print_json(&line)?;
+                let is_fact = matches!(seen, Seen::Fact(_));
+                if let Seen::Status(status) = &seen {
+                    output::print_json(&json!({ "agent": status }))?;
+                }
+                looking.take(seen).await;
+                if let Some(run) = looking.model.run.as_ref().filter(|_| is_fact) {
+                    output::print_json(&json!({ "run": control::view(run) }))?;
                 }
             }
         };
@@ -179,20 +184,14 @@ impl Looking {
         })
     }
 
-    /// Takes it in, and returns it as a script reads it.
-    async fn take(&mut self, seen: Seen) -> Option<serde_json::Value> {
+    async fn take(&mut self, seen: Seen) {
         match seen {
-            Seen::Status(status) => {
-                let line = json!({ "agent": status });
-                self.model.heard(status);
-                Some(line)
-            }
-            Seen::Fact(record) => self.model.fact(&record).map(|run| json!({ "run": run })),
+            Seen::Status(status) => self.model.heard(status),
+            Seen::Fact(record) => self.model.fact(&record),
             Seen::Runs(runs) => {
                 if let Some(run) = self.model.listed(runs) {
                     self.choose(&run).await;
                 }
-                None
             }
         }
     }

@@ -21,13 +21,13 @@ use tonic::{
     body::Body,
     codegen::{
         BoxFuture, Service,
-        http::{HeaderMap, Method, Request, Response, StatusCode, header},
+        http::{HeaderMap, Request, Response, StatusCode, header},
     },
     transport::server::TcpConnectInfo,
 };
 use tower_layer::Layer;
 
-use crate::json::Form;
+use crate::json::{self, Form};
 
 use self::{
     rate::{Rate, Rates},
@@ -101,17 +101,14 @@ impl Denied {
         let status = Status::new(self.code(), self.to_string());
         let mut answer = if is_grpc {
             status.into_http()
-        } else if let Some(form) = Form::of(&Method::POST, headers) {
+        } else if let Some(form) = Form::of(headers) {
             form.refusal(&status)
         } else {
-            let mut answer = Response::new(Body::new(format!("{self}\n")));
-            *answer.status_mut() = match self.code() {
-                Code::Unauthenticated => StatusCode::UNAUTHORIZED,
-                Code::PermissionDenied => StatusCode::FORBIDDEN,
-                Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
-                Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-                _ => StatusCode::NOT_FOUND,
-            };
+            let mut answer = json::plain(&status);
+            if let Self::NoSuchMethod { .. } = self {
+                // It was a page that was asked for, for all that is known.
+                *answer.status_mut() = StatusCode::NOT_FOUND;
+            }
             answer
         };
         if let Self::TooMany { wait } = self {

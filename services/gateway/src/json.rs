@@ -32,9 +32,7 @@ use tonic::{
     body::Body,
     codegen::{
         BoxFuture, Service,
-        http::{
-            HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts,
-        },
+        http::{HeaderMap, HeaderValue, Method, Request, Response, header, request::Parts},
     },
 };
 use tower_layer::Layer;
@@ -105,11 +103,11 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let form = Form::of(request.method(), request.headers());
+        let form = Form::of(request.headers()).filter(|_| request.method() == Method::POST);
         // Put there by what lets callers in.
         let is_known = request.extensions().get::<Caller>().is_some();
         if let Err(status) = origin::check(request.uri(), request.headers(), is_known) {
-            let refused = form.map_or_else(|| forbidden(&status), |form| form.refusal(&status));
+            let refused = form.map_or_else(|| plain(&status), |form| form.refusal(&status));
             return Box::pin(async move { Ok(refused) });
         }
         let Some(form) = form else { return Box::pin(self.inner.call(request)) };
@@ -121,10 +119,10 @@ where
     }
 }
 
-/// To a page that asked for something else than JSON.
-fn forbidden(status: &Status) -> Response<Body> {
+/// To whoever asked for something else than JSON or gRPC.
+pub(crate) fn plain(status: &Status) -> Response<Body> {
     let mut response = Response::new(Body::new(format!("{}\n", status.message())));
-    *response.status_mut() = StatusCode::FORBIDDEN;
+    *response.status_mut() = code::http(status.code());
     response
 }
 
@@ -139,12 +137,12 @@ pub(crate) enum Form {
 
 impl Form {
     /// `None`: it is none of ours.
-    pub(crate) fn of(method: &Method, headers: &HeaderMap) -> Option<Self> {
+    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let kind = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
         let kind = kind.split(';').next()?.trim();
         match kind.to_ascii_lowercase().as_str() {
-            "application/json" if method == Method::POST => Some(Self::Plain),
-            "application/connect+json" if method == Method::POST => Some(Self::Enveloped),
+            "application/json" => Some(Self::Plain),
+            "application/connect+json" => Some(Self::Enveloped),
             _ => None,
         }
     }
@@ -153,7 +151,7 @@ impl Form {
     pub(crate) fn refusal(self, status: &Status) -> Response<Body> {
         match self {
             Self::Plain => {
-                let mut response = json(code::error(status));
+                let mut response = json(code::error(status).to_string().into());
                 *response.status_mut() = code::http(status.code());
                 response
             }
@@ -237,12 +235,8 @@ where
     let Ok(()) = poll_fn(|cx| inner.poll_ready(cx)).await;
     let Ok(response) = inner.call(request).await;
     let (head, body) = response.into_parts();
-    if let Some(status) = Status::from_header_map(&head.headers) {
-        // Without a body, or with one that says nothing.
-        if status.code() != tonic::Code::Ok {
-            return Err(status);
-        }
-    }
+    // Where there is no body, or one that says nothing.
+    messages::failure(&head.headers).map_or(Ok(()), Err)?;
     let messages = Messages::of(body);
     if streams { Ok(stream(form, messages, method.output())) } else { one(messages, &method).await }
 }
@@ -298,7 +292,7 @@ async fn one(mut messages: Messages, method: &MethodDescriptor) -> Result<Respon
     let message = message.ok_or_else(|| Status::internal("the call has no answer"))?;
     // The status comes behind it.
     messages.next().await?;
-    Ok(json(text(method.output(), message)?))
+    Ok(json(text(method.output(), message)?.into()))
 }
 
 fn stream(form: Form, messages: Messages, kind: MessageDescriptor) -> Response<Body> {
@@ -328,23 +322,9 @@ fn text(kind: MessageDescriptor, message: Bytes) -> Result<Vec<u8>, Status> {
     serde_json::to_vec(&message).map_err(|error| unreadable(&error))
 }
 
-fn json(body: impl Into<Text>) -> Response<Body> {
-    let mut response = Response::new(Body::new(Full::new(body.into().0)));
+fn json(text: Bytes) -> Response<Body> {
+    let mut response = Response::new(Body::new(Full::new(text)));
     let kind = HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
-}
-
-struct Text(Bytes);
-
-impl From<Vec<u8>> for Text {
-    fn from(text: Vec<u8>) -> Self {
-        Self(text.into())
-    }
-}
-
-impl From<serde_json::Value> for Text {
-    fn from(value: serde_json::Value) -> Self {
-        Self(value.to_string().into())
-    }
 }

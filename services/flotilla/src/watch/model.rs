@@ -88,13 +88,12 @@ impl Model {
         self.run = None;
     }
 
-    /// A fact of the chosen run, and what the run is with it.
-    pub(super) fn fact(&mut self, record: &Record) -> Option<v1::Run> {
+    /// A fact of the chosen run.
+    pub(super) fn fact(&mut self, record: &Record) {
         match &mut self.run {
             Some(run) => run.fold(record),
             None => self.run = Run::start(record),
         }
-        self.run.as_ref().map(control::view)
     }
 
     pub(super) fn key(&mut self, key: Key) -> Outcome {

@@ -2,13 +2,18 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
-use tonic::{Code, Status, body::Body};
+use tonic::{Code, Status, body::Body, codegen::http::HeaderMap};
 
 use super::envelope;
 
 pub(super) struct Messages {
     body: Body,
     read: BytesMut,
+}
+
+/// What headers or trailers say that went wrong.
+pub(super) fn failure(headers: &HeaderMap) -> Option<Status> {
+    Status::from_header_map(headers).filter(|status| status.code() != Code::Ok)
 }
 
 impl Messages {
@@ -27,10 +32,7 @@ impl Messages {
                 Ok(data) => self.read.extend_from_slice(&data),
                 Err(frame) => {
                     let trailers = frame.into_trailers().unwrap_or_default();
-                    return match Status::from_header_map(&trailers) {
-                        Some(status) if status.code() != Code::Ok => Err(status),
-                        _ => Ok(None),
-                    };
+                    return failure(&trailers).map_or(Ok(None), Err);
                 }
             }
         }

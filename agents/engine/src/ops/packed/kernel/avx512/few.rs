@@ -2,7 +2,7 @@
 //! one pair of each, and every row of activations multiplies them. Reading the weights takes
 //! longer. The sums are those of tiles, pair by pair.
 
-use super::super::{Term, prefetch};
+use super::super::{STEP, Term, prefetch};
 use super::{SIDE, turned};
 use half::bf16;
 use std::arch::x86_64::{
@@ -13,9 +13,6 @@ use std::ops::Range;
 
 /// Rows of activations at once: their sums stay in registers beside what was turned.
 pub(in super::super) const FEW: usize = 8;
-
-/// Elements of a register.
-const STEP: usize = 2 * SIDE;
 
 /// Adds to `out`. The caller has checked that the processor can, and that the terms have the rows.
 pub(in super::super) fn dots(
@@ -61,7 +58,7 @@ unsafe fn add<const R: usize>(
         for Term { x, weight } in terms {
             let width = x.width;
             let weights = weight.values[from * width..].as_ptr();
-            let x = x.values[rows.start * width..].as_ptr();
+            let x = &x.values[rows.start * width..rows.end * width];
             for at in (0..width).step_by(STEP) {
                 let here = STEP.min(width - at);
                 let mask = u32::MAX >> (STEP - here);
@@ -76,11 +73,11 @@ unsafe fn add<const R: usize>(
                 let mut last = [[bf16::ZERO; STEP]; R];
                 let mut x_pairs = [std::ptr::null::<i32>(); R];
                 for row in 0..R {
+                    let place = row * width + at;
                     // SAFETY: within the rows, of which there are so many.
-                    x_pairs[row] = unsafe { x.add(row * width + at).cast() };
+                    x_pairs[row] = unsafe { x.as_ptr().add(place).cast() };
                     if here < STEP {
-                        let rest = unsafe { std::slice::from_raw_parts(x_pairs[row].cast(), here) };
-                        last[row][..here].copy_from_slice(rest);
+                        last[row][..here].copy_from_slice(&x[place..place + here]);
                         x_pairs[row] = last[row].as_ptr().cast();
                     }
                 }
