@@ -4,7 +4,7 @@
 CARGO ?= cargo
 NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
 
-.PHONY: demo build static deb test test-torch lint tools bench sim fuzz chaos
+.PHONY: demo build static deb test test-torch lint tools browser bench sim fuzz chaos
 
 # What is built says from which commit: 0.1.0+g1234abc. Outside of a checkout it is the package's
 # version alone.
@@ -70,6 +70,10 @@ lint:
 tools:
 	@deploy/fetch-nats-server.sh
 	@deploy/fetch-llama-cpp.sh || echo "make: no llama.cpp: tests that need it will be skipped" >&2
+
+# A browser for the tests of the web page, unless there is one.
+browser:
+	@deploy/fetch-chromium.sh || echo "make: no chromium: tests that need it will be skipped" >&2
 
 # A world in trouble, told step by step: make sim SEED=7. Without a seed: ten thousand.
 sim:

@@ -4,10 +4,11 @@ use std::{env, fs, path::PathBuf};
 
 use prost::Message;
 
-const FILES: [&str; 5] = [
+const FILES: [&str; 6] = [
     "flotilla/v1/common.proto",
     "flotilla/v1/facts.proto",
     "flotilla/v1/fleet.proto",
+    "flotilla/v1/board.proto",
     "flotilla/v1/control.proto",
     "flotilla/v1/members.proto",
 ];

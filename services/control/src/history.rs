@@ -32,6 +32,8 @@ pub enum HistoryError {
     NotYet { run: RunId, cycle: u32 },
     #[error("the archive of cycle {cycle}: {why}")]
     Archive { cycle: u32, why: String },
+    #[error("put the page together: {0}")]
+    Page(String),
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("read the log")]
@@ -87,21 +89,30 @@ impl Control {
     }
 
     /// A cycle's orders, samples and verdicts, wherever they are by now.
-    async fn bulky(
-        &self,
-        id: &RunId,
-        cycle: u32,
-        archived: Option<v1::Archived>,
-    ) -> Result<Vec<Record>, HistoryError> {
-        let Some(archived) = archived else {
-            return Ok(self.read_all(Place::bulky_filters(id, cycle).to_vec()).await?);
-        };
+    /// The facts of a cycle that its archive has.
+    ///
+    /// # Errors
+    /// When the archive cannot be read.
+    pub async fn recall(&self, archived: &v1::Archived) -> Result<Vec<Record>, HistoryError> {
+        let cycle = archived.cycle;
         let failed = |why: String| HistoryError::Archive { cycle, why };
-        let mut lines = archive::facts(self.store().await?, &archived).await.map_err(failed)?;
+        let mut lines = archive::facts(self.store().await?, archived).await.map_err(failed)?;
         let mut records = Vec::new();
         while let Some(line) = lines.recv().await {
             records.push(line.map_err(failed)?);
         }
         Ok(records)
+    }
+
+    pub(crate) async fn bulky(
+        &self,
+        id: &RunId,
+        cycle: u32,
+        archived: Option<v1::Archived>,
+    ) -> Result<Vec<Record>, HistoryError> {
+        match archived {
+            Some(archived) => self.recall(&archived).await,
+            None => Ok(self.read_all(Place::bulky_filters(id, cycle).to_vec()).await?),
+        }
     }
 }

@@ -16,6 +16,7 @@ mod history;
 mod import;
 mod members;
 mod runs;
+mod samples;
 mod select;
 mod spec;
 mod stores;

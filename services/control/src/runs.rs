@@ -177,7 +177,7 @@ pub fn view(run: &Run) -> v1::Run {
         run: run.id.to_string(),
         name: run.spec.name.clone(),
         kind: run.kind().into(),
-        state: state(run).into(),
+        state: run.state().into(),
         message: run.done.as_ref().map_or(String::new(), |done| done.message.clone()),
         seed: run.spec.seed,
         submitted_at: Some(timestamp(run.submitted_ms)),
@@ -195,17 +195,6 @@ pub fn view(run: &Run) -> v1::Run {
         evals: run.cycles.values().flat_map(|cycle| cycle.evals.values().cloned()).collect(),
         failures: run.failures.clone(),
         cursor: run.sequence,
-    }
-}
-
-fn state(run: &Run) -> v1::run::State {
-    use v1::{done::Status, run::State};
-    match run.done.as_ref().map(v1::Done::status) {
-        Some(Status::Succeeded) => State::Succeeded,
-        Some(Status::Failed | Status::Unspecified) => State::Failed,
-        Some(Status::Cancelled) => State::Cancelled,
-        None if run.paused => State::Paused,
-        None => State::Running,
     }
 }
 

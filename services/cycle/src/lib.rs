@@ -36,7 +36,7 @@ pub use fleet::{Fleet, Held, Member};
 pub use plan::Sizing;
 pub use proof::{Agreement, Figure, Proofs, agreement};
 pub use schedule::{at as scheduled, generate_seed, sampling};
-pub use select::{Kept, Outcome, select_again};
+pub use select::{Kept, Outcome, fates, select_again};
 pub use state::{Anomaly, Cycle, Job, Ordered, Phase, Policy, Run};
 pub use yields::{Yield, yields};
 

@@ -15,7 +15,7 @@ use wire::{Digest, derive, v1};
 
 use self::{
     candidates::Found,
-    rules::{Candidate, Chosen, choose},
+    rules::{Candidate, choose},
 };
 use crate::{
     schedule,
@@ -96,15 +96,30 @@ pub fn select_again(run: &Run, number: u32, rules: Option<&v1::Selection>) -> Op
     Some(found.under(&rules.copied().unwrap_or_else(own)))
 }
 
+/// What became of each judged training sample of a cycle, by its prompt and index: `kept`, or why
+/// not. The run is as it was before the selection. `None` where there is nothing to select from.
+pub fn fates(run: &Run, number: u32) -> Option<BTreeMap<(String, u32), &'static str>> {
+    let (raft, cycle) = (run.raft()?, run.cycles.get(&number)?);
+    let found = candidates::of(cycle, tie_seed(run.spec.seed, number));
+    let chosen = choose(&found.candidates, &rules_of(run, raft, number));
+    let kept = chosen.kept.iter().map(|place| (*place, "kept"));
+    let refused = chosen.refused.iter().map(|(place, why)| (*place, why.as_str()));
+    let fates = kept.chain(refused).map(|(place, fate)| {
+        let candidate = &found.candidates[place];
+        ((candidate.prompt_id.to_owned(), candidate.index), fate)
+    });
+    Some(fates.collect())
+}
+
 impl Found<'_> {
     fn under(self, rules: &v1::Selection) -> Outcome {
-        let Chosen { kept, dropped: refused } = choose(&self.candidates, rules);
+        let chosen = choose(&self.candidates, rules);
         let mut dropped = self.unusable;
-        for (why, count) in refused {
+        for (why, count) in chosen.dropped() {
             *dropped.entry(why.as_str().to_owned()).or_default() += count;
         }
         let mut dataset = Vec::new();
-        let kept = kept.into_iter().map(|place| {
+        let kept = chosen.kept.into_iter().map(|place| {
             let Candidate { prompt_id, index, reward, tokens, .. } = self.candidates[place];
             self.candidates[place].write(&mut dataset);
             Kept { prompt_id: prompt_id.to_owned(), index, reward, tokens }

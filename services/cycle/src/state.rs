@@ -251,6 +251,17 @@ impl Run {
         self.prompts.get(&line).copied().unwrap_or_default()
     }
 
+    pub fn state(&self) -> v1::run::State {
+        use v1::{done::Status, run::State};
+        match self.done.as_ref().map(v1::Done::status) {
+            Some(Status::Succeeded) => State::Succeeded,
+            Some(Status::Failed | Status::Unspecified) => State::Failed,
+            Some(Status::Cancelled) => State::Cancelled,
+            None if self.paused => State::Paused,
+            None => State::Running,
+        }
+    }
+
     pub fn phase(&self) -> Phase {
         if self.done.is_some() {
             return Phase::Done;

@@ -80,19 +80,23 @@ pub(crate) async fn watch(
 async fn show(
     terminal: &mut DefaultTerminal,
     looking: &mut Looking,
-    mut keys: mpsc::Receiver<Key>,
+    mut keys: mpsc::Receiver<Pressed>,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     let mut frame = interval(FRAME);
     frame.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut drawn = false;
     loop {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            _ = frame.tick() => {
+            _ = frame.tick(), if !drawn => {
                 terminal.draw(|frame| draw::draw(frame, &looking.model)).context("draw")?;
+                drawn = true;
             }
-            key = keys.recv() => {
-                let Some(key) = key else { return Ok(()) };
+            pressed = keys.recv() => {
+                drawn = false;
+                let Some(pressed) = pressed else { return Ok(()) };
+                let Pressed::Key(key) = pressed else { continue };
                 match looking.model.key(key) {
                     Outcome::Nothing => {}
                     Outcome::Quit => return Ok(()),
@@ -101,19 +105,28 @@ async fn show(
                 }
             }
             seen = looking.next() => {
+                drawn = false;
                 looking.take(seen?).await;
             }
         }
     }
 }
 
+/// What the terminal tells.
+#[derive(Debug, Clone, Copy)]
+enum Pressed {
+    Key(Key),
+    /// It has another size.
+    Resized,
+}
+
 /// Reads the keyboard in a thread, as reading blocks.
-fn keys(ended: CancellationToken) -> anyhow::Result<mpsc::Receiver<Key>> {
+fn keys(ended: CancellationToken) -> anyhow::Result<mpsc::Receiver<Pressed>> {
     let (pressed, keys) = mpsc::channel(KEYS_MAX);
     let listen = move || {
         while !ended.is_cancelled() {
             let key = match event::poll(KEY_WAIT) {
-                Ok(true) => event::read().ok().and_then(key),
+                Ok(true) => event::read().ok().and_then(told),
                 Ok(false) => None,
                 Err(_) => return,
             };
@@ -124,6 +137,13 @@ fn keys(ended: CancellationToken) -> anyhow::Result<mpsc::Receiver<Key>> {
     };
     std::thread::Builder::new().name("keys".into()).spawn(listen).context("read the keyboard")?;
     Ok(keys)
+}
+
+fn told(event: Event) -> Option<Pressed> {
+    if let Event::Resize(..) = event {
+        return Some(Pressed::Resized);
+    }
+    key(event).map(Pressed::Key)
 }
 
 fn key(event: Event) -> Option<Key> {

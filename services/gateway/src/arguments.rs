@@ -1,10 +1,14 @@
 //! From the fields of a request to domain types. The errors name the field.
 
+use std::collections::BTreeSet;
+
 use store::{PathError, RelativePath};
 use wire::{IdError, RunId, SuiteName, v1};
 
 /// A sentence for whoever wonders later why the run was paused.
 const REASON_BYTES_MAX: usize = 4096;
+/// Runs in one picture.
+const COMPARED_MAX: usize = 8;
 
 /// A field that cannot work.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +38,18 @@ pub(crate) fn reason(text: &str) -> Result<&str, ArgumentError> {
         return Err(ArgumentError::new("reason", problem));
     }
     Ok(text)
+}
+
+/// What a page compares, each once.
+pub(crate) fn runs(names: &[String]) -> Result<BTreeSet<RunId>, ArgumentError> {
+    if !(1..=COMPARED_MAX).contains(&names.len()) {
+        let problem = format!("it names {} runs; name one to {COMPARED_MAX}", names.len());
+        return Err(ArgumentError::new("runs", problem));
+    }
+    let run = |name: &String| {
+        RunId::new(name.as_str()).map_err(|error| ArgumentError::new("runs", error.to_string()))
+    };
+    names.iter().map(run).collect()
 }
 
 /// The run and the suite to look at; empty means all.

@@ -3,6 +3,7 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
+use board::{Board, Fleet};
 use control::Control;
 use futures::{Stream, StreamExt, stream, stream::BoxStream};
 use prost::Message;
@@ -13,8 +14,13 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 use tracing::{Instrument, Span};
+use wire::RunId;
 
-use crate::status::Refusal;
+use crate::{
+    counts::{Counts, Open},
+    live::{Gallery, Live},
+    status::Refusal,
+};
 
 /// How long a unary call, or opening a stream, may take; receiving the request not counted.
 const UNARY_LIMIT: Duration = Duration::from_secs(30);
@@ -43,15 +49,25 @@ pub(crate) enum CallError {
     TooLarge { bytes: usize },
     #[error("{STREAMS_MAX} streams are open already; end one, or try again later")]
     TooManyStreams,
+    #[error("as many runs are looked at as can be; close a page, or try again in a minute")]
+    TooManyBoards,
+    #[error("the picture is no longer kept up to date ({why}); ask for it again")]
+    Lost { why: String },
     #[error("the call's own deadline has passed")]
     Deadline,
     #[error("the gateway is stopping; connect again later and go on from the last cursor")]
     Stopping,
 }
 
-/// A span for one call; `run` as the caller wrote it, empty when the call is about none.
-pub(crate) fn span(method: &'static str, run: &str) -> Span {
-    tracing::info_span!("call", method, run = ?shortened(run))
+/// One call, as it is logged and counted.
+pub(crate) struct Call {
+    pub(crate) method: &'static str,
+    pub(crate) span: Span,
+}
+
+/// `run` as the caller wrote it, empty when the call is about none.
+pub(crate) fn called(method: &'static str, run: &str) -> Call {
+    Call { method, span: tracing::info_span!("call", method, run = ?shortened(run)) }
 }
 
 pub(crate) fn shortened(name: &str) -> String {
@@ -85,34 +101,46 @@ pub(crate) struct Calls {
     pub(crate) control: Control,
     stop: CancellationToken,
     streams: Arc<Semaphore>,
+    gallery: Arc<Gallery>,
+    counts: Counts,
 }
 
 impl Calls {
-    pub(crate) fn new(control: Control, stop: CancellationToken) -> Self {
-        Self { control, stop, streams: Arc::new(Semaphore::new(STREAMS_MAX)) }
+    pub(crate) fn new(control: Control, stop: CancellationToken, counts: Counts) -> Self {
+        let streams = Arc::new(Semaphore::new(STREAMS_MAX));
+        Self { control, stop, streams, gallery: Arc::default(), counts }
+    }
+
+    pub(crate) fn fleet(&self) -> Arc<Live<Fleet>> {
+        self.gallery.fleet(&self.control, &self.stop)
+    }
+
+    /// Of a run that there is.
+    pub(crate) fn board(&self, run: &RunId) -> Result<Arc<Live<Board>>, CallError> {
+        self.gallery.board(&self.control, run, &self.stop)
     }
 
     /// Runs a call that has one answer.
     pub(crate) async fn unary<T: Message>(
         &self,
-        span: Span,
+        call: Call,
         work: impl Future<Output = Result<T, Refusal>>,
     ) -> Result<Response<T>, Status> {
-        let call = async {
+        let answer = async {
             let answer = self.in_time(work).await?;
             match answer.encoded_len() {
                 bytes if bytes > ANSWER_BYTES_MAX => Err(CallError::TooLarge { bytes }.into()),
                 _ => Ok(answer),
             }
         };
-        logged(call).instrument(span).await.map(Response::new)
+        self.noted(call, answer).await.map(Response::new)
     }
 
     /// Opens a call that has many answers. It ends behind its first error, which may be that
     /// the gateway stops.
     pub(crate) async fn stream<T, E, S>(
         &self,
-        span: Span,
+        call: Call,
         deadline: Option<Instant>,
         open: impl Future<Output = Result<S, Refusal>>,
     ) -> Result<Response<Items<T>>, Status>
@@ -122,15 +150,33 @@ impl Calls {
         T: Send + 'static,
         E: 'static,
     {
-        let call = async {
+        let flow = async {
             let permit = self.streams.clone().try_acquire_owned();
             let permit = permit.map_err(|_| CallError::TooManyStreams)?;
             let items = Box::pin(self.in_time(open).await?);
             let (stop, span) = (self.stop.clone(), Span::current());
-            Ok(Flow { items, stop, deadline, span, sent: 0, _permit: permit })
+            let _open = self.counts.open();
+            Ok(Flow { items, stop, deadline, span, sent: 0, _open, _permit: permit })
         };
-        let flow = logged(call).instrument(span).await?;
+        let flow = self.noted(call, flow).await?;
         Ok(Response::new(stream::unfold(Some(flow), next).boxed()))
+    }
+
+    async fn noted<T>(
+        &self,
+        Call { method, span }: Call,
+        work: impl Future<Output = Result<T, Refusal>>,
+    ) -> Result<T, Status> {
+        let started = Instant::now();
+        let done = work.instrument(span.clone()).await.map_err(Status::from);
+        let elapsed = started.elapsed();
+        let code = done.as_ref().map_or_else(Status::code, |_| Code::Ok);
+        self.counts.note(method, code, elapsed);
+        span.in_scope(|| match &done {
+            Ok(_) => tracing::debug!(?elapsed, "answered"),
+            Err(status) => log_refusal(status, elapsed),
+        });
+        done
     }
 
     async fn in_time<T>(
@@ -157,17 +203,6 @@ impl Calls {
     }
 }
 
-async fn logged<T>(call: impl Future<Output = Result<T, Refusal>>) -> Result<T, Status> {
-    let started = Instant::now();
-    let done = call.await.map_err(Status::from);
-    let elapsed = started.elapsed();
-    match &done {
-        Ok(_) => tracing::debug!(?elapsed, "answered"),
-        Err(status) => log_refusal(status, elapsed),
-    }
-    done
-}
-
 fn log_refusal(status: &Status, elapsed: Duration) {
     let (code, message) = (status.code(), status.message());
     match code {
@@ -185,6 +220,7 @@ struct Flow<S> {
     deadline: Option<Instant>,
     span: Span,
     sent: u64,
+    _open: Open,
     _permit: OwnedSemaphorePermit,
 }
 

@@ -8,7 +8,7 @@ use wire::{RunId, v1};
 
 use crate::{
     arguments,
-    call::{Calls, Items, deadline, span},
+    call::{Calls, Items, called, deadline},
     rpc::checkpoints_server,
 };
 
@@ -30,7 +30,7 @@ impl checkpoints_server::Checkpoints for Checkpoints {
             let checkpoints = self.0.control.checkpoints(&run).await?;
             Ok(v1::ListCheckpointsResponse { checkpoints })
         };
-        self.0.unary(span("Checkpoints.List", &run), list).await
+        self.0.unary(called("Checkpoints.List", &run), list).await
     }
 
     async fn get(
@@ -38,12 +38,12 @@ impl checkpoints_server::Checkpoints for Checkpoints {
         request: Request<v1::CheckpointRef>,
     ) -> Result<Response<v1::CheckpointInfo>, Status> {
         let reference = request.into_inner();
-        let span = span("Checkpoints.Get", &reference.run);
+        let call = called("Checkpoints.Get", &reference.run);
         let get = async {
             let reference = arguments::checkpoint(Some(reference))?;
             Ok(self.0.control.checkpoint(&reference).await?)
         };
-        self.0.unary(span, get).await
+        self.0.unary(call, get).await
     }
 
     type DownloadStream = Items<v1::DownloadChunk>;
@@ -54,13 +54,13 @@ impl checkpoints_server::Checkpoints for Checkpoints {
     ) -> Result<Response<Self::DownloadStream>, Status> {
         let deadline = deadline(&request);
         let v1::DownloadRequest { checkpoint, path } = request.into_inner();
-        let span = span("Checkpoints.Download", checkpoint.as_ref().map_or("", |c| &c.run));
+        let call = called("Checkpoints.Download", checkpoint.as_ref().map_or("", |c| &c.run));
         let open = async {
             let reference = arguments::checkpoint(checkpoint)?;
             let path = arguments::path(path)?;
             Ok(split(self.0.control.download(&reference, path.as_str()).await?))
         };
-        self.0.stream(span, deadline, open).await
+        self.0.stream(call, deadline, open).await
     }
 }
 

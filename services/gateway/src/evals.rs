@@ -5,7 +5,7 @@ use wire::v1;
 
 use crate::{
     arguments,
-    call::{Calls, Items, deadline, span},
+    call::{Calls, Items, called, deadline},
     rpc::evals_server,
 };
 
@@ -18,7 +18,7 @@ impl evals_server::Evals for Evals {
         request: Request<v1::EvalFilter>,
     ) -> Result<Response<v1::EvalHistory>, Status> {
         let filter = request.into_inner();
-        let span = span("Evals.History", &filter.run);
+        let call = called("Evals.History", &filter.run);
         let history = async {
             let (run, suite) = arguments::filter(Some(filter))?;
             if let Some(run) = &run {
@@ -26,7 +26,7 @@ impl evals_server::Evals for Evals {
             }
             Ok(v1::EvalHistory { evals: self.0.control.evals(run.as_ref(), &suite).await? })
         };
-        self.0.unary(span, history).await
+        self.0.unary(call, history).await
     }
 
     type WatchStream = Items<v1::EvalEvent>;
@@ -37,7 +37,7 @@ impl evals_server::Evals for Evals {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let deadline = deadline(&request);
         let v1::WatchEvalsRequest { filter, after } = request.into_inner();
-        let span = span("Evals.Watch", filter.as_ref().map_or("", |filter| &filter.run));
+        let call = called("Evals.Watch", filter.as_ref().map_or("", |filter| &filter.run));
         let open = async {
             let (run, suite) = arguments::filter(filter)?;
             if let Some(run) = &run {
@@ -45,6 +45,6 @@ impl evals_server::Evals for Evals {
             }
             Ok(self.0.control.watch_evals(run.as_ref(), suite, after))
         };
-        self.0.stream(span, deadline, open).await
+        self.0.stream(call, deadline, open).await
     }
 }

@@ -37,6 +37,7 @@ use tonic::{
 };
 use tower_layer::Layer;
 
+pub(crate) use self::code::name as code_name;
 use self::messages::Messages;
 use crate::{REQUEST_BYTES_MAX, SUBMIT_BYTES_MAX};
 

@@ -1,4 +1,4 @@
-//! The control API over gRPC, and as JSON: maps the services of `control.proto` onto
+//! The control API over gRPC and as JSON, and the web page: maps the services of `control.proto` onto
 //! `control::Control`, with health and reflection. Decides who may call, limits, status codes and how calls end; what
 //! the operations do is control's business. In an open fleet whoever can reach the port may do
 //! everything; in a closed one everybody shows a bearer, over TLS, and members without the store's
@@ -12,12 +12,15 @@ mod call;
 mod checkpoints;
 pub mod client;
 mod connection;
+mod counts;
 pub mod door;
 mod evals;
 mod fleet;
 mod health;
 mod json;
+mod live;
 mod members;
+mod page;
 mod receive;
 mod runs;
 mod status;
@@ -46,6 +49,7 @@ use crate::{
     },
 };
 
+pub use counts::{Count, Counts};
 pub use tls::{Tls, TlsError};
 
 /// Servers and clients of the services; their messages are `wire::v1`.
@@ -110,6 +114,7 @@ pub struct Bound {
     address: SocketAddr,
     tls: Option<TlsAcceptor>,
     members: Option<Members>,
+    counts: Counts,
 }
 
 impl std::fmt::Debug for Bound {
@@ -132,13 +137,18 @@ pub async fn bind(config: Config) -> Result<Bound, BindError> {
     };
     let listener = TcpListener::bind(address).await.map_err(error)?;
     let address = listener.local_addr().map_err(error)?;
-    Ok(Bound { listener, address, tls, members: None })
+    Ok(Bound { listener, address, tls, members: None, counts: Counts::default() })
 }
 
 impl Bound {
     /// Where clients connect; with the port that was chosen when the configured one was 0.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Of the calls that will be answered.
+    pub fn counts(&self) -> Counts {
+        self.counts.clone()
     }
 
     /// Only these may call, each what it may.
@@ -158,7 +168,7 @@ impl Bound {
         let _cut_when_dropped = cut.clone().drop_guard();
         let incoming = connection::incoming(self.listener, self.tls.clone(), cut.clone());
         let (health, health_service) = health::service();
-        let calls = Calls::new(control.clone(), stop.clone());
+        let calls = Calls::new(control.clone(), stop.clone(), self.counts.clone());
         let (view, seen) = watch::channel(View::default());
         let access = match &self.members {
             Some(_) => Access::closed(seen),
@@ -219,7 +229,7 @@ fn router(
     };
     let mut routes = Routes::default();
     let grpc = routes.axum_router_mut();
-    *grpc = std::mem::take(grpc).merge(door);
+    *grpc = std::mem::take(grpc).merge(door).merge(page::routes());
     Ok(Server::builder()
         .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
         .max_concurrent_streams(OPEN_PER_CONNECTION)

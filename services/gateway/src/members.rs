@@ -6,7 +6,7 @@ use tonic::{Code, Request, Response, Status};
 use wire::{AgentId, v1};
 
 use crate::{
-    call::{Calls, shortened, span},
+    call::{Call, Calls, called, shortened},
     rpc::members_server,
     status::{Coded, Refusal as Refused},
 };
@@ -34,6 +34,10 @@ impl Members {
     }
 }
 
+fn named(method: &'static str, name: &str) -> Call {
+    Call { method, span: tracing::info_span!("call", method, name = ?shortened(name)) }
+}
+
 /// Who asks, for the log; the access layer has put it there.
 fn by<T>(request: &Request<T>) -> String {
     request.extensions().get::<Caller>().map_or_else(String::new, |caller| caller.name.to_string())
@@ -47,7 +51,7 @@ impl members_server::Members for Members {
     ) -> Answer<v1::CreateTokenResponse> {
         let by = by(&request);
         let create = async { Ok(self.membership()?.create_token(&by, request.get_ref()).await?) };
-        self.0.unary(span("Members.CreateToken", ""), create).await
+        self.0.unary(called("Members.CreateToken", ""), create).await
     }
 
     async fn list_tokens(
@@ -56,7 +60,7 @@ impl members_server::Members for Members {
     ) -> Answer<v1::ListTokensResponse> {
         let list =
             async { Ok(v1::ListTokensResponse { tokens: self.membership()?.tokens().await? }) };
-        self.0.unary(span("Members.ListTokens", ""), list).await
+        self.0.unary(called("Members.ListTokens", ""), list).await
     }
 
     async fn revoke_token(
@@ -68,21 +72,19 @@ impl members_server::Members for Members {
             self.membership()?.revoke_token(&by, &request.get_ref().id).await?;
             Ok(v1::RevokeTokenResponse {})
         };
-        self.0.unary(span("Members.RevokeToken", ""), revoke).await
+        self.0.unary(called("Members.RevokeToken", ""), revoke).await
     }
 
     async fn join(&self, request: Request<v1::JoinRequest>) -> Answer<v1::Membership> {
         let request = request.into_inner();
-        let name = shortened(&request.name);
-        let span = tracing::info_span!("call", method = "Members.Join", ?name);
-        self.0.unary(span, async { Ok(self.membership()?.join(&request).await?) }).await
+        let call = named("Members.Join", &request.name);
+        self.0.unary(call, async { Ok(self.membership()?.join(&request).await?) }).await
     }
 
     async fn renew(&self, request: Request<v1::RenewRequest>) -> Answer<v1::Membership> {
         let request = request.into_inner();
-        let name = shortened(&request.name);
-        let span = tracing::info_span!("call", method = "Members.Renew", ?name);
-        self.0.unary(span, async { Ok(self.membership()?.renew(&request).await?) }).await
+        let call = named("Members.Renew", &request.name);
+        self.0.unary(call, async { Ok(self.membership()?.renew(&request).await?) }).await
     }
 
     async fn list_members(
@@ -91,27 +93,25 @@ impl members_server::Members for Members {
     ) -> Answer<v1::ListMembersResponse> {
         let list =
             async { Ok(v1::ListMembersResponse { members: self.membership()?.list().await? }) };
-        self.0.unary(span("Members.ListMembers", ""), list).await
+        self.0.unary(called("Members.ListMembers", ""), list).await
     }
 
     async fn revoke(&self, request: Request<v1::RevokeRequest>) -> Answer<v1::RevokeResponse> {
         let by = by(&request);
-        let name = shortened(&request.get_ref().name);
-        let span = tracing::info_span!("call", method = "Members.Revoke", ?name);
+        let call = named("Members.Revoke", &request.get_ref().name);
         let revoke = async {
             let name = AgentId::new(request.get_ref().name.as_str())?;
             let revoked_at = Some(self.membership()?.revoke(&by, &name).await?);
             Ok(v1::RevokeResponse { revoked_at })
         };
-        self.0.unary(span, revoke).await
+        self.0.unary(call, revoke).await
     }
 
     async fn create_user(&self, request: Request<v1::CreateUserRequest>) -> Answer<v1::Membership> {
         let by = by(&request);
-        let name = shortened(&request.get_ref().name);
-        let span = tracing::info_span!("call", method = "Members.CreateUser", ?name);
+        let call = named("Members.CreateUser", &request.get_ref().name);
         let create = async { Ok(self.membership()?.create_user(&by, request.get_ref()).await?) };
-        self.0.unary(span, create).await
+        self.0.unary(call, create).await
     }
 }
 

@@ -2,13 +2,13 @@
 
 use bytes::Bytes;
 use control::{AuditReport, Depth, Files, Finding, RunError, Submitted, timestamp};
-use futures::StreamExt;
+use futures::{StreamExt, stream::select_all};
 use tonic::{Request, Response, Status};
 use wire::{Place, Record, RunId, Subject, v1};
 
 use crate::{
     arguments,
-    call::{Calls, Items, deadline, span},
+    call::{Calls, Items, called, deadline},
     rpc::runs_server,
 };
 
@@ -32,7 +32,7 @@ impl runs_server::Runs for Runs {
             tracing::info!(%run, "submitted");
             Ok(v1::SubmitResponse { run: run.to_string(), data: Some(report) })
         };
-        self.0.unary(span("Runs.Submit", ""), submit).await
+        self.0.unary(called("Runs.Submit", ""), submit).await
     }
 
     async fn get(&self, request: Request<v1::GetRunRequest>) -> Answer<v1::Run> {
@@ -41,7 +41,7 @@ impl runs_server::Runs for Runs {
             let run = RunId::new(run.as_str())?;
             Ok(control::view(&self.0.control.run(&run).await?))
         };
-        self.0.unary(span("Runs.Get", &run), get).await
+        self.0.unary(called("Runs.Get", &run), get).await
     }
 
     async fn list(&self, _: Request<v1::ListRunsRequest>) -> Answer<v1::ListRunsResponse> {
@@ -49,7 +49,7 @@ impl runs_server::Runs for Runs {
             let runs = self.0.control.runs().await?;
             Ok(v1::ListRunsResponse { runs: runs.iter().map(control::view).collect() })
         };
-        self.0.unary(span("Runs.List", ""), list).await
+        self.0.unary(called("Runs.List", ""), list).await
     }
 
     async fn pause(&self, request: Request<v1::ControlRequest>) -> Answer<v1::ControlResponse> {
@@ -71,7 +71,7 @@ impl runs_server::Runs for Runs {
             let depth = if no_store { Depth::Log } else { Depth::Files };
             Ok(report(self.0.control.audit(&run, depth, &|_| ()).await?))
         };
-        self.0.unary(span("Runs.Audit", &run), audit).await
+        self.0.unary(called("Runs.Audit", &run), audit).await
     }
 
     type WatchStream = Items<v1::RunEvent>;
@@ -84,7 +84,34 @@ impl runs_server::Runs for Runs {
             let records = self.0.control.watch_run(&run, after).await?;
             Ok(records.map(|record| record.map(event)))
         };
-        self.0.stream(span("Runs.Watch", &run), deadline, open).await
+        self.0.stream(called("Runs.Watch", &run), deadline, open).await
+    }
+
+    type BoardStream = Items<v1::Board>;
+
+    async fn board(&self, request: Request<v1::BoardRequest>) -> Answer<Self::BoardStream> {
+        let deadline = deadline(&request);
+        let v1::BoardRequest { runs } = request.into_inner();
+        let call = called("Runs.Board", &runs.join(","));
+        let open = async {
+            let mut boards = Vec::new();
+            for run in arguments::runs(&runs)? {
+                self.0.known(&run).await?;
+                boards.push(self.0.board(&run)?.changes().boxed());
+            }
+            Ok(select_all(boards))
+        };
+        self.0.stream(call, deadline, open).await
+    }
+
+    async fn samples(&self, request: Request<v1::SamplesRequest>) -> Answer<v1::SamplesPage> {
+        let request = request.into_inner();
+        let call = called("Runs.Samples", &request.run);
+        let samples = async {
+            let run = RunId::new(request.run.as_str())?;
+            Ok(self.0.control.samples(&run, &request).await?)
+        };
+        self.0.unary(call, samples).await
     }
 }
 
@@ -101,7 +128,7 @@ impl Runs {
             self.0.control.steer(&run, action, arguments::reason(&reason)?).await?;
             Ok(v1::ControlResponse {})
         };
-        self.0.unary(span(method, &run), steer).await
+        self.0.unary(called(method, &run), steer).await
     }
 }
 

@@ -4,7 +4,7 @@
 use std::error::Error;
 
 use bus::{PresenceError, PublishError, ReadError, RequestError};
-use control::{AuditError, CheckpointError, DrainError, RunError, SubmitError};
+use control::{AuditError, CheckpointError, DrainError, HistoryError, RunError, SubmitError};
 use store::{Fault, GetError, PathError, PutError};
 use tonic::{Code, Status};
 use wire::{IdError, chain};
@@ -64,9 +64,11 @@ impl Coded for PathError {
 impl Coded for CallError {
     fn code(&self) -> Code {
         match self {
-            Self::BusAway | Self::Stopping => Code::Unavailable,
+            Self::BusAway | Self::Stopping | Self::Lost { .. } => Code::Unavailable,
             Self::Overdue { .. } | Self::Deadline => Code::DeadlineExceeded,
-            Self::TooLarge { .. } | Self::TooManyStreams => Code::ResourceExhausted,
+            Self::TooLarge { .. } | Self::TooManyStreams | Self::TooManyBoards => {
+                Code::ResourceExhausted
+            }
         }
     }
 }
@@ -93,6 +95,19 @@ impl Coded for RunError {
             Self::Busy(_) => Code::Aborted,
             Self::Read(error) => error.code(),
             Self::Publish(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for HistoryError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Unknown(_) => Code::NotFound,
+            Self::NoRun(_) => Code::InvalidArgument,
+            Self::SelectsNothing(_) | Self::NotYet { .. } => Code::FailedPrecondition,
+            Self::Archive { .. } | Self::Store(_) => Code::Unavailable,
+            Self::Page(_) => Code::Internal,
+            Self::Read(error) => error.code(),
         }
     }
 }

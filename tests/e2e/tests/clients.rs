@@ -254,10 +254,10 @@ fn the_api_describes_itself_to_whoever_asks() {
     let fleet = Fleet::open("verifier");
     let services = python.run("check.py", &["services", &gateway(&fleet)]);
     for line in [
-        "flotilla.v1.Runs Submit Get List Pause Resume Cancel Audit Watch",
+        "flotilla.v1.Runs Submit Get List Pause Resume Cancel Audit Watch Board Samples",
         "flotilla.v1.Evals History Watch",
         "flotilla.v1.Checkpoints List Get Download",
-        "flotilla.v1.Fleet Agents Drain",
+        "flotilla.v1.Fleet Agents Drain Watch Hello",
         "grpc.health.v1.Health Check Watch",
     ] {
         assert!(services.lines().any(|service| service.starts_with(line)), "{line}: {services}");

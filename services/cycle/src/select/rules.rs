@@ -68,12 +68,23 @@ impl Why {
     }
 }
 
-/// What the rules make of some candidates: each is kept or counted under one reason.
+/// What the rules make of some candidates: each is kept or refused, by its place among them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Chosen {
-    /// Places among the candidates, by prompt and then from the best.
+    /// By prompt and then from the best.
     pub kept: Vec<usize>,
-    pub dropped: BTreeMap<Why, u32>,
+    pub refused: BTreeMap<usize, Why>,
+}
+
+impl Chosen {
+    /// How many were refused, by why.
+    pub(super) fn dropped(&self) -> BTreeMap<Why, u32> {
+        let mut dropped = BTreeMap::new();
+        for why in self.refused.values() {
+            *dropped.entry(*why).or_default() += 1;
+        }
+        dropped
+    }
 }
 
 /// Applies the rules to all judged samples of a cycle.
@@ -86,11 +97,7 @@ pub(super) fn choose(candidates: &[Candidate<'_>], rules: &v1::Selection) -> Cho
     desk.keep_share(&mut kept);
     desk.fill(&mut kept);
     kept.sort_by(|a, b| candidates[*a].line.cmp(&candidates[*b].line).then(desk.better(*a, *b)));
-    let mut dropped = BTreeMap::new();
-    for why in desk.refused.into_values() {
-        *dropped.entry(why).or_default() += 1;
-    }
-    Chosen { kept, dropped }
+    Chosen { kept, refused: desk.refused }
 }
 
 struct Desk<'a> {

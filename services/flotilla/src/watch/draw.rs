@@ -1,5 +1,6 @@
 //! The screen. What is told by colour is told by a word as well.
 
+use board::Board;
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
@@ -155,11 +156,12 @@ fn draw_run(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     let label = match phase {
         cycle::Phase::Done => "done".into(),
         phase => format!(
-            "cycle {cycle}: {} {}/{} {}",
+            "cycle {cycle}: {} {}/{} {}{}",
             phase.as_str(),
             gauge.done,
             gauge.total,
-            gauge.note
+            gauge.note,
+            model.board.as_ref().map_or(String::new(), ends)
         ),
     };
     let whole = phase == cycle::Phase::Done;
@@ -183,6 +185,29 @@ fn draw_run(frame: &mut Frame<'_>, model: &Model, area: Rect) {
         lines.drain(head..(head + over).min(lines.len()));
     }
     frame.render_widget(Paragraph::new(lines), rest);
+}
+
+/// When the run is likely to end, or else its phase, as it was when its last fact came.
+fn ends(board: &Board) -> String {
+    let head = board.head();
+    let (what, eta) = match (head.run_ends, head.phase_ends) {
+        (Some(eta), _) => ("run", eta),
+        (None, Some(eta)) => ("phase", eta),
+        (None, None) => return String::new(),
+    };
+    let left = |end: f64| lasting(end - head.at_s);
+    let (early, late) = (left(eta.early_s), left(eta.late_s));
+    format!(", {what} ends in {} ({early} to {late})", left(eta.likely_s))
+}
+
+/// As exact as it is worth.
+fn lasting(seconds: f64) -> String {
+    let minutes = seconds / 60.0;
+    match seconds {
+        ..100.0 => format!("{:.0} s", seconds.max(0.0)),
+        ..6000.0 => format!("{minutes:.0} min"),
+        _ => format!("{:.1} h", minutes / 60.0),
+    }
 }
 
 fn foot_line(model: &Model) -> Paragraph<'_> {
@@ -231,6 +256,12 @@ mod tests {
         for word in ["1 box", "box-1", "generator", "123", "r-1", "sums", "0/3", "q quit"] {
             assert!(shown.contains(word), "{word}: {shown}");
         }
+    }
+
+    #[test]
+    fn a_duration_is_said_as_exactly_as_it_is_worth() {
+        let said = [-3.0, 42.4, 1800.0, 100_000.0].map(lasting);
+        assert_eq!(said, ["0 s", "42 s", "30 min", "27.8 h"]);
     }
 
     #[test]

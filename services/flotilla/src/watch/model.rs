@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use board::Board;
 use cycle::Run;
 use wire::{Record, RunId, v1};
 
@@ -58,6 +59,7 @@ pub(super) struct Model {
     /// The chosen one, and what is known of it.
     pub(super) chosen: Option<RunId>,
     pub(super) run: Option<Run>,
+    pub(super) board: Option<Board>,
     pub(super) focus: Focus,
     /// The chosen agent's place.
     pub(super) agent: usize,
@@ -85,7 +87,7 @@ impl Model {
 
     pub(super) fn choose(&mut self, run: &RunId) {
         self.chosen = Some(run.clone());
-        self.run = None;
+        (self.run, self.board) = (None, None);
     }
 
     /// A fact of the chosen run.
@@ -93,6 +95,10 @@ impl Model {
         match &mut self.run {
             Some(run) => run.fold(record),
             None => self.run = Run::start(record),
+        }
+        match &mut self.board {
+            Some(board) => board.fold(record.clone()),
+            None => self.board = Board::start(record),
         }
     }
 

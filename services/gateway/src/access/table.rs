@@ -2,6 +2,8 @@
 
 use authority::{Caller, Scope};
 
+use crate::page;
+
 /// What a call needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
@@ -29,11 +31,16 @@ const TABLE: &[(&str, &[(&str, Need)])] = &[
             ("Cancel", OPERATOR),
             ("Audit", READER),
             ("Watch", READER),
+            ("Board", READER),
+            ("Samples", READER),
         ],
     ),
     ("flotilla.v1.Evals", &[("History", READER), ("Watch", READER)]),
     ("flotilla.v1.Checkpoints", &[("List", READER), ("Get", READER), ("Download", READER)]),
-    ("flotilla.v1.Fleet", &[("Agents", READER), ("Drain", OPERATOR)]),
+    (
+        "flotilla.v1.Fleet",
+        &[("Agents", READER), ("Drain", OPERATOR), ("Watch", READER), ("Hello", Need::Member)],
+    ),
     (
         "flotilla.v1.Members",
         &[
@@ -58,6 +65,9 @@ const PLACES: &[(&str, Need)] = &[("/store/", Need::Member)];
 
 /// What a request to this path needs. What no row speaks of is for nobody: `None`.
 pub(crate) fn need(path: &str) -> Option<Need> {
+    if page::has(path) {
+        return Some(Need::Nothing);
+    }
     let place = PLACES.iter().find(|(place, _)| path.starts_with(place));
     place.map(|(_, need)| *need).or_else(|| method(path))
 }
@@ -116,9 +126,11 @@ mod tests {
 
     #[test]
     fn what_no_row_speaks_of_is_for_nobody() {
-        for path in ["", "/", "/flotilla.v1.Runs", "/flotilla.v1.Runs/Erase", "/store", "//Get"] {
+        for path in ["", "/page", "/flotilla.v1.Runs", "/flotilla.v1.Runs/Erase", "/store", "//Get"]
+        {
             assert_eq!(need(path), None, "{path}");
         }
         assert_eq!(need("/store/blobs/b3/00"), Some(Need::Member));
+        assert_eq!(need("/page.js"), Some(Need::Nothing), "it shows nothing by itself");
     }
 }

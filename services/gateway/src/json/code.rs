@@ -8,7 +8,7 @@ pub(super) fn error(status: &Status) -> Value {
     json!({ "code": name(status.code()), "message": status.message() })
 }
 
-fn name(code: Code) -> &'static str {
+pub(crate) fn name(code: Code) -> &'static str {
     match code {
         // No error has it.
         Code::Ok | Code::Unknown => "unknown",

@@ -22,7 +22,7 @@ fn rules() -> v1::Selection {
 /// Line and index of what is kept.
 fn kept(candidates: &[Candidate<'_>], rules: &v1::Selection) -> Vec<(u32, u32)> {
     let chosen = choose(candidates, rules);
-    let dropped: u32 = chosen.dropped.values().sum();
+    let dropped: u32 = chosen.dropped().values().sum();
     assert_eq!(chosen.kept.len() + dropped as usize, candidates.len(), "each is counted once");
     chosen.kept.iter().map(|at| (candidates[*at].line, candidates[*at].index)).collect()
 }
@@ -46,7 +46,7 @@ fn raft_keeps_the_best_of_each_prompt() {
         [candidate(0, 0, "a", 0.7), candidate(0, 1, "b", 1.0), candidate(1, 0, "c", 0.5)];
     let rules = v1::Selection { keep_per_prompt: 1, ..rules() };
     assert_eq!(kept(&candidates, &rules), [(0, 1), (1, 0)]);
-    assert_eq!(choose(&candidates, &rules).dropped, [(Why::Outranked, 1)].into());
+    assert_eq!(choose(&candidates, &rules).dropped(), [(Why::Outranked, 1)].into());
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn mixed_leaves_out_prompts_that_teach_nothing() {
     let rules = v1::Selection { mixed: true, ..rules() };
     let kept: BTreeSet<_> = kept(&candidates, &rules).into_iter().collect();
     assert_eq!(kept, [(1, 0), (1, 1), (1, 2)].into());
-    let dropped = choose(&candidates, &rules).dropped;
+    let dropped = choose(&candidates, &rules).dropped();
     assert_eq!(dropped, [(Why::Failed, 5), (Why::AllRight, 8), (Why::AllWrong, 8)].into());
 }
 
@@ -123,7 +123,7 @@ fn length_and_an_end_of_its_own_can_be_asked_for() {
     let chosen = choose(&candidates, &rules);
     assert_eq!(chosen.kept.len(), 4);
     let expected = [Why::Empty, Why::Unfinished, Why::Short, Why::Long].map(|why| (why, 1));
-    assert_eq!(chosen.dropped, expected.into());
+    assert_eq!(chosen.dropped(), expected.into());
 }
 
 #[test]

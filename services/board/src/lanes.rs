@@ -1,0 +1,122 @@
+//! Who worked when, as bars for a picture: what is close together becomes one bar, so that a cycle
+//! of thousands of jobs is a few dozens of them.
+
+use std::collections::BTreeMap;
+
+use wire::v1::board::Span;
+
+/// Bars of one agent and kind of work, in one cycle.
+const BARS_MAX: usize = 24;
+/// Of all agents and kinds in one cycle; the rest of a larger fleet is not drawn.
+const LANES_MAX: usize = 4096;
+/// Seconds in which nobody sees a gap.
+const GAP_S: f64 = 0.5;
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Lanes(BTreeMap<(String, &'static str), Vec<Bar>>);
+
+/// In a lane they lie in order and do not touch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Bar {
+    begin_s: f64,
+    end_s: f64,
+    count: u32,
+}
+
+impl Lanes {
+    /// What took `wall_s` and was over at `end_s`. What nobody worked on, such as the checkpoint that
+    /// a run begins with, is no bar.
+    pub(crate) fn add(&mut self, agent: &str, work: &'static str, wall_s: f64, end_s: f64) {
+        if agent.is_empty() {
+            return;
+        }
+        // What an agent says of itself may be anything.
+        let wall_s = if wall_s.is_finite() { wall_s.clamp(0.0, end_s.max(0.0)) } else { 0.0 };
+        let lane = (agent.to_owned(), work);
+        if self.0.len() >= LANES_MAX && !self.0.contains_key(&lane) {
+            return;
+        }
+        let bars = self.0.entry(lane).or_default();
+        insert(bars, Bar { begin_s: end_s - wall_s, end_s, count: 1 });
+        if bars.len() > BARS_MAX {
+            close_least_gap(bars);
+        }
+    }
+
+    pub(crate) fn shown(&self) -> Vec<Span> {
+        let lanes = self.0.iter().flat_map(|((agent, work), bars)| {
+            bars.iter().map(move |bar| Span {
+                agent: agent.clone(),
+                work: (*work).to_owned(),
+                begin_s: bar.begin_s,
+                end_s: bar.end_s,
+                count: bar.count,
+            })
+        });
+        lanes.collect()
+    }
+}
+
+fn insert(bars: &mut Vec<Bar>, mut bar: Bar) {
+    let first = bars.partition_point(|other| other.end_s + GAP_S < bar.begin_s);
+    let touched = bars[first..].iter().take_while(|other| other.begin_s <= bar.end_s + GAP_S);
+    let last = first + touched.count();
+    for other in bars.drain(first..last) {
+        bar = Bar {
+            begin_s: bar.begin_s.min(other.begin_s),
+            end_s: bar.end_s.max(other.end_s),
+            count: bar.count.saturating_add(other.count),
+        };
+    }
+    bars.insert(first, bar);
+}
+
+fn close_least_gap(bars: &mut Vec<Bar>) {
+    let gaps = bars.windows(2).enumerate().map(|(at, two)| (at, two[1].begin_s - two[0].end_s));
+    let Some((at, _)) = gaps.min_by(|a, b| a.1.total_cmp(&b.1)) else { return };
+    let next = bars.remove(at + 1);
+    let bar = &mut bars[at];
+    (bar.end_s, bar.count) = (next.end_s, bar.count.saturating_add(next.count));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_without_a_gap_is_one_bar_in_whatever_order_it_is_told() {
+        let mut lanes = Lanes::default();
+        for (wall, end) in [(1.0, 10.0), (1.0, 12.0), (2.0, 11.5), (1.0, 20.0)] {
+            lanes.add("box", "generate", wall, end);
+        }
+        lanes.add("box", "verify", 1.0, 11.0);
+        let shown = lanes.shown();
+        let bars: Vec<(f64, f64, u32)> =
+            shown.iter().map(|span| (span.begin_s, span.end_s, span.count)).collect();
+        assert_eq!(bars, [(9.0, 12.0, 3), (19.0, 20.0, 1), (10.0, 11.0, 1)]);
+    }
+
+    #[test]
+    fn a_lane_has_a_bound_and_counts_every_job() {
+        let mut lanes = Lanes::default();
+        // Odd times first, so that bars come between others as well.
+        let ends = (0..1000).step_by(2).chain((1..1000).step_by(2));
+        ends.for_each(|end| lanes.add("box", "generate", 1.0, f64::from(end) * 10.0));
+        let shown = lanes.shown();
+        assert!(shown.len() <= BARS_MAX);
+        assert_eq!(shown.iter().map(|span| span.count).sum::<u32>(), 1000);
+        assert!(shown.windows(2).all(|two| two[0].end_s < two[1].begin_s));
+    }
+
+    #[test]
+    fn times_that_cannot_be_are_drawn_as_moments() {
+        let mut lanes = Lanes::default();
+        for wall in [f64::NAN, f64::INFINITY, -5.0] {
+            lanes.add("box", "train", wall, 3.0);
+        }
+        lanes.add("box", "train", 1e9, 3.0);
+        lanes.add("", "train", 1.0, 3.0);
+        assert_eq!(lanes.shown().len(), 1);
+        assert_eq!(lanes.shown()[0].begin_s, 0.0, "nothing began before the run");
+    }
+}

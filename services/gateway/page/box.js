@@ -1,0 +1,131 @@
+// Decides how a box is shown: as a card, as a row among many, and alone.
+
+import { now } from "./api.js";
+import { h } from "./dom.js";
+import { bytes, count, duration, many, percent, whole } from "./format.js";
+import { button, callout, chip, empty, facts, meter, note, progress, state, table } from "./parts.js";
+import { toBox, toRun } from "./route.js";
+import { concerns, silentS, stateOf } from "./store.js";
+
+/** Within so many degrees of what a card gives up at, and beyond this share of a memory, somebody should know. */
+const NEAR_CRITICAL = 10;
+const FULL = 0.92;
+
+const isHot = (it) => it.critical !== null && it.celsius > it.critical - NEAR_CRITICAL;
+const hottest = ({ temperatures }) => temperatures.toSorted((a, b) => b.celsius - a.celsius)[0];
+const heat = (it) => it && `${Math.round(it.celsius)}${it.critical ? ` of ${it.critical}` : ""} °C${isHot(it) ? " ▲" : ""}`;
+
+/** `GPU 97 % 71 °C`, as the terminal words it; the processor where there is no GPU. */
+function doing({ telemetry: it }) {
+  if (!it) return "–";
+  if (!it.gpus.length) return it.cpuBusy === null ? "–" : `CPU ${percent(it.cpuBusy, 0)}`;
+  return it.gpus.map((gpu) => (gpu.asleep ? "GPU asleep"
+    : ["GPU", whole(gpu.busyPercent, "%"), hottest(gpu) && whole(hottest(gpu).celsius, "°C")].filter(Boolean).join(" "))).join(", ");
+}
+
+const jobOf = (job) => h("li", { key: job.role + job.job, class: job.waits && "waits" },
+  h("span", h("a", { href: toRun(job.run) }, job.run), ` cycle ${job.cycle}: ${job.role} ${job.job}`),
+  h("span.far", job.waits ? "waits for another box" : `${job.total ? `${job.done}/${job.total}` : ""} ${job.note}`),
+  progress(job.job, job.done, job.total));
+
+function storm({ telemetry }) {
+  const { level, cause, reaction, storms } = telemetry?.storm ?? {};
+  if (level !== "WARN" && level !== "STORM") return null;
+  return callout(level === "STORM" ? "bad" : "warn", "≈", h("b", level === "STORM" ? "TLB storm: " : "A TLB storm is brewing: "), cause,
+    reaction && h("em", `. Now: ${reaction}`), `; ${storms} since it started.`);
+}
+
+const callouts = (agent) => [
+  agent.trouble && callout("bad", "⚠", agent.trouble),
+  storm(agent),
+  agent.withheld.map((it) => callout("warn", "⊘", h("b", `${it.role} withheld, ${it.finding}: `), `${it.seen}. `, h("em", it.remedy))),
+  agent.telemetry?.warnings.map((text) => callout("warn", "▲", text)),
+  agent.telemetry?.resting && callout("", "☾", `resting: ${agent.telemetry.resting}`),
+];
+
+const filled = (name, used, total) => total > 0
+  && meter(name, used / total, `${bytes(used)} of ${bytes(total)}`, used / total > FULL && "warn");
+
+function gpuMeters(gpu) {
+  const told = gpu.asleep ? "asleep" : [heat(hottest(gpu)), whole(gpu.watts, "W")].filter(Boolean).join(" · ");
+  // An integrated GPU works in what it may map of the system's memory.
+  const mapped = gpu.integrated && gpu.gttTotal > gpu.vramTotal;
+  return [
+    h("p.gpu", h("b", `${gpu.integrated ? "iGPU" : "GPU"} ${gpu.ordinal} ${gpu.gfx}`), ` ${told}`),
+    !gpu.asleep && gpu.busyPercent !== null && meter("busy", gpu.busyPercent / 100, whole(gpu.busyPercent, "%")),
+    !gpu.asleep && (mapped ? filled("GTT", gpu.gttUsed, gpu.gttTotal) : filled("VRAM", gpu.vramUsed, gpu.vramTotal)),
+  ];
+}
+
+const meters = ({ telemetry: it, cpus }) => it && h("div.meters", it.gpus.map(gpuMeters),
+  it.cpuBusy !== null && meter("CPU", it.cpuBusy, `${percent(it.cpuBusy, 0)} of ${cpus} cores`),
+  filled("memory", it.memoryTotal - it.memoryAvailable, it.memoryTotal));
+
+const hooks = (agent, more) => ({ key: agent.agent, "data-agent": agent.agent, "data-state": stateOf(agent, now()),
+  "data-storm": agent.telemetry?.storm?.level, "data-row": true, class: concerns(agent, now()).length && "concerned", ...more });
+
+const rated = (value, unit) => h("span", h("b", value || "–"), ` ${unit}`);
+const silence = (agent) => duration(silentS(agent, now()));
+
+export const card = (agent, more) => h("article.box", hooks(agent, more),
+  h("header", h("h3", h("a", { href: toBox(agent.agent) }, agent.agent)), state(stateOf(agent, now())),
+    stateOf(agent, now()) === "gone" && h("small", `silent for ${silence(agent)}`)),
+  h("p.chips", agent.roles.map((role) => chip(role)), chip(agent.profile || "no profile", "soft", agent.engines.join("\n")),
+    agent.pool && chip(`pool ${agent.pool}`, "soft")),
+  callouts(agent),
+  h("p.rates", rated(agent.tokensPerS && many(agent.tokensPerS), "tokens/s"),
+    rated(count(agent.telemetry?.watts ?? 0), "W"), rated(count(agent.jobsDone), "jobs done")),
+  meters(agent), agent.jobs.length ? h("ul.jobs", agent.jobs.map(jobOf)) : note("Nothing to do."));
+
+export function row(agent, more) {
+  const [concern] = concerns(agent, now());
+  const work = agent.jobs.find((job) => !job.waits);
+  const why = () => agent.trouble || agent.withheld[0]?.seen || agent.telemetry?.storm?.cause || agent.telemetry?.warnings[0];
+  return h("article.box.row", hooks(agent, more), h("a", { href: toBox(agent.agent) }, agent.agent), state(stateOf(agent, now())),
+    h("span.soft", agent.roles.join(", ")), h("span", doing(agent)),
+    h("span.rate", agent.tokensPerS > 0 && `${many(agent.tokensPerS)} tokens/s`),
+    concern ? h("span.why", `⚠ ${concern === "gone" ? `silent for ${silence(agent)}` : why()}`)
+      : h("span.work", work && [`${work.run} ${work.role} `, progress(work.job, work.done, work.total)]));
+}
+
+/** What a filter is looked for in. */
+export const haystack = (agent) => [agent.agent, agent.host, agent.pool, agent.profile, ...agent.roles, ...agent.jobs.map((job) => job.run),
+  stateOf(agent, now()), ...concerns(agent, now())].join(" ").toLowerCase();
+
+function details(agent) {
+  const { telemetry: it, exchange } = agent;
+  const waits = (pressure) => pressure && `${pressure.someAvg10.toFixed(1)} % of the last 10 s`;
+  return facts([
+    ["host", agent.host], ["version", agent.version], ["engines", agent.engines.join("; ")], ["abilities", agent.abilities.join(", ")],
+    ["up", agent.startedAt && duration((now() - Date.parse(agent.startedAt)) / 1000)], ["heard of", `${silence(agent)} ago`],
+    ["agent’s memory", bytes(agent.rssBytes)], ["a training may plan with", agent.trainingBytes && bytes(agent.trainingBytes)],
+    ["a sample takes", agent.sampleS && duration(agent.sampleS)], ["energy", it?.joules && `${(it.joules / 3.6e6).toFixed(2)} kWh`],
+    ["waits for CPU", waits(it?.cpuPressure)], ["waits for disks", waits(it?.ioPressure)], ["waits for memory", waits(it?.memoryPressure)],
+    ["TLB shootdowns", it && whole(it.tlbShootdownsPerS, "a second")], ["storms", it?.storm && `${it.storm.storms} since it started`],
+    ["swap", it?.swapTotal && `${bytes(it.swapTotal - it.swapFree)} of ${bytes(it.swapTotal)}`],
+    ["files from the store", exchange && bytes(exchange.bytesFromStore)],
+    ["files from, to peers", exchange && `${bytes(exchange.bytesFromPeers)}, ${bytes(exchange.bytesToPeers)}`],
+  ]);
+}
+
+const sensors = (gpu) => gpu.temperatures.length > 0 && table(`Sensors of GPU ${gpu.ordinal}`, [`GPU ${gpu.ordinal}`, "now", "critical"], [
+  ...gpu.temperatures.map((it) =>
+    [it.sensor, `${it.celsius.toFixed(0)} °C${isHot(it) ? " ▲ near critical" : ""}`, whole(it.critical, "°C")]),
+  ...gpu.clocks.map((it) => [it.sensor, `${count(it.hertz / 1e6)} MHz`, ""]),
+]);
+
+export function open({ page, route }) {
+  const draw = () => {
+    const agent = page.fleet.agents.get(route.id);
+    if (!agent) {
+      return empty(page.heard ? `No box called ${route.id} is known. ` : "Looking for it … ", h("a", { href: "#/" }, "All boxes"));
+    }
+    const drains = page.may() && /ready|quarantined/.test(stateOf(agent, now()));
+    return [
+      h("div.tools", h("h1", agent.agent),
+        drains && button("Drain", () => page.steer.drain(agent.agent), { "data-action": "drain", class: "end" })),
+      h("div.alone", card(agent), h("section", { "aria-label": "Details" }, details(agent), agent.telemetry?.gpus.map(sensors))),
+    ];
+  };
+  return { title: () => route.id, draw, ticks: true };
+}

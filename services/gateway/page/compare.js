@@ -1,0 +1,66 @@
+// Decides how runs are held against each other: their figures and curves side by side, and the
+// settings in which they differ.
+
+import { curves, sharing } from "./chart.js";
+import { h } from "./dom.js";
+import { percent } from "./format.js";
+import { empty, note, quiet, section, state, table } from "./parts.js";
+import { toCompare, toRun } from "./route.js";
+import { boardsOf } from "./run.js";
+import { axisOf, overlaid, stopsOf } from "./series.js";
+import { differences } from "./spec.js";
+import { newestFirst } from "./store.js";
+
+const RUNS_MAX = 8;
+
+export function open({ page, route, signal }) {
+  const runs = [...new Set(route.id.split(",").filter(Boolean))].slice(0, RUNS_MAX);
+  const told = boardsOf(runs, { page, signal });
+  const shared = sharing(page);
+
+  function chosen() {
+    const others = newestFirst(page.fleet.runs).filter(({ run }) => !runs.includes(run));
+    const onchange = ({ currentTarget }) => page.go(toCompare([...runs, currentTarget.value]));
+    return h("div.tools", runs.map((run) => h("span.chip", { key: run, "data-run": run }, h("a", { href: toRun(run) }, run), " ",
+      runs.length > 1 && quiet("×", () => page.go(toCompare(runs.filter((it) => it !== run))), { "aria-label": `leave ${run} out` }))),
+    runs.length < RUNS_MAX && others.length > 0 && h("select", { "aria-label": "compare one more run", onchange },
+      h("option", { value: "" }, "one more …"), others.map(({ run, name }) => h("option", { value: run }, `${run} ${name}`))));
+  }
+
+  function drawn(known) {
+    const axis = [...new Set(known.map(axisOf))].join(" or ");
+    const stops = [0, ...new Set(known.flatMap(stopsOf).filter(Boolean))].sort((a, b) => a - b);
+    return h("div.charts", overlaid(known).map((chart) => curves(chart, shared(axis, stops, stops.at(-1)))));
+  }
+
+  function figures(known) {
+    const of = (read) => known.map((board) => {
+      const last = [...board.cycles.values()].findLast(({ done }) => done);
+      return last ? read(last) : "–";
+    });
+    return table("Figures", ["", ...known.map(({ head }) => head.run)], [
+      ["name", ...known.map(({ head }) => head.name)],
+      ["state", ...known.map(({ head }) => state(head.state))],
+      ["held-out pass rate", ...of(({ done: { heldout: it } }) => (it ? `${percent(it.mean)} ± ${(it.stderr * 100).toFixed(1)}` : "–"))],
+      ["best cycle", ...of(({ done }) => done.best)],
+      ["kept in the last cycle", ...of(({ selected: it }) => (it ? `${it.kept} of ${it.considered}` : "–"))],
+    ]);
+  }
+
+  const draw = () => {
+    const known = runs.map((run) => told.boards.get(run)).filter(Boolean);
+    const differing = differences(known.map(({ spec }) => spec));
+    return [
+      h("h1", "Compare"), chosen(),
+      told.failure && empty(told.failure),
+      known.length ? [
+        section("figures", "Figures", figures(known)),
+        section("learning", "Learning", drawn(known)),
+        section("differences", "Settings that differ", differing.length
+          ? table("Settings that differ", ["setting", ...known.map(({ head }) => head.run)], differing, "settings")
+          : note(known.length > 1 ? "None: they were asked the same." : "Choose one more run.")),
+      ] : !told.failure && empty("Reading the runs …"),
+    ];
+  };
+  return { title: () => "compare", draw };
+}

@@ -1,0 +1,132 @@
+// Decides what people are asked before something happens, and how what came of it is told. It does
+// not know what steering means to the fleet.
+
+import { h, patch } from "./dom.js";
+import { bytes, count } from "./format.js";
+import { button, callout, facts, note, quiet, submit, table } from "./parts.js";
+
+const TOASTS_MAX = 3;
+const TOAST_MS = 6000, ALARM_MS = 15_000;
+
+/** Says what came of something; the oldest makes room. */
+export function toast(text, tone = "") {
+  const host = document.getElementById("toasts");
+  const node = document.createElement("div");
+  patch(node, [h("p.toast", { class: tone }, text, quiet("×", () => node.remove(), { "aria-label": "dismiss" }))]);
+  host.append(node);
+  if (host.childElementCount > TOASTS_MAX) host.firstElementChild.remove();
+  setTimeout(() => node.remove(), tone === "bad" ? ALARM_MS : TOAST_MS);
+}
+
+/** Shows what `draw(close, redraw)` describes; answers with what it was closed with, or null. */
+function modal(name, done, draw) {
+  return new Promise((resolve) => {
+    const dialog = document.createElement("dialog");
+    let answer = null;
+    const close = (value = null) => {
+      answer = value;
+      dialog.close();
+    };
+    const onsubmit = (event) => {
+      event.preventDefault();
+      done(close, event.currentTarget.elements);
+    };
+    const redraw = () => patch(dialog, [h("form", { onsubmit }, h("h2", name), draw(close, redraw))]);
+    dialog.setAttribute("aria-label", name);
+    dialog.onclose = () => {
+      dialog.remove();
+      resolve(answer);
+    };
+    document.body.append(dialog);
+    redraw();
+    dialog.showModal();
+  });
+}
+
+const feet = (close, ...buttons) => h("p.feet", quiet("Leave it", () => close()), buttons);
+
+/** Asks before something is done: null, or {reason}. */
+export const ask = ({ title, text, verb, tone, reason }) =>
+  modal(title, (close, fields) => close({ reason: fields.reason?.value.trim() }), (close) => [
+    text.map((it) => h("p", it)),
+    reason && h("label", "Why? It is written in the run’s log.", h("input", { name: "reason", autocomplete: "off", maxlength: 500 })),
+    feet(close, submit(verb, { class: tone, "data-action": "confirm" })),
+  ]);
+
+/** Asks for a bearer: null, or its text. */
+export const askBearer = (wasRefused) =>
+  modal("This fleet is closed", (close, fields) => close(fields.bearer.value), (close) => [
+    wasRefused && callout("bad", "✕", "The gateway did not take it: it may have expired, or been revoked."),
+    h("p", "Paste the text of ", h("code", "bearer.jwt"), " from your kit.",
+      " This tab keeps it until it is closed, and sends it to this gateway only."),
+    h("textarea", { name: "bearer", rows: 5, required: true, spellcheck: "false", autocomplete: "off",
+      "aria-label": "text of bearer.jwt" }),
+    feet(close, submit("Enter")),
+  ]);
+
+const KEYS = [
+  ["?", "these keys"], ["g f", "the fleet’s boxes"], ["g r", "its runs"], ["j k ↓ ↑", "next and previous row"],
+  ["Enter", "open it"], ["/", "filter or search"], ["← →", "in charts, cycle by cycle; in the timeline, bar by bar"],
+  ["+ − 0", "in the timeline: zoom, and all of it"], ["Shift ← →", "in the timeline: move"],
+];
+
+export const showKeys = () => modal("Keys", (close) => close(), () => [
+  h("dl.keys", KEYS.map(([key, does]) => h("div", h("dt", h("kbd", key)), h("dd", does)))), h("p.feet", submit("Close")),
+]);
+
+/** Asks for a spec and its files, has `send` check and start them; answers with the run, or null. */
+export function startRun(send) {
+  const files = new Map();
+  let said = null;
+  const offer = async (checkOnly, close, redraw) => {
+    said = note("The gateway is looking at it …");
+    redraw();
+    try {
+      const named = Object.fromEntries([...files.values()].map(({ name, content }) => [name, content]));
+      const { run, data = {} } = await send({ specYaml: spec, files: named, checkOnly });
+      if (run) return close(run);
+      said = reported(data);
+    } catch (error) {
+      said = callout("bad", "✕", error.message);
+    }
+    redraw();
+  };
+  let spec = "";
+  let again = () => {};
+  return modal("Start a run", (close) => offer(false, close, again), (close, redraw) => {
+    again = redraw;
+    const choose = async ({ currentTarget }) => {
+      for (const file of [...currentTarget.files]) files.set(file.name, { name: file.name, size: file.size, content: await base64(file) });
+      redraw();
+    };
+    const file = ([key, it]) => h("li.tools", { key },
+      h("input", { value: it.name, "aria-label": `what the spec calls ${key}`, oninput: ({ target }) => { it.name = target.value; } }),
+      h("small", bytes(it.size)), quiet("×", () => { files.delete(key); redraw(); }, { "aria-label": `leave ${key} out` }));
+    return [
+      h("label", "Spec, as for flotilla run submit",
+        h("textarea.spec", { rows: 12, required: true, spellcheck: "false", oninput: ({ target }) => { spec = target.value; } })),
+      h("label", "Files that it names", h("input", { type: "file", multiple: true, onchange: choose })), h("ul", [...files].map(file)),
+      h("div", { role: "status" }, said),
+      feet(close, button("Check", () => offer(true, close, redraw), { "data-action": "check" }),
+        submit("Start", { "data-action": "confirm" })),
+    ];
+  });
+}
+
+const base64 = (file) =>
+  new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+
+const lengths = ({ min = 0, median = 0, max = 0 } = {}) => (max ? `${count(median)} (${count(min)} – ${count(max)})` : "–");
+
+const reported = ({ files = [], warnings = [], samplesPerCycle, heldoutSamplesPerCycle }) => [
+  callout("good", "✓", "It can be started."), warnings.map((text) => callout("warn", "▲", text)),
+  facts([["samples a cycle", samplesPerCycle], ["held-out samples a cycle", heldoutSamplesPerCycle]]),
+  table("Files", ["field", "file", "lines", "duplicates", "bytes of a prompt", "tokens of a prompt"],
+    files.map((it) => [it.field, it.file, count(it.lines ?? 0), count(it.duplicates ?? 0),
+      lengths(it.promptBytes), lengths(it.promptTokens)])),
+];

@@ -1,0 +1,145 @@
+// Decides how the fleet is looked at as a whole: its runs in a list, its boxes as cards or, when
+// they are many, as rows.
+
+import { now } from "./api.js";
+import { card, haystack, row } from "./box.js";
+import { h, lazy } from "./dom.js";
+import { clock, count, counted, duration, many, percent } from "./format.js";
+import { button, empty, progress, quiet, section, state } from "./parts.js";
+import { toCompare, toRun } from "./route.js";
+import { linear } from "./scale.js";
+import { newestFirst, progressOf, stateOf, sums } from "./store.js";
+
+const CARDS_MAX = 24;
+const RUNS_SHOWN = 12;
+const COMPARED_MAX = 8;
+/** Of the fleet's rate: four minutes. */
+const LOOKS = 120, LOOK_MS = 2000;
+
+/** Kept while the page is open, so that coming back does not begin it anew. */
+const rates = [];
+
+export function open({ page, signal }) {
+  let filter = "";
+  let allRuns = false;
+  const compared = new Set();
+  const screen = watchScreen(page.redraw, signal);
+  const timer = setInterval(remember, LOOK_MS);
+  signal.addEventListener("abort", () => clearInterval(timer));
+
+  function remember() {
+    rates.push(sums(page.fleet.agents, now()).tokensPerS);
+    if (rates.length > LOOKS) rates.shift();
+  }
+
+  function runs() {
+    const list = newestFirst(page.fleet.runs);
+    if (!list.length) {
+      return page.heard && empty("No run yet: ", h("code", "flotilla run submit SPEC"), " starts one",
+        page.may() && ", and so does Start", ".");
+    }
+    const shown = allRuns ? list : list.slice(0, RUNS_SHOWN);
+    const minute = Math.floor(now() / 60_000);
+    return [
+      h("div.runs", shown.map((run) => lazy(run.run, [run, compared.has(run.run), minute], () => line(run)))),
+      list.length > RUNS_SHOWN && quiet(allRuns ? "only the newest" : `all ${count(list.length)}`, toggle),
+    ];
+  }
+
+  function toggle() {
+    allRuns = !allRuns;
+    page.redraw();
+  }
+
+  function line(run) {
+    const share = progressOf(run);
+    const submitted = Date.parse(run.submittedAt);
+    const onchange = ({ currentTarget }) => {
+      compared[currentTarget.checked && compared.size < COMPARED_MAX ? "add" : "delete"](run.run);
+      page.redraw();
+    };
+    return h("article.run", { "data-run": run.run, "data-state": run.state, "data-row": true },
+      h("label.choose", h("input", { type: "checkbox", checked: compared.has(run.run), onchange, "aria-label": `compare ${run.run}` })),
+      h("a", { href: toRun(run.run) }, h("b", run.name || run.run), h("small", run.run)), state(run.state), h("span.soft.kind", run.kind),
+      h("span.far", share !== null && [progress(`cycles of ${run.run}`, share, 1),
+        h("small", `${Math.max(0, run.cyclesDone - 1)} of ${counted(run.cycles, "cycle")}`)]),
+      h("span.far", run.heldout && [h("b", percent(run.heldout.mean)), h("small", ` ± ${(run.heldout.stderr * 100).toFixed(1)} held-out`)]),
+      h("time.soft", { datetime: run.submittedAt, title: clock(submitted, now()) },
+        run.endedAt ? `took ${duration((Date.parse(run.endedAt) - submitted) / 1000)}` : `${duration((now() - submitted) / 1000)} ago`),
+      run.message && h("small.far", run.message));
+  }
+
+  function boxes(total) {
+    const all = [...page.fleet.agents.values()];
+    if (!all.length) {
+      return page.heard && empty("No box yet: ", h("code", "flotilla agent"), " makes one of this machine, ",
+        h("code", "flotilla join"), " of another one, with the fleet’s token.");
+    }
+    const words = filter.toLowerCase().split(/\s+/);
+    const fit = all.filter((agent) => words.every((word) => haystack(agent).includes(word)));
+    const [as, name] = total.boxes > CARDS_MAX ? [row, "rows"] : [card, "cards"];
+    const drawn = (agent) =>
+      lazy(agent.agent, [agent, stateOf(agent, now())], () => as(agent, { ref: screen.observe }), screen.isOff);
+    return [
+      h(`div.${name}`, fit.map(drawn)),
+      !fit.length && empty(`None of ${count(all.length)} boxes fits “${filter}”.`),
+    ];
+  }
+
+  const filterBy = (text) => {
+    filter = text;
+    page.redraw();
+  };
+  const filters = ({ boxes: n, concerns }) => n > 1 && [
+    h("input", {
+      type: "search", placeholder: "filter: name, role, run, state …", "aria-label": "Filter boxes", "data-filter": true,
+      value: filter, oninput: ({ target }) => filterBy(target.value),
+    }),
+    concerns.map((word) =>
+      quiet(word, () => filterBy(filter === word ? "" : word), { key: word, "aria-pressed": String(filter === word) })),
+  ];
+
+  const draw = () => {
+    const total = sums(page.fleet.agents, now());
+    return [
+      summary(total, page.fleet.runs),
+      section("runs", "Runs", h("div.tools", compared.size === 1 && h("small", "choose one more to compare"),
+        compared.size > 1 && h("a.button", { href: toCompare([...compared]) }, `Compare ${compared.size}`),
+        page.may() && button("Start …", () => page.steer.start(), { "data-action": "start" })), runs()),
+      section("boxes", "Boxes", h("div.tools", filters(total)), boxes(total)),
+    ];
+  };
+  return { title: () => "", draw, ticks: true };
+}
+
+const tile = (value, unit, more) => h("div.tile", h("b", value), h("span", unit), more);
+
+function summary(total, runs) {
+  const working = [...runs.values()].filter((it) => it.state === "running").length;
+  return h("div.summary", h("h1.unseen", "The fleet"),
+    tile(count(total.there) + (total.there < total.boxes ? ` of ${count(total.boxes)}` : ""),
+      total.boxes === 1 ? "box there" : "boxes there"),
+    tile(count(working), working === 1 ? "run at work" : "runs at work"),
+    tile(many(total.tokensPerS), "tokens/s", spark()), tile(many(total.watts), "W"),
+    total.concerned > 0 && tile(h("span.why", `⚠ ${count(total.concerned)}`),
+      total.concerned === 1 ? "box to look at" : "boxes to look at"));
+}
+
+function spark() {
+  const x = linear([0, LOOKS - 1], [0, 120]);
+  const y = linear([0, Math.max(1, ...rates)], [29, 3]);
+  const points = rates.map((rate, at) => `${x(LOOKS - rates.length + at).toFixed(1)} ${y(rate).toFixed(1)}`);
+  return points.length > 1 && h("svg.spark", { width: 120, height: 30, role: "img", "aria-label": "tokens/s of the last four minutes" },
+    h("path.curve.s0", { d: `M${points.join("L")}` }));
+}
+
+/** Knows which nodes nobody sees: they are drawn when they come into sight. */
+function watchScreen(redraw, signal) {
+  const off = new WeakSet();
+  const observer = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) off[isIntersecting ? "delete" : "add"](target);
+    redraw();
+  }, { rootMargin: "200px" });
+  signal.addEventListener("abort", () => observer.disconnect());
+  return { observe: (node) => observer.observe(node), isOff: (node) => off.has(node) };
+}

@@ -1,0 +1,224 @@
+// Decides which view is open and what all views share: the fleet's stream, who looks at it, keys,
+// the theme, and whether the gateway is there.
+
+import { call, follow, gateway, useBearer } from "./api.js";
+import { patch, perFrame } from "./dom.js";
+import { parse, toRun } from "./route.js";
+import { emptyFleet, mergeFleet } from "./store.js";
+
+const TICK_MS = 1000, CHORD_MS = 1500;
+const THEMES = { auto: "◑", light: "☀", dark: "☾" };
+const VIEWS = {
+  fleet: () => import("./fleet.js"), box: () => import("./box.js"), run: () => import("./run.js"),
+  samples: () => import("./samples.js"), compare: () => import("./compare.js"),
+};
+const dialogs = () => import("./dialogs.js");
+const byId = (id) => document.getElementById(id);
+
+const root = document.documentElement;
+const main = byId("main");
+let hello = null;
+let view = null;
+let at = null;
+let leave = new AbortController();
+let retryAt = 0;
+/** 0 until it is laid out: nothing is drawn before. */
+let width = 0;
+
+const redraw = perFrame(() => {
+  if (!view || !width) return;
+  document.title = [view.title(), "Flotilla"].filter(Boolean).join(" · ");
+  patch(main, [view.draw()]);
+});
+
+const named = (run, name) => (name && name !== run ? `${run} (${name})` : run);
+
+/** What views are given. */
+const page = {
+  fleet: emptyFleet(),
+  /** Whether anything was heard: empty is not unknown. */
+  heard: false,
+  redraw,
+  width: () => width,
+  may: () => Boolean(hello?.open || /operator|admin/.test(hello?.scope)),
+  go: (hash) => { location.hash = hash; },
+  steer: {
+    pause: (run, name) => steer("Runs/Pause", { run }, { title: `Pause ${run}?`, verb: "Pause", reason: true, said: `${run} is paused`,
+      text: [`Nothing new is started for ${named(run, name)}; what boxes work on is finished. It waits until somebody resumes it.`] }),
+    resume: (run, name) => steer("Runs/Resume", { run }, { title: `Resume ${run}?`, verb: "Resume", said: `${run} goes on`,
+      text: [`${named(run, name)} goes on where it stood.`] }),
+    cancel: (run, name) => steer("Runs/Cancel", { run }, { title: `Cancel ${run}?`, verb: "Cancel the run", tone: "bad", reason: true,
+      said: `${run} is cancelled`,
+      text: [`${named(run, name)} ends now, for good: it cannot be resumed.`, "Its checkpoints and samples stay in the store."] }),
+    drain: (agent) => steer("Fleet/Drain", { agent }, { title: `Drain ${agent}?`, verb: "Drain", said: `${agent} takes nothing new`,
+      text: [`${agent} finishes what it holds, takes nothing new, and leaves the fleet.`,
+        "To come back, its agent must be started there again."] }),
+    async start() {
+      const { startRun, toast } = await dialogs();
+      const run = await startRun((request) => call("Runs/Submit", request));
+      if (!run) return;
+      toast(`${run} has begun`);
+      page.go(toRun(run));
+    },
+  },
+};
+
+async function steer(method, message, { said, ...question }) {
+  const { ask, toast } = await dialogs();
+  const answer = await ask(question);
+  if (!answer) return;
+  await call(method, { ...message, ...(answer.reason && answer) }).then(() => toast(said), (error) => toast(error.message, "bad"));
+}
+
+// ---- views
+
+async function navigate() {
+  const to = parse(location.hash);
+  const elsewhere = to.view !== at?.view || to.id !== at?.id;
+  at = to;
+  leave.abort();
+  leave = new AbortController();
+  const { signal } = leave;
+  const { open } = await VIEWS[to.view]();
+  if (signal.aborted) return;
+  if (elsewhere) {
+    main.replaceChildren();
+    main.dataset.view = to.view;
+    main.focus({ preventScroll: true });
+    scrollTo(0, 0);
+  }
+  view = open({ page, route: to, signal });
+  redraw();
+}
+
+addEventListener("hashchange", navigate);
+setInterval(() => {
+  if (view?.ticks) redraw();
+  tellLost();
+}, TICK_MS);
+new ResizeObserver(([{ contentRect }]) => {
+  width = Math.floor(contentRect.width);
+  redraw();
+}).observe(main);
+
+// ---- the gateway
+
+async function greet() {
+  const before = hello?.version;
+  hello = await call("Fleet/Hello").catch(() => hello);
+  if (!hello) return;
+  byId("who").textContent = [hello.open ? "open fleet" : hello.name, hello.scope, hello.version].filter(Boolean).join(" · ");
+  redraw();
+  const { toast } = await dialogs();
+  if (before && before !== hello.version) toast(`The gateway is now ${hello.version}: load this page again to match it`);
+  // So that they are there when the gateway is not.
+  Object.values(VIEWS).forEach((load) => load());
+}
+
+gateway.addEventListener("link", ({ detail: { connected, retryAt: next } }) => {
+  const isBack = connected && root.dataset.connected === "no";
+  root.dataset.connected = connected ? "yes" : "no";
+  retryAt = connected ? 0 : next;
+  tellLost();
+  if (!isBack) return;
+  // An empty fleet says nothing: that the stream stands is all there is to hear.
+  page.heard = true;
+  greet();
+});
+
+function tellLost() {
+  byId("lost").hidden = !retryAt;
+  const seconds = Math.ceil((retryAt - Date.now()) / 1000);
+  byId("retry").textContent = seconds > 0 ? ` in ${seconds} s` : " now";
+}
+
+let asking = false;
+let given = false;
+gateway.addEventListener("closed", async () => {
+  if (asking) return;
+  asking = true;
+  const bearer = await (await dialogs()).askBearer(given);
+  asking = false;
+  given = Boolean(bearer);
+  byId("enter").hidden = given;
+  if (given) useBearer(bearer);
+});
+gateway.addEventListener("opened", navigate);
+
+follow("Fleet/Watch", {}, {
+  signal: new AbortController().signal,
+  hear(change, first) {
+    page.fleet = mergeFleet(page.fleet, change, first);
+    redraw();
+  },
+  isOver: () => false,
+  failed: async ({ message }) => (await dialogs()).toast(`The fleet cannot be watched: ${message}`, "bad"),
+});
+
+// ---- keys
+
+let chord = 0;
+
+addEventListener("keydown", (event) => {
+  const { key, target, timeStamp } = event;
+  const types = target.closest("input:not([type=checkbox]), textarea, select, dialog");
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || types) return;
+  const isChord = timeStamp - chord < CHORD_MS;
+  chord = key === "g" ? timeStamp : 0;
+  const acts = {
+    "?": keys, "/": () => main.querySelector("[data-filter]")?.focus(), j: () => toRow(1), k: () => toRow(-1),
+    ...(target.closest("[data-row]") && { ArrowDown: () => toRow(1), ArrowUp: () => toRow(-1) }),
+    ...(isChord && { f: () => toSection("boxes"), r: () => toSection("runs") }),
+  };
+  if (!acts[key]) return;
+  event.preventDefault();
+  acts[key]();
+});
+
+async function keys() {
+  (await dialogs()).showKeys();
+}
+
+function toRow(by) {
+  const rows = [...main.querySelectorAll("[data-row]")];
+  const from = rows.findIndex((row) => row.contains(document.activeElement));
+  const row = rows[from < 0 ? 0 : Math.max(0, Math.min(rows.length - 1, from + by))];
+  (row?.hasAttribute("tabindex") ? row : row?.querySelector("a"))?.focus();
+  row?.scrollIntoView({ block: "nearest" });
+}
+
+async function toSection(id) {
+  if (at.view !== "fleet") {
+    page.go("#/");
+    await navigate();
+  }
+  // Behind the frame in which it is drawn.
+  requestAnimationFrame(() => requestAnimationFrame(() => {
+    byId(id)?.focus({ preventScroll: true });
+    byId(id)?.scrollIntoView();
+  }));
+}
+
+// ---- the theme, and the buttons above
+
+function theme(name) {
+  root.dataset.theme = name;
+  byId("theme").textContent = THEMES[name];
+  byId("theme").setAttribute("aria-label", `theme: ${name}`);
+  localStorage.setItem("flotilla.theme", name);
+}
+const known = localStorage.getItem("flotilla.theme");
+theme(known in THEMES ? known : "auto");
+
+byId("theme").onclick = () => {
+  const names = Object.keys(THEMES);
+  theme(names[(names.indexOf(root.dataset.theme) + 1) % names.length]);
+};
+byId("keys").onclick = keys;
+byId("enter").onclick = () => gateway.dispatchEvent(new Event("closed"));
+byId("skip").onclick = (event) => {
+  event.preventDefault();
+  main.focus();
+};
+
+navigate();

@@ -1,0 +1,151 @@
+// Decides what is shown of one run: how it stands, its timeline, what it learned, its checkpoints,
+// settings and troubles.
+
+import { follow, now } from "./api.js";
+import { columns, curves, sharing } from "./chart.js";
+import { h } from "./dom.js";
+import { clock, count, counted, duration, ending, figure, place } from "./format.js";
+import { lineage } from "./lineage.js";
+import { button, callout, chip, empty, folded, note, progress, section, state, table } from "./parts.js";
+import { toBox, toSamples } from "./route.js";
+import { axisOf, charts, fates, rewards, stopsOf } from "./series.js";
+import { settingsOf } from "./spec.js";
+import { isOver, mergeBoard } from "./store.js";
+import { timeline } from "./timeline.js";
+
+const PHASES = ["plan", "generate", "verify", "select", "train", "evaluate"];
+const THEN = { TELL: "told of", ROLL_BACK: "the next cycle went back to the best one", STOP: "the run ended" };
+const CYCLES_DRAWN = 40;
+
+/** Boards of runs as they go, until all have ended: {boards, failure}, changed in place. */
+export function boardsOf(runs, { page, signal }) {
+  const told = { boards: new Map(), failure: null };
+  const whole = new Set();
+  follow("Runs/Board", { runs }, {
+    signal,
+    hear(update, first) {
+      if (first) whole.clear();
+      const { run } = update.head;
+      told.boards.set(run, mergeBoard(told.boards.get(run), update, !whole.has(run)));
+      whole.add(run);
+      page.redraw();
+    },
+    isOver: () => runs.every((run) => isOver(told.boards.get(run)?.head.state ?? "running")),
+    failed(error) {
+      told.failure = error.message;
+      page.redraw();
+    },
+  });
+  return told;
+}
+
+export function open({ page, route, signal }) {
+  const told = boardsOf([route.id], { page, signal });
+  const opened = new Set();
+  const time = timeline(page.redraw);
+  const family = lineage(page.redraw);
+  const shared = sharing(page);
+  const boardNow = () => told.boards.get(route.id);
+
+  const title = () => {
+    const { name, state: word, phase, done, total } = boardNow()?.head ?? {};
+    const far = word === "running" && total ? `${Math.round((done / total) * 100)} % ${phase}` : word;
+    return [far, name || route.id].filter(Boolean).join(" ");
+  };
+
+  const draw = () => {
+    const board = boardNow();
+    if (!board) return empty(told.failure ?? `Reading ${route.id} …`, " ", h("a", { href: "#/" }, "All runs"));
+    const settings = settingsOf(board.spec);
+    return [
+      header(board.head, page),
+      section("timeline", "Timeline", time(board, (now() - Date.parse(board.head.submittedAt)) / 1000, page.width())),
+      section("learning", "Learning", learning(board, shared)),
+      section("checkpoints", "Checkpoints", family(board)),
+      section("troubles", "Troubles", troubles(board.head)),
+      section("settings", "Settings", folded("settings", `all ${counted(settings.length, "setting")}`, { opened, redraw: page.redraw },
+        () => table("Settings", ["setting", "value"], settings, "settings"))),
+    ];
+  };
+  return { title, draw, ticks: true };
+}
+
+function header(head, page) {
+  const { run, name, kind, state: word, message, phase, done, total, unit } = head;
+  const submitted = Date.parse(head.submittedAt);
+  const over = isOver(word);
+  const act = (when, action, label) => when && page.may()
+    && button(label, () => page.steer[action](run, name), { key: action, "data-action": action });
+  return h("header.panel", { "data-run": run, "data-state": word, "data-cycle": head.cycle, "data-phase": phase },
+    h("div.tools", h("h1", name || run, h("small", run)), state(word), chip(kind, "soft"),
+      h("span.end", kind === "raft" && h("a.button", { href: toSamples(run, { cycle: head.cycle }) }, "Samples"),
+        act(word === "running", "pause", "Pause"), act(word === "paused", "resume", "Resume"), act(!over, "cancel", "Cancel"))),
+    message && callout(word === "failed" ? "bad" : "", word === "failed" ? "✕" : "›", message),
+    !over && [steps(head),
+      total > 0 && h("p.phase", progress(`${phase} of cycle ${head.cycle}`, done, total),
+        h("b", `${count(done)} of ${count(total)} ${unit}`)),
+      h("p", etas(head))],
+    note(`submitted ${clock(submitted, now())}, `,
+      over ? `took ${duration(head.endedS ?? head.atS)}` : `under way for ${duration((now() - submitted) / 1000)}`));
+}
+
+/** The cycles as a row of marks, and the phases of the one that is worked on. */
+function steps({ cycle, cycles, phase, state: word, kind }) {
+  const shown = kind === "raft" ? PHASES : PHASES.slice(-2);
+  const is = (at, here) => (at < here ? "past" : at === here ? "here" : "");
+  return h("div.steps", { class: `is-${word}` },
+    cycles > 0 && h("p", h("b", cycle ? `cycle ${cycle} of ${cycles} ` : "measuring the base "),
+      cycles <= CYCLES_DRAWN && Array.from({ length: cycles }, (_, at) => h("i", { class: is(at + 1, cycle) }))),
+    h("ol", shown.map((it) =>
+      h("li", { class: is(PHASES.indexOf(it), PHASES.indexOf(phase)), "aria-current": it === phase && "step" }, it))));
+}
+
+function etas({ state: word, runEnds, phaseEnds, phase, submittedAt }) {
+  if (word === "paused") return "Paused: nothing new is started.";
+  const run = ending(runEnds, submittedAt, now());
+  const step = ending(phaseEnds, submittedAt, now());
+  if (!run && !step) return "Nothing tells yet when this ends.";
+  return [run && h("b", { title: "nine times of ten it ends between the two in brackets" }, run),
+    run && step && " · ", step && `${phase} ${step}`];
+}
+
+function learning(board, share) {
+  const lined = charts(board);
+  const columned = [rewards(board), fates(board)].filter(({ all }) => all.length);
+  if (!lined.length && !columned.length) return empty("Nothing is measured yet: the base comes first.");
+  const cycles = [...board.cycles.values()];
+  const [axis, stops] = [axisOf(board), stopsOf(board)];
+  const shared = share(axis, stops, axis === "cycle" ? cycles.findLast((it) => it.done)?.cycle ?? 0 : stops.at(-1) ?? 0);
+  const [first, ...others] = lined.map((chart) => curves(chart, shared));
+  return [
+    stops.length > 1 && picker(board, shared),
+    h("ul", cycles.flatMap(({ cycle, done }) =>
+      (done?.findings ?? []).map((it) => h("li", { "data-cycle": cycle }, finding(cycle, it))))),
+    h("div.charts", first, columned.map((chart) => columns(chart, shared)), others),
+  ];
+}
+
+/** One slider moves the cursor of all charts. */
+function picker(board, { axis, stops, cursor, point }) {
+  const cycle = Math.ceil(cursor - 1e-9);
+  return h("div.picker", h("label", h("b", `${axis} ${place(cursor)}`), h("input", {
+    type: "range", min: 0, max: stops.length - 1, value: stops.findLastIndex((it) => it <= cursor),
+    "aria-label": `${axis} that charts tell of`, "data-cycle": cycle, oninput: ({ target }) => point(stops[target.value]),
+  })),
+  axis === "cycle" && board.cycles.has(cycle) && h("a", { href: toSamples(board.head.run, { cycle }) }, `samples of cycle ${cycle}`));
+}
+
+const finding = (cycle, { gate, then, value, limit, best }) =>
+  callout(then === "TELL" ? "warn" : "bad", then === "ROLL_BACK" ? "↩" : "▲", h("b", `Cycle ${cycle}, gate on ${gate}: `),
+    `${figure(value)}, limit ${figure(limit)}, best ${figure(best)}; ${THEN[then] ?? then}.`);
+
+function troubles({ troubles: all, troublesInAll, submittedAt }) {
+  if (!troublesInAll) return note("None.");
+  return [
+    all.toReversed().map((it) => h("div.callout", { class: it.final ? "bad" : "warn" },
+      h("time", clock(Date.parse(submittedAt) + it.atS * 1000, now())),
+      h("span", h("b", it.what), " ", it.agent && h("a", { href: toBox(it.agent) }, it.agent),
+        it.final && " (nobody will try again)", `: ${it.message}`))),
+    troublesInAll > all.length && note(`The last ${count(all.length)} of ${count(troublesInAll)}.`),
+  ];
+}

@@ -1,0 +1,117 @@
+// Decides how the samples of a cycle are read: which are asked for, and how those of a prompt stand
+// beside each other.
+
+import { call } from "./api.js";
+import { lines } from "./diff.js";
+import { h } from "./dom.js";
+import { count, counted, figure } from "./format.js";
+import { button, chip, empty, folded, note, quiet } from "./parts.js";
+import { toBox, toRun, toSamples } from "./route.js";
+import { samplesPage } from "./store.js";
+
+const PAGE = 20;
+/** Longer texts are folded. */
+const LONG_LINES = 24, LONG_CHARS = 1800;
+const TYPING_MS = 300;
+const SIGN = { pass: "✓", fail: "✕", error: "⚠" };
+
+export function open({ page, route, signal }) {
+  const { id: run, settings } = route;
+  const { suite = "", fate = "", text = "" } = settings;
+  const opened = new Set();
+  const cycle = Number(settings.cycle ?? 0);
+  const offset = Number(settings.offset ?? 0);
+  const which = suite || settings.which === "heldout" ? "HELDOUT_SAMPLES" : "TRAIN_SAMPLES";
+  let answer = null;
+  let failure = null;
+  let typing = 0;
+  let marked = true;
+  signal.addEventListener("abort", () => clearTimeout(typing));
+  call("Runs/Samples", { run, cycle, which, suite, fate, text, offset, limit: PAGE }, signal)
+    .then((it) => { answer = samplesPage(it); }, (error) => { failure = error.message; }).finally(page.redraw);
+
+  /** The address says what is looked at; pages begin anew when something else changes. */
+  const go = (changes) => page.go(toSamples(run, { ...settings, offset: "", ...changes }));
+
+  const select = (label, options, value, choose) => h("label", `${label} `,
+    h("select", { "aria-label": label, onchange: ({ target }) => choose(target.value) },
+    options.map(([it, name]) => h("option", { value: it, selected: it === value }, name))));
+
+  function choices() {
+    const last = Math.max(cycle, page.fleet.runs.get(run)?.cycles ?? 0);
+    const kinds = [["train", "training"], ["heldout", "held-out"], ...(answer?.suites ?? []).map((name) => [`suite ${name}`, name])];
+    const oninput = ({ target }) => {
+      clearTimeout(typing);
+      typing = setTimeout(() => go({ text: target.value }), TYPING_MS);
+    };
+    const mark = ({ target }) => {
+      marked = target.checked;
+      page.redraw();
+    };
+    const ofKind = (it) => ({ fate: "", suite: it.startsWith("suite ") ? it.slice(6) : "", which: it === "heldout" ? it : "" });
+    const most = (words) => Object.entries(words ?? {}).sort(([, a], [, b]) => b - a);
+    const choice = (name, label) =>
+      quiet(label, () => go({ fate: name }), { key: name, "aria-pressed": String(fate === name), "data-choice": name });
+    return h("div.tools",
+      select("cycle", Array.from({ length: last + 1 }, (_, at) => [at, at]), cycle, (it) => go({ cycle: it, fate: "" })),
+      select("prompts", kinds, suite ? `suite ${suite}` : settings.which ?? "train", (it) => go(ofKind(it))),
+      h("input", { type: "search", placeholder: "text of a prompt or sample", "aria-label": "text of a prompt or sample",
+        "data-filter": true, value: text, oninput }),
+      h("label", h("input", { type: "checkbox", checked: marked, onchange: mark }), " mark lines that differ"),
+      h("p.chips", { role: "group", "aria-label": "what the verifier said" }, choice("", "all"),
+        most(answer?.outcomes).map(([name, n]) => choice(name, `${name} ${count(n)}`))),
+      answer?.fates && h("p.chips", { role: "group", "aria-label": "what became of them" },
+        most(answer.fates).map(([name, n]) => choice(name, `${name} ${count(n)}`))));
+  }
+
+  function pager() {
+    const all = answer.promptsInAll;
+    const last = Math.min(all, offset + PAGE);
+    return h("nav.tools", { "aria-label": "pages" }, button("← before", () => go({ offset: offset - PAGE }), { disabled: !offset }),
+      `prompts ${count(offset + 1)} – ${count(last)} of ${count(all)}`,
+      button("next →", () => go({ offset: offset + PAGE }), { disabled: last >= all }));
+  }
+
+  function prompts() {
+    if (failure) return empty(failure);
+    if (!answer) return empty("Reading samples …");
+    if (!answer.prompts.length && !fate && !text) return empty("No samples here yet.");
+    if (!answer.prompts.length) return empty("No prompt fits. ", button("Show all", () => go({ fate: "", text: "" })));
+    return [pager(), answer.prompts.map(promptOf), answer.promptsInAll > PAGE && pager()];
+  }
+
+  function promptOf({ promptId, text: asked, samples }) {
+    // Others are compared with the one that was kept, else with the best paid.
+    const reference = samples.find((it) => it.fate === "kept") ?? samples.toSorted((a, b) => b.reward - a.reward)[0];
+    const passed = samples.filter((it) => it.outcome === "pass").length;
+    return h("article.prompt.panel", { key: promptId, "data-row": true, tabindex: -1, "data-prompt": promptId },
+      h("header", h("h2", promptId), h("small", `${passed} of ${counted(samples.length, "sample")} passed`)),
+      long(promptId, asked, () => h("pre.asked", asked)),
+      h("div.samples", samples.map((it) => sampleOf(`${promptId} ${it.index}`, it, marked && it !== reference && reference))));
+  }
+
+  const sampleOf = (key, it, reference) => h(`article.sample.is-${it.outcome}`, {
+    key, class: it.fate === "kept" && "kept", "data-fate": it.fate, "data-outcome": it.outcome,
+  },
+  h("header", h("b", `#${it.index}`), h("b.verdict", `${SIGN[it.outcome] ?? "…"} ${it.outcome || "not judged"}`),
+    it.outcome && `reward ${figure(it.reward, 3)}`, it.fate && chip(it.fate, it.fate === "kept" ? "good" : "soft")),
+  long(key, it.text, () => h("pre", reference ? marks(it.text, reference.text) : it.text)),
+  it.cut && note("The rest is not shown: it is very long."), it.detail && h("p.detail", it.detail),
+  note(counted(it.tokens, "token"), it.finish === "length" && ", cut at its limit",
+    it.logprob !== null && it.tokens > 0 && `, ${figure(-it.logprob / it.tokens, 3)} nats a token`,
+    it.agent && [", ", h("a", { href: toBox(it.agent) }, it.agent)]));
+
+  function long(key, whole, content) {
+    const n = whole.split("\n").length;
+    if (n <= LONG_LINES && whole.length <= LONG_CHARS) return content();
+    return folded(key, `${counted(n, "line")}: ${whole.slice(0, 90).trim()} …`, { opened, redraw: page.redraw }, content);
+  }
+
+  const draw = () => [
+    h("h1", "Samples", h("small", h("a", { href: toRun(run) }, run))), choices(),
+    h("div", { "aria-busy": String(!answer && !failure) }, prompts()),
+  ];
+  return { title: () => `samples of ${run}`, draw };
+}
+
+const marks = (text, reference) => lines(text, reference).map(({ line, same }) => [h(same ? "span" : "mark", line || " "), "\n"]);

@@ -1,0 +1,28 @@
+// Decides how a run's spec is read by people: a line a setting, by the names that specs use. It is
+// pure.
+
+import { bytes } from "./format.js";
+
+const snake = (name) => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+const short = (digest) => digest.replace(/^(b3:[0-9a-f]{12})[0-9a-f]+$/, "$1…");
+
+export const settingsOf = (spec) => flat("", spec).filter(([key]) => key !== "run" && key !== "submitted_at");
+
+function flat(key, value) {
+  const within = (name) => (key ? `${key}.${name}` : name);
+  if (value === null || typeof value !== "object") return [[key, String(value)]];
+  if (Array.isArray(value) && value.every((it) => typeof it !== "object")) return [[key, value.join(", ")]];
+  if (Array.isArray(value)) return value.flatMap((it, at) => flat(within(it.name ?? at + 1), it));
+  if (value.digest) return [[key, `${short(value.digest)}, ${bytes(Number(value.bytes ?? 0))}`]];
+  if (value.manifest) return [[key, value.path ?? short(value.manifest)]];
+  const fields = Object.entries(value);
+  return fields.length ? fields.flatMap(([name, it]) => flat(within(snake(name)), it)) : [[key, "as by default"]];
+}
+
+/** [key, value …] of each setting in which specs differ. */
+export function differences(specs) {
+  const all = specs.map((spec) => new Map(settingsOf(spec)));
+  const keys = [...new Set(all.flatMap((settings) => [...settings.keys()]))];
+  return keys.map((key) => [key, ...all.map((settings) => settings.get(key) ?? "–")])
+    .filter(([, first, ...others]) => others.some((it) => it !== first));
+}

@@ -1,0 +1,130 @@
+// Decides what is held of what the gateway told: messages become whole values, and updates are
+// merged into them. All of it is pure.
+
+/** Agents say how they are every few seconds. */
+const GONE_AFTER_MS = 45_000;
+
+const READ = { "#": (it) => Number(it ?? 0), "?": (it) => (it === undefined ? null : Number(it)), "!": Boolean };
+const text = (it) => it ?? "";
+
+/**
+ * Reads a message, for fields that are zero are absent, and 64-bit numbers are texts: `name#` is a
+ * number, `name?` null where it is absent, `name!` a flag; all others are texts. `parts` are read
+ * by their own readers, in brackets where they are repeated.
+ */
+function message(fields, parts = {}) {
+  const plain = fields.split(" ").filter(Boolean).map((it) => [it.replace(/\W$/, ""), READ[it.at(-1)] ?? text]);
+  return (raw) => {
+    const read = Object.fromEntries(plain.map(([name, of]) => [name, of(raw?.[name])]));
+    for (const [name, part] of Object.entries(parts)) {
+      const it = raw?.[name];
+      read[name] = Array.isArray(part) ? (it ?? []).map(part[0]) : it ? part(it) : null;
+    }
+    return read;
+  };
+}
+
+const number = (it) => Number(it);
+const counts = (raw) => Object.fromEntries(Object.entries(raw).map(([name, n]) => [name, Number(n)]));
+const pressure = message("someAvg10#");
+const gpu = message("gfx integrated! asleep! ordinal# busyPercent? vramTotal# vramUsed# gttTotal# gttUsed# watts?", {
+  temperatures: [message("sensor celsius# critical?")], clocks: [message("sensor hertz#")],
+});
+const telemetry = message("resting cpuBusy? memoryTotal# memoryAvailable# swapTotal# swapFree# tlbShootdownsPerS? watts? joules#", {
+  gpus: [gpu], warnings: [text], storm: message("level cause reaction storms#"),
+  cpuPressure: pressure, ioPressure: pressure, memoryPressure: pressure,
+});
+const agent = message("agent host version pool state startedAt seenAt trouble profile "
+  + "cpus# rssBytes# tokensPerS# jobsDone# trainingBytes# sampleS#", {
+  roles: [text], engines: [text], abilities: [text], telemetry, withheld: [message("role finding seen remedy")],
+  jobs: [message("role run job note cycle# done# total# waits!")],
+  exchange: message("bytesFromStore# bytesFromPeers# bytesToPeers#"),
+});
+const rate = message("mean# stderr# prompts# samples#");
+const runLine = message("run name kind state message submittedAt endedAt cyclesDone# cycles#", { heldout: rate });
+
+const passAt = [message("k# mean# low# high#")];
+const eta = message("earlyS# likelyS# lateS#");
+const head = message("run name kind state message submittedAt endedS? cycle# cycles# phase done# total# unit troublesInAll# atS#", {
+  phaseEnds: eta, runEnds: eta, steered: [message("action reason atS#")], troubles: [message("what agent message atS# final!")],
+});
+const cycleOf = message("cycle#", {
+  rewards: message("low# width#", { counts: [number] }),
+  selected: message("considered# kept# minReward# diversity# entropy?", { dropped: counts }),
+  done: message("then kept# best#", {
+    heldout: rate, train: rate, passAt, findings: [message("gate then value# best# limit#")],
+    suites: [message("suite", { rate, passAt })],
+  }),
+  spans: [message("agent work beginS# endS# count#")],
+  checkpoints: [message("agent engine manifest parent path step# steps# atS# loss# learningRate# gradNorm# weightChange? tokens# final!")],
+  evals: [message("suite agent step# perplexity# stderr# bitsPerByte# stormed!")],
+});
+export const samplesPage = message("promptsInAll#", {
+  outcomes: counts, fates: counts, suites: [text],
+  prompts: [message("promptId text", {
+    samples: [message("index# text cut! tokens# finish logprob? outcome reward# detail fate agent")],
+  })],
+});
+
+/** `update` into the board known so far, or in its place when it is the first of a connection. */
+export function mergeBoard(board, update, first) {
+  const known = first || !board ? [] : board.cycles;
+  const changed = (update.cycles ?? []).map(cycleOf).map((it) => [it.cycle, it]);
+  const cycles = new Map([...new Map([...known, ...changed])].sort(([a], [b]) => a - b));
+  return { head: head(update.head), cycles, spec: update.spec ?? board?.spec ?? {} };
+}
+
+export const emptyFleet = () => ({ agents: new Map(), runs: new Map() });
+
+export function mergeFleet(fleet, change, first) {
+  const before = first ? emptyFleet() : fleet;
+  const agents = (change.agents ?? []).map(agent).map((it) => [it.agent, it]);
+  const runs = (change.runs ?? []).map(runLine).map((it) => [it.run, it]);
+  return { agents: inOrder(before.agents, agents), runs: new Map([...before.runs, ...runs]) };
+}
+
+/** By name, as people count: box-9 before box-10. */
+const names = new Intl.Collator("en", { numeric: true });
+function inOrder(known, changed) {
+  const merged = new Map([...known, ...changed]);
+  return merged.size === known.size ? merged : new Map([...merged].sort(([a], [b]) => names.compare(a, b)));
+}
+
+export const newestFirst = (runs) => [...runs.values()].sort((a, b) => b.submittedAt.localeCompare(a.submittedAt));
+export const isOver = (state) => state !== "running" && state !== "paused";
+
+/** 0 to 1, or null where nobody counts cycles. A RAFT run's base is one more of them. */
+export const progressOf = ({ state, kind, cycles, cyclesDone }) =>
+  cycles ? (state === "succeeded" ? 1 : Math.min(1, cyclesDone / (cycles + (kind === "raft")))) : null;
+
+export const silentS = ({ seenAt }, now) => Math.max(0, now - Date.parse(seenAt || 0)) / 1000;
+
+/** ready, draining, stopped, quarantined, or gone: what it said last, unless it fell silent. */
+export function stateOf(agent, now) {
+  const said = agent.state.toLowerCase() || "unknown";
+  return said !== "stopped" && silentS(agent, now) * 1000 > GONE_AFTER_MS ? "gone" : said;
+}
+
+/** Why somebody should look at a box, the worst first. */
+export function concerns(agent, now) {
+  const state = stateOf(agent, now);
+  return [
+    (state === "gone" || state === "quarantined") && state,
+    agent.trouble && "trouble",
+    agent.withheld.length && "withheld",
+    /WARN|STORM/.test(agent.telemetry?.storm?.level) && "storm",
+    agent.telemetry?.warnings.length && "warning",
+  ].filter(Boolean);
+}
+
+/** Figures of all boxes that are there. */
+export function sums(agents, now) {
+  const all = [...agents.values()];
+  const there = all.filter((it) => !/gone|stopped/.test(stateOf(it, now)));
+  const concerned = all.map((it) => concerns(it, now)).filter((it) => it.length);
+  const sum = (of) => there.reduce((total, it) => total + (of(it) ?? 0), 0);
+  return {
+    boxes: all.length, there: there.length, concerned: concerned.length, concerns: [...new Set(concerned.flat())].sort(),
+    tokensPerS: sum((it) => it.tokensPerS), watts: sum((it) => it.telemetry?.watts),
+  };
+}
