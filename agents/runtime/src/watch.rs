@@ -21,13 +21,13 @@ use hardware::{
     storm::{Act, Cause, Level, OnStorm, Pace, Reaction, Thresholds, Training, Weather},
     telemetry::Telemetry,
 };
+use metrics::Endpoint;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use wire::{WorkKind, v1};
 
 use crate::{
     Herd, JobError,
-    metrics::{self, Endpoint},
     presence::{Presence, Trouble},
 };
 
@@ -166,7 +166,7 @@ pub(crate) async fn run(
         options;
     let serving = async {
         match metrics {
-            Some(endpoint) => metrics::serve(endpoint, presence.clone()).await,
+            Some(endpoint) => endpoint.serve(presence.clone()).await,
             None => std::future::pending().await,
         }
     };

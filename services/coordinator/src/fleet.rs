@@ -55,6 +55,15 @@ impl Present {
         self.fleets.retain(|_, (made, _)| made.elapsed() < SILENT);
     }
 
+    /// How many agents are in each state.
+    pub(crate) fn states(&self) -> BTreeMap<String, u64> {
+        let mut states = BTreeMap::new();
+        for (_, status) in self.agents.values().filter(|(heard, _)| heard.elapsed() < SILENT) {
+            *states.entry(status.state().as_str_name().to_lowercase()).or_default() += 1;
+        }
+        states
+    }
+
     /// Forgets who held a job that is done.
     pub(crate) fn settle(&mut self, record: &Record) {
         let Subject { run, place } = &record.fact.subject;

@@ -4,9 +4,11 @@
 //! only saves repeated effort.
 
 mod archive;
+mod figures;
 mod fleet;
 mod prompts;
 mod shell;
 
 pub use archive::Keep;
+pub use figures::{Figures, RunFigures, Samples};
 pub use shell::{Config, Turn, run};

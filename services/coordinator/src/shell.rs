@@ -18,6 +18,7 @@ use wire::{Record, RunId};
 
 use crate::{
     archive::{self, Keep},
+    figures::Figures,
     fleet::Present,
     prompts::Prompts,
 };
@@ -44,6 +45,8 @@ pub struct Config {
     pub keep: Keep,
     /// Sent at every turn of the loop: one that hangs is silent.
     pub turns: watch::Sender<Turn>,
+    /// Sent every few seconds, where somebody collects them.
+    pub figures: watch::Sender<Figures>,
 }
 
 /// Where the loop is.
@@ -142,6 +145,9 @@ pub async fn run(
                 let desk = &shell.desk;
                 shell.present.tidy(|id| desk.run(id).is_some());
                 shell.desk.stir();
+                if config.figures.receiver_count() > 0 {
+                    config.figures.send_replace(shell.figures());
+                }
             }
         }
         config.turns.send_replace(shell.turn(leadership.is_leader()));
@@ -159,6 +165,10 @@ impl Shell {
     fn turn(&self, leads: bool) -> Turn {
         let facts = self.desk.folded();
         Turn { caught_up: self.caught_up, leads, open_runs: self.desk.open().count(), facts }
+    }
+
+    fn figures(&self) -> Figures {
+        Figures::of(self.desk.open(), self.present.states())
     }
 
     /// Fails only when the log is no longer the one that was followed.

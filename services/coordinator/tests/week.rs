@@ -67,6 +67,7 @@ impl Fleet {
             waiting: cycle::Waiting::default(),
             keep,
             turns: tokio::sync::watch::Sender::default(),
+            figures: tokio::sync::watch::Sender::default(),
         };
         coordinate(bus.clone(), store.clone(), config, stop.clone());
         let run = RunId::new("week-1").unwrap();

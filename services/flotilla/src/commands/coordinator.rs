@@ -1,6 +1,7 @@
 //! `flotilla coordinator`: the coordinator and the gRPC gateway in one process.
 
 mod closed;
+mod figures;
 
 use std::{process::ExitCode, time::Duration};
 
@@ -8,13 +9,15 @@ use anyhow::Context;
 use authority::Authority;
 use bus::{Bus, Durability, LogLimit};
 use control::{Control, Members};
-use coordinator::Turn;
+use coordinator::{Figures, Turn};
+use metrics::Endpoint;
 use rustix::process::Signal;
 use store::Store;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 use wire::v1;
 
+use self::figures::Source;
 use crate::{cli::CoordinatorArgs, fleet::FleetArgs, notify, signals, supervise::die_with_parent};
 
 /// How long a silent leader is waited for: one server answers quickly, a cluster's own
@@ -53,7 +56,9 @@ pub(crate) async fn coordinator(
         bus.prepare_members(args.replicas as usize).await?;
     }
     bus.set_fleet_config(&config).await?;
+    let metrics = Endpoint::bind_if_any(args.metrics).await.context("--metrics")?;
     let (turns, turned) = watch::channel(Turn::default());
+    let (figures, figured) = watch::channel(Figures::default());
     if let Some(keys) = &args.keys {
         let terms = closed::terms(args, keys, bound.address(), &options.urls, store.url());
         bound = bound.closed(Members::new(bus.clone(), terms));
@@ -65,10 +70,18 @@ pub(crate) async fn coordinator(
         waiting: waiting(args.lease),
         keep: args.keep_cycles,
         turns,
+        figures,
+    };
+    let source =
+        Source { turns: turned.clone(), figures: figured, bus: bus.clone(), calls: bound.counts() };
+    let exposing = async {
+        if let Some(metrics) = metrics {
+            stop.run_until_cancelled(metrics.serve(source)).await;
+        }
     };
     let control = Control::with_store(bus.clone(), store.clone());
     let reporting = report(turned, bus.clone(), stop.clone());
-    let (coordinated, served, ()) = tokio::join!(
+    let (coordinated, served, (), ()) = tokio::join!(
         async {
             let outcome = coordinator::run(bus, store, coordinating, stop.clone()).await;
             stop.cancel();
@@ -80,6 +93,7 @@ pub(crate) async fn coordinator(
             outcome
         },
         reporting,
+        exposing,
     );
     coordinated.context("coordinate")?;
     served.context("serve the gRPC API")?;

@@ -288,6 +288,9 @@ impl Local<'_> {
             "--die-with-parent",
         ];
         let mut arguments = fixed.map(OsString::from).to_vec();
+        if let Some(address) = args.metrics {
+            arguments.extend(["--metrics".into(), address.to_string().into()]);
+        }
         if let Some(keys) = self.keys {
             let kit = keys.coordinator_kit();
             let identity = Some(Identity::named("coordinator"));

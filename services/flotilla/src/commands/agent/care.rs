@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use hardware::{citizen::Wishes, storm::Thresholds};
-use runtime::{Herd, metrics::Endpoint, watch::Options};
+use metrics::Endpoint;
+use runtime::{Herd, watch::Options};
 
 use crate::cli::AgentArgs;
 
@@ -13,10 +14,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 pub(super) async fn options(args: &AgentArgs, herd: Herd) -> anyhow::Result<Options> {
     let care = &args.care;
-    let metrics = match care.metrics {
-        Some(address) => Some(Endpoint::bind(address).await.context("--metrics")?),
-        None => None,
-    };
+    let metrics = Endpoint::bind_if_any(care.metrics).await.context("--metrics")?;
     let [(warn_per_s, warn_s), (storm_per_s, storm_s), (clear_per_s, clear_s)] =
         [care.warn_at, care.storm_at, care.calm_at];
     if !(clear_per_s <= warn_per_s && warn_per_s <= storm_per_s) {

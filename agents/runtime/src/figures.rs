@@ -1,99 +1,25 @@
-//! An agent's status as Prometheus reads it. Names are node_exporter's where it has them; all are
-//! in docs/METRICS.md.
-
-mod server;
+//! An agent's status as Prometheus reads it. Names are node_exporter's where it has them; all are in
+//! docs/METRICS.md.
 
 use std::fmt;
 
-use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder},
-    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
-    registry::Registry,
-};
+use metrics::{Labels, Page, Source, count, flag};
 use wire::v1::{self, telemetry::Pressure};
 
-pub use server::Endpoint;
-pub(crate) use server::serve;
+use crate::presence::Presence;
 
-/// What the text is, for those who ask over HTTP.
-const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// The status as text.
-pub(crate) fn render(status: v1::AgentStatus) -> String {
-    let mut registry = Registry::default();
-    registry.register_collector(Box::new(Status(status)));
-    let mut text = String::new();
-    // Writing to a string does not fail.
-    let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
-    text
-}
-
-#[derive(Debug)]
-struct Status(v1::AgentStatus);
-
-impl Collector for Status {
-    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut page = Page { encoder };
-        agent(&mut page, &self.0)?;
-        let Some(telemetry) = &self.0.telemetry else { return Ok(()) };
-        gpus(&mut page, &telemetry.gpus)?;
-        host(&mut page, telemetry)?;
-        watched(&mut page, telemetry)
+impl Source for Presence {
+    fn write(&self, page: &mut Page<'_>) -> fmt::Result {
+        write(page, &self.now())
     }
 }
 
-type Labels = Vec<(&'static str, String)>;
-
-struct Page<'a> {
-    encoder: DescriptorEncoder<'a>,
-}
-
-impl Page<'_> {
-    fn gauge(&mut self, name: &str, help: &str, values: &[(Labels, f64)]) -> fmt::Result {
-        self.family(name, help, MetricType::Gauge, values)
-    }
-
-    /// `name` without `_total`, which is added.
-    fn counter(&mut self, name: &str, help: &str, value: Option<f64>) -> fmt::Result {
-        let values: Vec<_> = value.into_iter().map(|value| (Labels::new(), value)).collect();
-        self.family(name, help, MetricType::Counter, &values)
-    }
-
-    fn one(&mut self, name: &str, help: &str, value: Option<f64>) -> fmt::Result {
-        let values: Vec<_> = value.into_iter().map(|value| (Labels::new(), value)).collect();
-        self.gauge(name, help, &values)
-    }
-
-    /// Nothing where there is no value.
-    fn family(
-        &mut self,
-        name: &str,
-        help: &str,
-        kind: MetricType,
-        values: &[(Labels, f64)],
-    ) -> fmt::Result {
-        if values.is_empty() {
-            return Ok(());
-        }
-        let mut metric = self.encoder.encode_descriptor(name, help, None, kind)?;
-        if let [(labels, value)] = values
-            && labels.is_empty()
-        {
-            return encode(kind, *value, metric);
-        }
-        for (labels, value) in values {
-            encode(kind, *value, metric.encode_family(labels)?)?;
-        }
-        Ok(())
-    }
-}
-
-fn encode(kind: MetricType, value: f64, metric: MetricEncoder<'_>) -> fmt::Result {
-    match kind {
-        MetricType::Counter => ConstCounter::new(value).encode(metric),
-        _ => ConstGauge::new(value).encode(metric),
-    }
+fn write(page: &mut Page<'_>, status: &v1::AgentStatus) -> fmt::Result {
+    agent(page, status)?;
+    let Some(telemetry) = &status.telemetry else { return Ok(()) };
+    gpus(page, &telemetry.gpus)?;
+    host(page, telemetry)?;
+    watched(page, telemetry)
 }
 
 fn agent(page: &mut Page<'_>, status: &v1::AgentStatus) -> fmt::Result {
@@ -136,7 +62,7 @@ fn exchanged(page: &mut Page<'_>, exchange: &v1::Exchange) -> fmt::Result {
     let came = [("store", bytes_from_store), ("peers", bytes_from_peers)];
     let came = came.map(|(from, bytes)| (vec![("from", from.to_owned())], count(*bytes)));
     let (name, help) = ("flotilla_files_received_bytes", "Bytes of files that were fetched");
-    page.family(name, help, MetricType::Counter, &came)?;
+    page.counters(name, help, &came)?;
     let (name, help) = ("flotilla_files_sent_bytes", "Bytes of files that peers fetched from here");
     page.counter(name, help, Some(count(*bytes_to_peers)))
 }
@@ -258,15 +184,6 @@ fn chip(gpu: &v1::telemetry::Gpu, sensor: String) -> Labels {
     let chip = gpu.pci.replace('.', "_");
     let chip = if chip.is_empty() { format!("gpu{}", gpu.ordinal) } else { chip };
     vec![("chip", chip), ("sensor", sensor)]
-}
-
-fn flag(is: bool) -> f64 {
-    if is { 1.0 } else { 0.0 }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "Prometheus knows no other numbers")]
-fn count(value: u64) -> f64 {
-    value as f64
 }
 
 #[cfg(test)]
