@@ -3,6 +3,7 @@
 mod care;
 mod closed;
 mod data;
+mod feed;
 mod members;
 mod select;
 mod service;
@@ -20,6 +21,7 @@ pub(crate) use {
     care::CareArgs,
     closed::{BackupArgs, ClosedArgs, InitArgs, KeysCommand, RestoreArgs},
     data::{DataCommand, HeldArgs},
+    feed::{FedArgs, FeedCommand, TrackerTokenArgs},
     members::{JoinArgs, MembersCommand, TokenArgs, TokenCommand, UserCommand},
     select::SelectArgs,
     service::{ServiceArgs, ServiceCommand, UpgradeArgs},
@@ -93,6 +95,9 @@ pub(crate) enum Command {
     Checkpoint(CheckpointCommand),
     /// The fleet and its runs, in a terminal.
     Watch(LookArgs),
+    /// Tell trackers of runs: MLflow, TensorBoard, trackio, a webhook, files.
+    #[command(subcommand)]
+    Feed(FeedCommand),
     /// The fleet's machines.
     #[command(subcommand)]
     Agents(AgentsCommand),
@@ -197,6 +202,9 @@ pub(crate) struct UpArgs {
     /// new log: half of what is free, at most 64.
     #[arg(long, env = "FLOTILLA_LOG_MAX_GIB", value_parser = gib)]
     pub log_max_gib: Option<f64>,
+    /// Serve the coordinator's /metrics for Prometheus here, such as 127.0.0.1:9463.
+    #[arg(long, value_name = "ADDRESS", env = "FLOTILLA_COORDINATOR_METRICS")]
+    pub metrics: Option<SocketAddr>,
     /// Agents to start here, by role and number: trainer,generator=2,verifier,evaluator.
     #[arg(long, value_delimiter = ',', value_name = "ROLE[=N]")]
     pub agents: Vec<String>,
@@ -415,6 +423,9 @@ pub(crate) struct CoordinatorArgs {
     /// Names or addresses by which boxes that join reach this one.
     #[arg(long = "host", value_name = "HOST", value_delimiter = ',', env = "FLOTILLA_HOST")]
     pub hosts: Vec<String>,
+    /// Serve /metrics for Prometheus here, such as 127.0.0.1:9463.
+    #[arg(long, value_name = "ADDRESS", env = "FLOTILLA_COORDINATOR_METRICS")]
+    pub metrics: Option<SocketAddr>,
     /// Copies of the log in a NATS cluster.
     #[arg(long, default_value_t = 1, env = "FLOTILLA_REPLICAS",
           value_parser = clap::value_parser!(u32).range(1..=5))]

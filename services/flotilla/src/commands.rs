@@ -13,6 +13,7 @@ mod doctor;
 mod down;
 mod eval;
 mod explain;
+mod feed;
 mod generate;
 mod keys;
 mod members;
@@ -66,6 +67,7 @@ pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Eval(command) => eval::eval(&fleet, command, json).await,
         Command::Checkpoint(command) => checkpoint::checkpoint(&fleet, command, json).await,
         Command::Watch(args) => watch::watch(&fleet, args, json).await,
+        Command::Feed(command) => feed::feed(&fleet, command, json).await,
         Command::Agents(command) => agents::agents(&fleet, command, json).await,
         Command::Audit(args) => audit::audit(&fleet, &args, json).await,
         Command::Select(args) => select::select(&fleet, &args, json).await,

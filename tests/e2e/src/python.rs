@@ -1,4 +1,4 @@
-//! A Python with what `python/requirements.txt` names, made once in `.tools/python`.
+//! Pythons with packages, made once in `.tools`.
 
 use std::{
     fs::File,
@@ -8,6 +8,8 @@ use std::{
 
 /// What only the tests need, beside the client's own requirements.
 const FOR_TESTS: [&str; 2] = ["numpy==2.4.6", "safetensors==0.8.0"];
+/// Trackers of others, which feeds are tested with.
+const TRACKERS: [&str; 3] = ["mlflow==3.17.2", "tensorboard==2.21.0", "trackio==0.43.0"];
 
 pub struct Python {
     program: PathBuf,
@@ -19,19 +21,40 @@ impl Python {
     /// # Panics
     /// When the repository cannot be written.
     pub fn find() -> Option<Self> {
+        let requirements = scripts().join("requirements.txt");
+        let text = std::fs::read_to_string(requirements).expect("the client's requirements");
+        Self::with("python", &text.lines().chain(FOR_TESTS).collect::<Vec<_>>())
+    }
+
+    /// One with MLflow, TensorBoard and trackio (a gigabyte), as `find`.
+    ///
+    /// # Panics
+    /// When the repository cannot be written.
+    pub fn with_trackers() -> Option<Self> {
+        Self::with("trackers", &TRACKERS)
+    }
+
+    fn with(name: &str, packages: &[&str]) -> Option<Self> {
         let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools");
         std::fs::create_dir_all(&tools).expect("a directory");
         // One makes it, the others wait.
-        let lock = File::create(tools.join("python.lock")).expect("a lock");
+        let lock = File::create(tools.join(format!("{name}.lock"))).expect("a lock");
         lock.lock().expect("a lock can be waited for");
-        let directory = tools.join("python");
-        match install(&directory) {
+        let directory = tools.join(name);
+        match install(&directory, packages) {
             Ok(()) => Some(Self { program: directory.join("bin/python") }),
             Err(why) => {
                 println!("skipped: {why}");
                 None
             }
         }
+    }
+
+    /// A program that came with its packages.
+    pub fn program(&self, name: &str) -> Command {
+        let mut command = Command::new(self.program.with_file_name(name));
+        command.stdin(Stdio::null());
+        command
     }
 
     /// A script of `tests/e2e/python`.
@@ -57,18 +80,16 @@ fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("python")
 }
 
-fn install(directory: &Path) -> Result<(), String> {
-    let requirements = scripts().join("requirements.txt");
-    let text = std::fs::read_to_string(&requirements).map_err(|error| error.to_string())?;
-    let wanted = format!("{text}{}\n", FOR_TESTS.join("\n"));
+fn install(directory: &Path, packages: &[&str]) -> Result<(), String> {
+    let wanted = packages.join("\n");
     let stamp = directory.join("installed.txt");
     if std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
         return Ok(());
     }
     said(Command::new("python3").args(["-m", "venv", "--clear"]).arg(directory))?;
     let mut pip = Command::new(directory.join("bin/python"));
-    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r"]);
-    said(pip.arg(requirements).args(FOR_TESTS))?;
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+    said(pip.args(packages))?;
     std::fs::write(&stamp, wanted).map_err(|error| error.to_string())
 }
 

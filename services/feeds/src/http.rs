@@ -1,0 +1,47 @@
+//! Asking a tracker over HTTP.
+
+use std::time::Duration;
+
+use reqwest::{Client, RequestBuilder, StatusCode};
+use serde_json::Value;
+
+use crate::SinkError;
+
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// Of what a tracker says when it refuses.
+const WORDS_MAX: usize = 500;
+
+/// # Errors
+/// When this machine cannot speak TLS.
+pub(crate) fn client() -> Result<Client, SinkError> {
+    let client = Client::builder().connect_timeout(CONNECT_LIMIT).timeout(ANSWER_LIMIT).build();
+    client.map_err(|error| SinkError::Never { what: "speak HTTP".into(), why: wire::chain(&error) })
+}
+
+/// The answer's JSON, where it has some.
+pub(crate) async fn answer(what: &str, request: RequestBuilder) -> Result<Value, SinkError> {
+    let later = |error: reqwest::Error| SinkError::Later {
+        what: what.to_owned(),
+        why: wire::chain(&error.without_url()),
+    };
+    let answer = request.send().await.map_err(later)?;
+    let status = answer.status();
+    let text = answer.text().await.map_err(later)?;
+    if status.is_success() {
+        return Ok(serde_json::from_str(&text).unwrap_or(Value::Null));
+    }
+    let mut why = format!("it answered {status}: {}", text.trim());
+    why.truncate(why.floor_char_boundary(WORDS_MAX));
+    let what = what.to_owned();
+    Err(if may_pass(status) {
+        SinkError::Later { what, why }
+    } else {
+        SinkError::Never { what, why }
+    })
+}
+
+fn may_pass(status: StatusCode) -> bool {
+    status.is_server_error()
+        || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT)
+}

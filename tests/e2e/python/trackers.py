@@ -1,0 +1,86 @@
+"""What trackers have of runs, as their own programs say: one JSON document.
+
+    trackers.py mlflow URL EXPERIMENT
+    trackers.py tensorboard URL
+    trackers.py trackio PROJECT        (TRACKIO_DIR says where)
+    trackers.py serve-trackio PORT     (until stdin ends; prints its write token)
+
+A document is {run: {"name", "status", "settings", "figures": {key: [[step, value], …]}}}; what a tracker
+does not have is absent.
+"""
+
+import json
+import sys
+import urllib.parse
+import urllib.request
+
+
+def mlflow(url, experiment):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(url)
+    found = client.get_experiment_by_name(experiment)
+    runs = {}
+    for run in client.search_runs([found.experiment_id]) if found else []:
+        history = {
+            key: [[point.step, point.value] for point in client.get_metric_history(run.info.run_id, key)]
+            for key in run.data.metrics
+        }
+        name = run.data.tags["flotilla.run"]
+        assert name not in runs, f"{name} is there twice"
+        runs[name] = {
+            "name": run.info.run_name,
+            "status": run.info.status,
+            "settings": run.data.params,
+            "figures": history,
+        }
+    return runs
+
+
+def tensorboard(url):
+    def ask(path, **query):
+        place = f"{url}/data/plugin/scalars/{path}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(place) as answer:
+            return json.load(answer)
+
+    return {
+        run: {
+            "figures": {
+                tag: [[step, value] for _, step, value in ask("scalars", run=run, tag=tag)]
+                for tag in tags
+            }
+        }
+        for run, tags in ask("tags").items()
+    }
+
+
+def trackio(project):
+    from trackio.sqlite_storage import SQLiteStorage
+
+    runs = {}
+    configs = SQLiteStorage.get_all_run_configs(project)
+    for record in SQLiteStorage.get_run_records(project):
+        figures = {}
+        for entry in SQLiteStorage.get_logs(project, record["name"], run_id=record["id"]):
+            for key, value in entry.items():
+                if "/" in key:
+                    figures.setdefault(key, []).append([entry["step"], value])
+        config = configs.get(record["id"]) or configs.get(record["name"]) or {}
+        runs[record["id"]] = {"name": record["name"], "settings": config, "figures": figures}
+    return runs
+
+
+def serve_trackio(port):
+    import trackio as package
+    from trackio import server
+
+    package.show(open_browser=False, block_thread=False, host="127.0.0.1", server_port=int(port))
+    print(server.write_token, flush=True)
+    sys.stdin.read()
+
+
+command, *arguments = sys.argv[1:]
+if command == "serve-trackio":
+    serve_trackio(*arguments)
+else:
+    print(json.dumps(globals()[command](*arguments)))
