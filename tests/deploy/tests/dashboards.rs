@@ -9,7 +9,7 @@ use serde_json::Value;
 fn served() -> BTreeSet<String> {
     let page = read("docs/METRICS.md");
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
-    rows.map(|(name, _)| name.split('{').next().unwrap().to_owned()).collect()
+    rows.map(|(name, _)| name.split('{').next().unwrap_or_default().to_owned()).collect()
 }
 
 /// The metrics a query is about: words that are no function, label or number.
@@ -34,7 +34,7 @@ fn check(query: &str, served: &BTreeSet<String>) {
 fn every_panel_asks_for_what_is_served_and_stands_beside_the_others() {
     let served = served();
     for path in files("deploy/grafana", ".json") {
-        let dashboard: Value = serde_json::from_str(&read(&path)).expect("JSON");
+        let dashboard: Value = serde_json::from_str(&read(path)).expect("JSON");
         let panels = dashboard["panels"].as_array().expect("panels");
         let mut taken = BTreeSet::new();
         let mut ids = BTreeSet::new();
@@ -61,7 +61,8 @@ fn every_panel_asks_for_what_is_served_and_stands_beside_the_others() {
 #[test]
 fn every_alert_asks_for_what_is_served_and_says_what_to_do() {
     let served = served();
-    let rules: Value = serde_saphyr::from_str(&&read("deploy/prometheus/flotilla.yml")).unwrap();
+    let rules: Value =
+        serde_saphyr::from_str(&read("deploy/prometheus/flotilla.yml")).expect("YAML");
     let groups = rules["groups"].as_array().expect("groups");
     let alerts = groups.iter().flat_map(|group| group["rules"].as_array().expect("rules"));
     let mut count = 0;
