@@ -74,7 +74,7 @@ export const card = (agent, more) => h("article.box", hooks(agent, more),
     agent.pool && chip(`pool ${agent.pool}`, "soft")),
   callouts(agent),
   h("p.rates", rated(agent.tokensPerS && many(agent.tokensPerS), "tokens/s"),
-    rated(count(agent.telemetry?.watts ?? 0), "W"), rated(count(agent.jobsDone), "jobs done")),
+    Number.isFinite(agent.telemetry?.watts) && rated(count(agent.telemetry.watts), "W"), rated(count(agent.jobsDone), "jobs done")),
   meters(agent), agent.jobs.length ? h("ul.jobs", agent.jobs.map(jobOf)) : note("Nothing to do."));
 
 export function row(agent, more) {

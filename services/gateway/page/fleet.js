@@ -120,7 +120,7 @@ function summary(total, runs) {
     tile(count(total.there) + (total.there < total.boxes ? ` of ${count(total.boxes)}` : ""),
       total.boxes === 1 ? "box there" : "boxes there"),
     tile(count(working), working === 1 ? "run at work" : "runs at work"),
-    tile(many(total.tokensPerS), "tokens/s", spark()), tile(many(total.watts), "W"),
+    tile(many(total.tokensPerS), "tokens/s", spark()), total.watts > 0 && tile(many(total.watts), "W"),
     total.concerned > 0 && tile(h("span.why", `⚠ ${count(total.concerned)}`),
       total.concerned === 1 ? "box to look at" : "boxes to look at"));
 }

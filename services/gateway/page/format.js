@@ -15,7 +15,8 @@ export function figure(value, digits = 4) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "not a number" : value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
   if (size < 1e-3 || size >= 1e6) return minus(value.toExponential(Math.max(1, digits - 2)));
-  return minus(value.toFixed(Math.max(0, digits - 1 - Math.max(0, Math.floor(Math.log10(size))))));
+  if (size < 1) return minus(String(Number(value.toPrecision(digits))));
+  return minus(value.toFixed(Math.max(0, digits - 1 - Math.floor(Math.log10(size)))));
 }
 
 export const percent = (share, digits = 1) => `${(share * 100).toFixed(digits)} %`;

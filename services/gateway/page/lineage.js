@@ -6,7 +6,7 @@ import { h } from "./dom.js";
 import { count, figure, many } from "./format.js";
 import { chip, command, empty, facts, note, table } from "./parts.js";
 
-const COLUMN = 38, LANE = 40, LEFT = 28, TOP = 34;
+const COLUMN = 54, LANE = 40, LEFT = 28, TOP = 34;
 
 const nameOf = (node) => (node.isBase ? "base" : `${node.cycle}/${node.step}`);
 

@@ -47,7 +47,8 @@ const bits = ({ bitsPerByte: y, perplexity, stderr }) => about(y, perplexity > 1
 export function charts(board) {
   const evals = (value) => linesOf(board, (cycle) => cycle.evals.map((it) =>
     [it.suite, { x: placeOf(board, cycle, it.step), ...value(it), odd: it.stormed }]));
-  const training = (field) => linesOf(board, (cycle) => cycle.checkpoints.filter((it) => it[field] !== null)
+  // What a run begins with was trained by nobody.
+  const training = (field) => linesOf(board, (cycle) => cycle.checkpoints.filter((it) => it.step && it[field] !== null)
     .map((it) => ["training", { x: placeOf(board, cycle, it.step), y: it[field] }]));
   const selected = (field) => linesOf(board, ({ cycle, selected: it }) =>
     (it && it[field] !== null ? [[field, { x: cycle, y: it[field] }]] : []));

@@ -53,7 +53,8 @@ fn assert_same(expected: &Figures, found: &Value) {
         let told = found["figures"][key].as_array().unwrap_or_else(|| panic!("no {key}: {found}"));
         assert_eq!(told.len(), points.len(), "{key}: {told:?}");
         for point in told {
-            let (step, value) = (point[0].as_u64().unwrap(), point[1].as_f64().unwrap());
+            let (step, value) =
+                (point[0].as_u64().expect("a step"), point[1].as_f64().expect("a value"));
             let expected = points.get(&step).unwrap_or_else(|| panic!("{key} has no step {step}"));
             // TensorBoard has no other numbers.
             let rounding = f64::from(f32::EPSILON) * expected.abs().max(1.0);
@@ -77,11 +78,12 @@ fn feed(fleet: &Fleet, arguments: &[&str]) -> Command {
 }
 
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("its address").port()
 }
 
 fn log(directory: &Path, name: &str) -> Stdio {
-    std::fs::File::create(directory.join(name)).unwrap().into()
+    std::fs::File::create(directory.join(name)).expect("a log").into()
 }
 
 fn mlflow(python: &Python, directory: &Path, port: u16) -> Ended {
@@ -248,20 +250,20 @@ struct Hook {
 fn hook() -> Hook {
     use std::io::{Read, Write};
 
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("its address").port();
     let (tell, heard) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let mut busy = true;
         for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            let mut stream = stream.expect("a connection");
+            let mut reader = BufReader::new(stream.try_clone().expect("a reader"));
             loop {
                 let mut length = 0;
                 let mut line = String::new();
                 while reader.read_line(&mut line).is_ok_and(|bytes| bytes > 0) && line != "\r\n" {
                     if let Some(bytes) = line.to_lowercase().strip_prefix("content-length: ") {
-                        length = bytes.trim().parse().unwrap();
+                        length = bytes.trim().parse().expect("a length");
                     }
                     line.clear();
                 }
@@ -269,14 +271,14 @@ fn hook() -> Hook {
                     break;
                 }
                 let mut body = vec![0; length];
-                reader.read_exact(&mut body).unwrap();
+                reader.read_exact(&mut body).expect("a body");
                 let status = if std::mem::take(&mut busy) { "503 Busy" } else { "200 OK" };
                 if status == "200 OK" {
-                    let fact: Value = serde_json::from_slice(&body).unwrap();
-                    tell.send(fact["sequence"].as_u64().unwrap()).unwrap();
+                    let fact: Value = serde_json::from_slice(&body).expect("JSON");
+                    tell.send(fact["sequence"].as_u64().expect("a place")).expect("a listener");
                 }
                 let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n");
-                stream.write_all(answer.as_bytes()).unwrap();
+                stream.write_all(answer.as_bytes()).expect("an answer");
             }
         }
     });
