@@ -263,3 +263,98 @@ fn the_api_describes_itself_to_whoever_asks() {
         assert!(services.lines().any(|service| service.starts_with(line)), "{line}: {services}");
     }
 }
+
+/// The blocks of a page in one language, in order.
+fn blocks(page: &str, language: &str) -> Vec<String> {
+    let path = format!("{}/../../docs/{page}", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(path).expect(page);
+    let fence = format!("```{language}\n");
+    let block = |rest: &str| rest.split_once("```").expect("its end").0.to_owned();
+    text.split(&fence).skip(1).map(block).collect()
+}
+
+/// Where the blocks of docs/SCRIPTS.md find what they name.
+fn desk(fleet: &Fleet, files: &Files) -> std::path::PathBuf {
+    let desk = files.path("config.json").parent().expect("a directory").to_owned();
+    let proto = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto");
+    std::os::unix::fs::symlink(proto.canonicalize().expect("proto"), desk.join("proto"))
+        .expect("a link");
+    assert!(desk.starts_with(fleet.path()));
+    desk
+}
+
+/// Runs a block and returns what it printed.
+fn ran(mut command: Command, block: &str) -> String {
+    let output = command.output().expect("it starts");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{block}\n{}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+#[test]
+fn python_does_what_the_docs_say() {
+    let Some(python) = Python::find() else { return };
+    let fleet = Fleet::open("trainer,generator,verifier,evaluator");
+    let files = Files::create(fleet.path());
+    let desk = desk(&fleet, &files);
+    files.sft(60, 30);
+    let mut make = Command::new("bash");
+    let stubs = &blocks("SCRIPTS.md", "sh")[0];
+    let bin = python.program("python").get_program().to_owned();
+    let bin = std::path::Path::new(&bin).parent().expect("a directory").to_owned();
+    let path = std::env::join_paths([bin].into_iter().chain(std::env::split_paths(
+        &std::env::var_os("PATH").unwrap_or_default(),
+    )));
+    make.args(["-euo", "pipefail", "-c", stubs]).current_dir(&desk).env("PATH", path.unwrap());
+    ran(make, stubs);
+    let blocks = blocks("SCRIPTS.md", "python");
+    let run = |block: &str, name: &str, value: &str| {
+        let mut command = python.program("python");
+        command.args(["-c", block]).current_dir(&desk).env(name, value);
+        ran(command, block)
+    };
+    let gateway = gateway(&fleet);
+    let submitted = run(&blocks[0], "GATEWAY", &gateway);
+    let last = submitted.lines().last().expect("a line");
+    assert!(last.starts_with("base-1 succeeded"), "{submitted}");
+    let evals = run(&blocks[1], "GATEWAY", &gateway);
+    assert!(evals.starts_with("base-1 0/30 heldout: "), "{evals}");
+    let sampling = Sampling { prompts: 16, per_prompt: 4, max_new_tokens: 24, cycles: 1 };
+    let raft = fleet.submit(&files.raft("base-1", sampling));
+    fleet.finish(&raft, LIMIT);
+    let kept = run(&blocks[2], "GATEWAY", &gateway);
+    assert!(kept.lines().any(|line| line.starts_with("p0 '0+1='")), "{kept}");
+
+    let closed = Fleet::up("verifier");
+    let agents = run(&blocks[3], "KIT", &closed.path().display().to_string());
+    assert!(agents.starts_with("verifier-1 verifier "), "{agents}");
+}
+
+#[test]
+fn grpcurl_and_the_nats_command_do_what_the_docs_say() {
+    let there = ["grpcurl", "nats"].map(|program| are_there(&[program]));
+    if there == [false, false] {
+        return;
+    }
+    let blocks = blocks("SCRIPTS.md", "sh");
+    let fleet = Fleet::open("trainer,evaluator");
+    let files = Files::create(fleet.path());
+    let run = fleet.submit(&files.sft(60, 30));
+    fleet.finish(&run, LIMIT);
+    let shell = |block: &str| {
+        let mut command = Command::new("bash");
+        command.args(["-euo", "pipefail", "-c", block]);
+        command.env("GATEWAY", gateway(&fleet)).env("NATS", fleet.nats());
+        ran(command, block)
+    };
+    let [grpcurl, nats] = there;
+    if grpcurl {
+        let said = shell(&blocks[1]);
+        assert!(said.contains("flotilla.v1.Runs") && said.contains("trainer-1"), "{said}");
+        assert!(said.contains("perplexity"), "{said}");
+    }
+    if nats {
+        let said = shell(&blocks[2]);
+        assert!(said.contains("FLOTILLA") && said.contains(&format!("flotilla.{run}.eval")), "{said}");
+    }
+}
