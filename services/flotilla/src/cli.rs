@@ -15,7 +15,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use engine::Dtype;
 
-use crate::{fleet::FleetArgs, version::VERSION};
+use crate::{commands::topics, fleet::FleetArgs, version::VERSION};
 
 pub(crate) use {
     care::CareArgs,
@@ -119,6 +119,9 @@ pub(crate) enum Command {
     Convert(ConvertCommand),
     /// Measure this build on this machine against the design's limits.
     Bench(BenchArgs),
+    /// Read the documentation: all topics, or one.
+    #[command(after_help = topics::list())]
+    Topics { topic: Option<String> },
     /// Write completions for a shell.
     Completions { shell: Shell },
     /// Write a manual page for every command into a directory.

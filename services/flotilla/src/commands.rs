@@ -22,6 +22,7 @@ mod reproduce;
 mod run;
 mod select;
 mod service;
+pub(crate) mod topics;
 mod up;
 mod upgrade;
 pub(crate) mod verify;
@@ -85,6 +86,7 @@ pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             output::print(&String::from_utf8_lossy(&script));
             Ok(ExitCode::SUCCESS)
         }
+        Command::Topics { topic } => topics::topics(topic.as_deref(), json),
         Command::Man { directory } => {
             std::fs::create_dir_all(&directory)
                 .and_then(|()| clap_mangen::generate_to(Cli::command(), &directory))

@@ -302,9 +302,11 @@ fn python_does_what_the_docs_say() {
     let stubs = &blocks("SCRIPTS.md", "sh")[0];
     let bin = python.program("python").get_program().to_owned();
     let bin = std::path::Path::new(&bin).parent().expect("a directory").to_owned();
-    let path = std::env::join_paths([bin].into_iter().chain(std::env::split_paths(
-        &std::env::var_os("PATH").unwrap_or_default(),
-    )));
+    let path = std::env::join_paths(
+        [bin]
+            .into_iter()
+            .chain(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())),
+    );
     make.args(["-euo", "pipefail", "-c", stubs]).current_dir(&desk).env("PATH", path.unwrap());
     ran(make, stubs);
     let blocks = blocks("SCRIPTS.md", "python");
@@ -355,6 +357,9 @@ fn grpcurl_and_the_nats_command_do_what_the_docs_say() {
     }
     if nats {
         let said = shell(&blocks[2]);
-        assert!(said.contains("FLOTILLA") && said.contains(&format!("flotilla.{run}.eval")), "{said}");
+        assert!(
+            said.contains("FLOTILLA") && said.contains(&format!("flotilla.{run}.eval")),
+            "{said}"
+        );
     }
 }

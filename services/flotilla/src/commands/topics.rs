@@ -1,0 +1,101 @@
+//! `flotilla topics`: the documentation, in the program.
+
+use std::{fmt::Write, process::ExitCode};
+
+use anyhow::bail;
+use serde_json::json;
+
+use crate::output;
+
+struct Topic {
+    name: &'static str,
+    about: &'static str,
+    text: &'static str,
+}
+
+macro_rules! topics {
+    ($($name:literal $file:literal $about:literal),* $(,)?) => {
+        &[$(Topic {
+            name: $name,
+            about: $about,
+            text: include_str!(concat!("../../../../docs/", $file, ".md")),
+        }),*]
+    };
+}
+
+/// In the order in which people need them.
+const TOPICS: &[Topic] = topics! {
+    "raft" "RAFT" "Reward-ranked fine-tuning: what a cycle does, and every setting of a run",
+    "data" "DATA" "Files of prompts and examples, chats, and what is checked of them",
+    "verifiers" "VERIFIERS" "What judges samples: what each reads of a prompt, and what it pays",
+    "training" "TRAINING" "What trains, on which boxes, with which settings",
+    "watching" "watch" "Checkpoints of a training of your own, published and measured",
+    "page" "PAGE" "The web page and the terminal: what they show, and who may do what",
+    "trackers" "TRACKERS" "MLflow, TensorBoard, trackio, webhooks and files, fed from the log",
+    "metrics" "METRICS" "What /metrics tells Prometheus, with units",
+    "api" "API" "gRPC and JSON: calls, streams, errors, limits",
+    "scripts" "SCRIPTS" "Python, grpcurl, nats and shells",
+    "deploy" "DEPLOY" "Boxes that start by themselves: packages, systemd, containers, NATS clusters",
+    "security" "SECURITY" "Closed fleets: keys, kits, scopes, and what a member may do",
+    "store" "STORE" "Where files live, what they are called, and members without the store's keys",
+    "formats" "FORMATS" "Safetensors, PEFT adapters and GGUF: what is read and written",
+    "doctor" "DOCTOR" "What is looked at on a box, and the remedies",
+    "care" "CARE" "Quiet hours, heat, power, memory, and TLB-shootdown storms",
+    "sandbox" "SANDBOX" "What contains the programs that a model wrote",
+    "runbook" "RUNBOOK" "What to do when something is wrong",
+    "upgrades" "UPGRADES" "Newer versions, box by box",
+    "reliability" "RELIABILITY" "What may break at any moment, and what was shown of it",
+    "bounds" "BOUNDS" "What can grow, and how far",
+    "performance" "PERFORMANCE" "What was measured, beside peers and limits",
+    "figures" "RAFT-FIGURES" "RAFT measured: what each setting does to what is learned",
+    "fuzzing" "FUZZING" "Hostile input, and how parsers are tried",
+};
+
+/// All there are, for the help of the command.
+pub(crate) fn list() -> String {
+    TOPICS.iter().fold(String::from("Topics:"), |mut list, topic| {
+        // Writing to a string does not fail.
+        let _ = write!(list, "\n  {:<12} {}", topic.name, topic.about);
+        list
+    })
+}
+
+pub(crate) fn topics(topic: Option<&str>, json: bool) -> anyhow::Result<ExitCode> {
+    match topic {
+        None if json => {
+            let all = TOPICS.iter().map(|it| json!({ "topic": it.name, "about": it.about }));
+            output::print_json(&all.collect::<Vec<_>>())?;
+        }
+        None => output::print(&list()),
+        Some(name) => {
+            let Some(topic) = TOPICS.iter().find(|topic| topic.name == name) else {
+                bail!("there is no topic {name:?}\n{}", list());
+            };
+            if json {
+                output::print_json(&json!({ "topic": topic.name, "text": topic.text }))?;
+            } else {
+                output::print(topic.text.trim_end());
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_page_is_a_topic_and_every_topic_has_a_name_of_its_own() {
+        let pages = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs")).unwrap();
+        let pages = pages.map(|entry| entry.unwrap().path());
+        let pages = pages.filter(|path| path.extension().is_some_and(|it| it == "md"));
+        let pages: BTreeSet<String> =
+            pages.map(|path| std::fs::read_to_string(path).unwrap()).collect();
+        assert_eq!(pages, TOPICS.iter().map(|topic| topic.text.to_owned()).collect());
+        let names: BTreeSet<_> = TOPICS.iter().map(|topic| topic.name).collect();
+        assert_eq!(names.len(), TOPICS.len());
+    }
+}
