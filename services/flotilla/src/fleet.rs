@@ -57,6 +57,12 @@ pub(crate) struct FleetFile {
 }
 
 impl FleetFile {
+    /// The gateway's web page.
+    pub(crate) fn page(&self) -> String {
+        let scheme = if self.identity.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}/", self.gateway)
+    }
+
     pub(crate) fn path(directory: &Path) -> PathBuf {
         directory.join("fleet.json")
     }

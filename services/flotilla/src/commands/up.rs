@@ -93,7 +93,8 @@ pub(crate) async fn up(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Result<ExitC
             workers.spawn(member.supervise(working.clone()));
         }
     }
-    tracing::info!(nats = file.nats, gateway = file.gateway, store = file.store, "the fleet is up");
+    let FleetFile { nats, gateway: at, store, .. } = &file;
+    tracing::info!(nats, gateway = at, store, page = file.page(), "the fleet is up");
     let _announced = if args.announce { announce(&file, &directory, gateway) } else { None };
     tokio::select! {
         () = attend(&mut server, &stop) => {}

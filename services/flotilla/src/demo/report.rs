@@ -6,7 +6,10 @@ use control::{Control, view};
 use serde_json::{Value, json};
 use wire::{RunId, v1};
 
-use crate::commands::{cycles_table, perplexities_table};
+use crate::{
+    commands::{cycles_table, perplexities_table},
+    fleet::FleetFile,
+};
 
 pub(super) struct Report {
     pub runs: [RunId; 2],
@@ -84,8 +87,10 @@ pub(super) fn hints(directory: &Path, runs: &[RunId; 2], up: bool, kept: bool) -
              flotilla up --dir {directory} --agents trainer,generator=2,verifier,evaluator"
         );
     }
-    let file = crate::fleet::FleetFile::read(Path::new(&directory.to_string())).ok().flatten();
+    let file = FleetFile::read(Path::new(&directory.to_string())).ok().flatten();
     let closed = file.as_ref().is_some_and(|file| file.identity.is_some());
+    let page = file.as_ref().map_or_else(String::new, FleetFile::page);
+    let enter = if closed { " (it asks for what is in keys/admin/bearer.jwt)" } else { "" };
     let (nats, gateway) = file.map_or_else(Default::default, |file| (file.nats, file.gateway));
     let (nats_as, grpc_as) = if closed {
         let keys = "$FLOTILLA_DIR/keys";
@@ -100,8 +105,9 @@ pub(super) fn hints(directory: &Path, runs: &[RunId; 2], up: bool, kept: bool) -
     };
     format!(
         "\
-the fleet is up. Look further:
+the fleet is up, and to be looked at in a browser: {page}{enter}. Look further:
   export FLOTILLA_DIR={directory}
+  flotilla watch
   flotilla run show {raft}
   flotilla eval history {raft}
   flotilla checkpoint list {raft}
