@@ -5,4 +5,4 @@ mod endpoint;
 mod page;
 
 pub use endpoint::Endpoint;
-pub use page::{Labels, Page, Source, count, flag, text};
+pub use page::{Labels, Page, Source, count, documented, flag, names, text};

@@ -1,6 +1,6 @@
 //! Figures as they are when somebody asks for them.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use prometheus_client::{
     collector::Collector,
@@ -103,6 +103,23 @@ fn encode(kind: MetricType, value: f64, metric: MetricEncoder<'_>) -> fmt::Resul
         MetricType::Counter => ConstCounter::new(value).encode(metric),
         _ => ConstGauge::new(value).encode(metric),
     }
+}
+
+/// Names of what a text has, as Prometheus stores them: counters end in `_total`.
+pub fn names(text: &str) -> BTreeSet<String> {
+    let typed = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let name = |typed: &str| match typed.split_once(' ') {
+        Some((name, "counter")) => format!("{name}_total"),
+        Some((name, _)) => name.to_owned(),
+        None => typed.to_owned(),
+    };
+    typed.map(name).collect()
+}
+
+/// Names in a page of documentation, which has a row for each: ``| `name{label}` | … |``.
+pub fn documented(page: &str) -> BTreeSet<String> {
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    rows.map(|(name, _)| name.split('{').next().unwrap_or_default().to_owned()).collect()
 }
 
 pub fn flag(is: bool) -> f64 {

@@ -1,5 +1,4 @@
-use std::collections::BTreeSet;
-
+use metrics::{documented, names};
 use v1::telemetry::{Clock, Gpu, Storm, Temperature};
 
 use super::*;
@@ -69,25 +68,11 @@ fn everything() -> v1::AgentStatus {
     }
 }
 
-/// As served: counters with `_total`.
-fn names(text: &str) -> BTreeSet<String> {
-    let typed = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-    let name = |typed: &str| match typed.split_once(' ') {
-        Some((name, "counter")) => format!("{name}_total"),
-        Some((name, _)) => name.to_owned(),
-        None => panic!("{typed}"),
-    };
-    typed.map(name).collect()
-}
-
 #[test]
 fn the_page_names_every_metric_that_is_served_and_no_other() {
     let page = include_str!("../../../../docs/METRICS.md");
     let (page, _) = page.split_once("## The coordinator").expect("what others serve");
-    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
-    let documented: BTreeSet<String> =
-        rows.map(|(name, _)| name.split('{').next().unwrap_or_default().to_owned()).collect();
-    assert_eq!(names(&render(everything())), documented);
+    assert_eq!(names(&render(everything())), documented(page));
 }
 
 #[test]

@@ -128,9 +128,10 @@ fn of(run: &RunFigures) -> Labels {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeMap;
 
     use coordinator::Samples;
+    use metrics::{documented, names};
 
     use super::*;
 
@@ -168,25 +169,11 @@ mod tests {
         }
     }
 
-    /// As served: counters with `_total`.
-    fn names(text: &str) -> BTreeSet<String> {
-        let typed = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-        let name = |typed: &str| match typed.split_once(' ') {
-            Some((name, "counter")) => format!("{name}_total"),
-            Some((name, _)) => name.to_owned(),
-            None => panic!("{typed}"),
-        };
-        typed.map(name).collect()
-    }
-
     #[test]
     fn the_page_names_every_metric_that_is_served_and_no_other() {
         let page = include_str!("../../../../../docs/METRICS.md");
         let (_, page) = page.split_once("## The coordinator").expect("its metrics");
-        let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
-        let documented: BTreeSet<String> =
-            rows.map(|(name, _)| name.split('{').next().unwrap_or_default().to_owned()).collect();
-        assert_eq!(names(&metrics::text(Everything)), documented);
+        assert_eq!(names(&metrics::text(Everything)), documented(page));
     }
 
     #[test]
