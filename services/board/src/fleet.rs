@@ -7,6 +7,9 @@ use wire::{Body, Record, RunId, v1};
 /// Agents that are remembered: beyond, those that are gone make room for others.
 const AGENTS_MAX: usize = 4096;
 
+/// Agents and runs of one message: some hundred kilobytes.
+const TOGETHER_MAX: usize = 128;
+
 /// Folded from statuses and from the few facts that [`Fleet::KINDS`] names.
 #[derive(Debug, Clone, Default)]
 pub struct Fleet {
@@ -71,17 +74,25 @@ impl Fleet {
         known.is.note(record);
     }
 
-    /// What has changed behind a revision; all of it behind 0.
-    pub fn since(&self, revision: u64) -> Option<v1::FleetChange> {
+    /// What has changed behind a revision, all of it behind 0; and the revision that it comes up to,
+    /// which is not the last where there is too much for one message.
+    pub fn since(&self, revision: u64) -> Option<(v1::FleetChange, u64)> {
         if self.revision <= revision {
             return None;
         }
-        let agents = self.agents.values().filter(|known| known.revision > revision);
-        let runs = self.runs.values().filter(|known| known.revision > revision);
-        Some(v1::FleetChange {
+        let agents = self.agents.values().map(|known| known.revision);
+        let runs = self.runs.values().map(|known| known.revision);
+        let mut changed: Vec<u64> = agents.chain(runs).filter(|it| *it > revision).collect();
+        changed.sort_unstable();
+        let reached = changed.get(TOGETHER_MAX - 1).copied().unwrap_or(self.revision);
+        let is_told = |at: u64| at > revision && at <= reached;
+        let agents = self.agents.values().filter(|known| is_told(known.revision));
+        let runs = self.runs.values().filter(|known| is_told(known.revision));
+        let change = v1::FleetChange {
             agents: agents.map(|known| known.is.clone()).collect(),
             runs: runs.map(|known| known.is.shown.clone()).collect(),
-        })
+        };
+        Some((change, reached))
     }
 }
 
@@ -164,18 +175,18 @@ mod tests {
     }
 
     fn state(fleet: &Fleet) -> String {
-        fleet.since(0).unwrap().runs[0].state.clone()
+        fleet.since(0).unwrap().0.runs[0].state.clone()
     }
 
     #[test]
     fn a_run_is_retold_when_it_changes_and_only_then() {
         let mut fleet = fleet();
-        let first = fleet.since(0).unwrap();
+        let (first, _) = fleet.since(0).unwrap();
         assert_eq!((first.runs[0].name.as_str(), first.runs[0].cycles), ("sums", 3));
         let seen = fleet.revision();
         assert_eq!(fleet.since(seen), None);
         fleet.hear(v1::AgentStatus { agent: "box".into(), ..Default::default() });
-        let heard = fleet.since(seen).unwrap();
+        let (heard, _) = fleet.since(seen).unwrap();
         assert_eq!((heard.agents.len(), heard.runs.len()), (1, 0));
         fleet.fold(&control(2, v1::control::Action::Pause));
         assert_eq!(state(&fleet), "paused");
@@ -184,7 +195,7 @@ mod tests {
         fleet.fold(&done(4, v1::done::Status::Failed));
         // What comes behind the end changes nothing.
         fleet.fold(&control(5, v1::control::Action::Pause));
-        let line = &fleet.since(0).unwrap().runs[0];
+        let line = &fleet.since(0).unwrap().0.runs[0];
         assert_eq!((line.state.as_str(), line.message.as_str()), ("failed", "said"));
         assert!(line.ended_at.is_some());
     }
@@ -203,7 +214,12 @@ mod tests {
             let agent = format!("box-{number}");
             fleet.hear(v1::AgentStatus { agent, ..Default::default() });
         }
-        let all = fleet.since(0).unwrap().agents;
+        let (mut all, mut seen) = (Vec::new(), 0);
+        while let Some((part, reached)) = fleet.since(seen) {
+            assert!(part.agents.len() <= TOGETHER_MAX && reached > seen);
+            all.extend(part.agents);
+            seen = reached;
+        }
         assert_eq!(all.len(), AGENTS_MAX);
         assert!(all.iter().all(|agent| agent.agent != "box-0"), "the first was silent longest");
     }

@@ -8,7 +8,9 @@ use wire::v1::board::Span;
 /// Bars of one agent and kind of work, in one cycle.
 const BARS_MAX: usize = 24;
 /// Of all agents and kinds in one cycle; the rest of a larger fleet is not drawn.
-const LANES_MAX: usize = 4096;
+const LANES_MAX: usize = 2048;
+/// Bars of all lanes together: where there are many lanes, each has fewer.
+const SPANS_MAX: usize = 4096;
 /// Seconds in which nobody sees a gap.
 const GAP_S: f64 = 0.5;
 
@@ -44,8 +46,13 @@ impl Lanes {
     }
 
     pub(crate) fn shown(&self) -> Vec<Span> {
+        let most = (SPANS_MAX / self.0.len().max(1)).max(1);
         let lanes = self.0.iter().flat_map(|((agent, work), bars)| {
-            bars.iter().map(move |bar| Span {
+            let mut bars = bars.clone();
+            while bars.len() > most {
+                close_least_gap(&mut bars);
+            }
+            bars.into_iter().map(move |bar| Span {
                 agent: agent.clone(),
                 work: (*work).to_owned(),
                 begin_s: bar.begin_s,

@@ -1,6 +1,6 @@
 //! A run as it goes.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use cycle::{Phase, Run};
 use wire::{Body, Place, Record, v1};
@@ -16,6 +16,9 @@ use v1::board::{Cycle, Eta, Figure, Head, Point, Selected, Steered, Trouble};
 /// The newest troubles, and pauses and resumes: a page of them.
 const TROUBLES_MAX: usize = 50;
 const STEERED_MAX: usize = 50;
+
+/// Cycles of one message: a few hundred kilobytes.
+const CYCLES_MAX: usize = 16;
 
 /// A run, folded from its facts in log order.
 #[derive(Debug, Clone)]
@@ -201,17 +204,29 @@ impl Board {
     /// Archives of cycles whose samples the log has let go of, the newest first: what a
     /// [`Board::recall`] takes is in them.
     pub fn forgotten(&self) -> Vec<v1::Archived> {
-        let cycles = self.run.cycles.iter().rev();
-        let drew = |cycle: &cycle::Cycle| cycle.done.as_ref().is_some_and(|done| done.sampled > 0);
-        let seen = |number| self.cycles.get(number).is_some_and(|it| it.train.samples.drawn > 0);
-        let forgotten = cycles.filter(|(number, cycle)| drew(cycle) && !seen(number));
+        let unseen = |number: &u32| {
+            let shown = self.cycles.get(number);
+            let [train, heldout] = [|it: &Shown| it.train.samples, |it: &Shown| it.heldout.samples]
+                .map(|of| shown.map(of).unwrap_or_default());
+            train.drawn + heldout.drawn == 0 && train.planned + heldout.planned > 0
+        };
+        let forgotten = self.run.cycles.iter().rev().filter(|(number, _)| unseen(number));
         forgotten.filter_map(|(_, cycle)| cycle.archived.clone()).collect()
     }
 
     /// Takes in what an archive has of a cycle: who drew and judged what, and when.
     pub fn recall(&mut self, number: u32, records: &[Record]) {
         self.revision += 1;
+        let named = self.run.quarantines.iter().flat_map(|quarantine| &quarantine.jobs);
+        let void: BTreeSet<String> =
+            named.filter(|job| job.cycle == number).map(|job| job.job.clone()).collect();
         for record in records {
+            if let Place::Samples { job, .. } | Place::Verdicts { job, .. } =
+                &record.fact.subject.place
+                && void.contains(job.as_str())
+            {
+                continue;
+            }
             let at_s = self.since_submission(record.time_ms);
             let shown = self.cycles.entry(number).or_default();
             shown.revision = self.revision;
@@ -231,18 +246,28 @@ impl Board {
         }
     }
 
-    /// What has changed behind a revision; all of it behind 0.
-    pub fn since(&self, revision: u64) -> Option<v1::Board> {
+    /// What has changed behind a revision, all of it behind 0; and the revision that it comes up to,
+    /// which is not the last where there is too much for one message.
+    pub fn since(&self, revision: u64) -> Option<(v1::Board, u64)> {
         if self.revision <= revision {
             return None;
         }
         let changed = self.cycles.iter().filter(|(_, shown)| shown.revision > revision);
-        Some(v1::Board {
+        let mut changed: Vec<(u32, &Shown)> = changed.map(|(number, it)| (*number, it)).collect();
+        // Those of one revision stay together.
+        changed.sort_by_key(|(_, shown)| shown.revision);
+        let reached = match changed.get(CYCLES_MAX) {
+            Some((_, next)) if next.revision > changed[0].1.revision => next.revision - 1,
+            _ => self.revision,
+        };
+        changed.retain(|(_, shown)| shown.revision <= reached);
+        let board = v1::Board {
             cursor: self.run.sequence,
             head: Some(self.head()),
-            cycles: changed.map(|(number, shown)| self.cycle(*number, shown)).collect(),
+            cycles: changed.into_iter().map(|(number, shown)| self.cycle(number, shown)).collect(),
             spec: (revision == 0).then(|| self.run.spec.clone()),
-        })
+        };
+        Some((board, reached))
     }
 
     /// How the run is, and how far.

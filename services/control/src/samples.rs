@@ -1,8 +1,9 @@
 //! What a cycle drew, sample by sample: what was thought of each, and what became of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cycle::Run;
+use prost::Message;
 use wire::{Body, JobId, Place, Record, RunId, v1};
 
 use crate::{Control, HistoryError};
@@ -12,6 +13,8 @@ use v1::samples_request::Which;
 /// Prompts of a page.
 const PROMPTS_MAX: u32 = 100;
 const PROMPTS: u32 = 20;
+/// Samples of a prompt that are shown.
+const SAMPLES_MAX: usize = 256;
 /// What of a prompt's samples is shown in all, and of the one that is shown least.
 const PROMPT_BYTES_MAX: usize = 256 << 10;
 const TEXT_BYTES_MIN: usize = 512;
@@ -48,11 +51,12 @@ impl Control {
             _ => None,
         });
         let bulky = self.bulky(id, number, archived).await?;
+        let void = quarantined(&records, number);
         let fates = match request.which() {
             Which::HeldoutSamples => Some(Fates::new()),
             Which::TrainSamples | Which::Unspecified => self.fates(id, number, records).await?,
         };
-        let jobs = jobs(bulky, request);
+        let jobs = jobs(bulky, request, &void);
         let suites = match spec.kind {
             Some(v1::spec::Kind::Raft(raft)) => raft.prompt_suites,
             _ => Vec::new(),
@@ -80,8 +84,21 @@ impl Control {
     }
 }
 
+/// Jobs of a cycle that were drawn again, as what drew them was not what was ordered.
+fn quarantined(records: &[Record], cycle: u32) -> BTreeSet<String> {
+    let jobs = records.iter().flat_map(|record| match &record.fact.body {
+        Body::Quarantine(quarantine) => quarantine.jobs.as_slice(),
+        _ => &[],
+    });
+    jobs.filter(|job| job.cycle == cycle).map(|job| job.job.clone()).collect()
+}
+
 /// Those that are asked for, by their id.
-fn jobs(records: Vec<Record>, request: &v1::SamplesRequest) -> BTreeMap<JobId, Job> {
+fn jobs(
+    records: Vec<Record>,
+    request: &v1::SamplesRequest,
+    void: &BTreeSet<String>,
+) -> BTreeMap<JobId, Job> {
     let purpose = match request.which() {
         Which::HeldoutSamples => v1::Purpose::Heldout,
         Which::TrainSamples | Which::Unspecified => v1::Purpose::Train,
@@ -108,6 +125,7 @@ fn jobs(records: Vec<Record>, request: &v1::SamplesRequest) -> BTreeMap<JobId, J
             _ => {}
         }
     }
+    jobs.retain(|job, _| !void.contains(job.as_str()));
     jobs
 }
 
@@ -153,7 +171,7 @@ fn prompts(jobs: BTreeMap<JobId, Job>, fates: Option<&Fates>) -> Vec<v1::samples
             let place = *places.entry(request.prompt_id.clone()).or_insert(prompts.len());
             if place == prompts.len() {
                 let (prompt_id, text) = (request.prompt_id, request.text);
-                prompts.push(v1::samples_page::Prompt { prompt_id, text, samples: vec![] });
+                prompts.push(v1::samples_page::Prompt { prompt_id, text, ..Default::default() });
             }
         }
         let Some(samples) = job.samples else { continue };
@@ -216,14 +234,14 @@ fn fits(prompt: &v1::samples_page::Prompt, fate: &str, text: &str) -> bool {
 /// So that neither a long sample nor many of them are more than can be answered. Returns how many
 /// bytes are left.
 fn cut(prompt: &mut v1::samples_page::Prompt) -> usize {
+    prompt.samples_in_all = u32::try_from(prompt.samples.len()).unwrap_or(u32::MAX);
+    prompt.samples.truncate(SAMPLES_MAX);
     // Prompt, texts and details.
     let parts = 2 * prompt.samples.len() + 1;
     let most = (PROMPT_BYTES_MAX / parts).max(TEXT_BYTES_MIN);
-    let mut bytes = 0;
-    let mut shorten = |text: &mut String| {
+    let shorten = |text: &mut String| {
         let cut = text.len() > most;
         text.truncate(text.floor_char_boundary(most));
-        bytes += text.len();
         cut
     };
     shorten(&mut prompt.text);
@@ -231,7 +249,7 @@ fn cut(prompt: &mut v1::samples_page::Prompt) -> usize {
         sample.cut = shorten(&mut sample.text);
         shorten(&mut sample.detail);
     }
-    bytes
+    prompt.encoded_len()
 }
 
 #[cfg(test)]
@@ -321,8 +339,12 @@ mod tests {
         let mut prompt =
             prompts([(JobId::new("j1").unwrap(), job(&["a"], &[&long, "4"]))].into(), None);
         let bytes = cut(&mut prompt[0]);
-        assert!(bytes <= PROMPT_BYTES_MAX);
+        assert!(bytes <= PROMPT_BYTES_MAX + 1024);
         let samples = &prompt[0].samples;
         assert!(samples[0].cut && samples[0].text.ends_with('é') && !samples[1].cut);
+        let many: Vec<&str> = vec![&long; 4096];
+        let mut prompt = prompts([(JobId::new("j1").unwrap(), job(&["a"], &many))].into(), None);
+        assert!(cut(&mut prompt[0]) < 2 * PROMPT_BYTES_MAX);
+        assert_eq!((prompt[0].samples.len(), prompt[0].samples_in_all), (SAMPLES_MAX, 4096));
     }
 }

@@ -145,7 +145,7 @@ pub async fn run(
                 let desk = &shell.desk;
                 shell.present.tidy(|id| desk.run(id).is_some());
                 shell.desk.stir();
-                if config.figures.receiver_count() > 0 {
+                if shell.caught_up && config.figures.receiver_count() > 0 {
                     config.figures.send_replace(shell.figures());
                 }
             }

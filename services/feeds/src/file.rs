@@ -1,7 +1,6 @@
 //! A file a run, of a fact a line, as in archives. The last whole line says how far it is.
 
 use std::{
-    collections::BTreeMap,
     fs,
     io::{self, Read, Seek, SeekFrom, Write},
     path::PathBuf,
@@ -18,7 +17,6 @@ const LINE_BYTES_MAX: u64 = 64 << 20;
 #[derive(Debug)]
 pub struct File {
     directory: PathBuf,
-    files: BTreeMap<RunId, fs::File>,
 }
 
 impl File {
@@ -27,20 +25,25 @@ impl File {
     pub fn new(directory: PathBuf) -> Result<Self, SinkError> {
         let made = fs::create_dir_all(&directory);
         made.map_err(|error| refused(&directory.display().to_string(), &error))?;
-        Ok(Self { directory, files: BTreeMap::new() })
+        Ok(Self { directory })
     }
 
-    fn open(&self, run: &RunId) -> io::Result<(fs::File, u64)> {
+    /// Opened anew each time: there are more runs than a process may have files.
+    fn open(&self, run: &RunId) -> io::Result<fs::File> {
         let path = self.directory.join(format!("{run}.jsonl"));
-        let mut file = fs::OpenOptions::new().read(true).append(true).create(true).open(path)?;
+        fs::OpenOptions::new().read(true).append(true).create(true).open(path)
+    }
+
+    fn last(&self, run: &RunId) -> io::Result<u64> {
+        let mut file = self.open(run)?;
         let (end, last) = last_line(&mut file)?;
         // What a crash cut off is written again.
         file.set_len(end)?;
-        let Some(line) = last else { return Ok((file, 0)) };
+        let Some(line) = last else { return Ok(0) };
         let record = Record::from_line(&line).map_err(|error| {
             io::Error::new(io::ErrorKind::InvalidData, format!("its last line is no fact: {error}"))
         })?;
-        Ok((file, record.sequence))
+        Ok(record.sequence)
     }
 }
 
@@ -76,26 +79,18 @@ fn further(reach: u64) -> io::Result<u64> {
 }
 
 fn refused(file: &str, error: &io::Error) -> SinkError {
-    let what = format!("write {file}");
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            SinkError::Later { what, why: error.to_string() }
-        }
-        _ => SinkError::Never { what, why: error.to_string() },
-    }
+    SinkError::of_file(format!("write {file}"), error)
 }
 
 impl Sink for File {
     async fn cursor(&mut self, run: &RunId) -> Result<u64, SinkError> {
         let name = format!("{run}.jsonl");
-        let (file, cursor) = self.open(run).map_err(|error| refused(&name, &error))?;
-        self.files.insert(run.clone(), file);
-        Ok(cursor)
+        self.last(run).map_err(|error| refused(&name, &error))
     }
 
     async fn take(&mut self, run: &RunId, told: &[Told]) -> Result<(), SinkError> {
         let name = format!("{run}.jsonl");
-        let Some(file) = self.files.get_mut(run) else { return Ok(()) };
+        let mut file = self.open(run).map_err(|error| refused(&name, &error))?;
         let lines: Vec<u8> = told.iter().flat_map(|told| told.record.to_line()).collect();
         let whole = file.metadata().map(|about| about.len());
         let written = file.write_all(&lines).and_then(|()| file.sync_data());

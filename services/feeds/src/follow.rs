@@ -77,7 +77,15 @@ pub async fn feed(
         let mut records: BTreeMap<RunId, Vec<Record>> = BTreeMap::new();
         let mut caught_up = false;
         for followed in chunk {
-            match followed? {
+            let followed = match followed {
+                Ok(followed) => followed,
+                Err(error @ ReadError::WentBack { .. }) => return Err(error.into()),
+                Err(error) => {
+                    tracing::warn!(error = wire::chain(&error), "the log is away; trying again");
+                    continue;
+                }
+            };
+            match followed {
                 Followed::Record(record) => {
                     records.entry(record.fact.subject.run.clone()).or_default().push(record);
                 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use reqwest::{Client, RequestBuilder, StatusCode};
+use reqwest::{Client, RequestBuilder, StatusCode, redirect::Policy};
 use serde_json::Value;
 
 use crate::SinkError;
@@ -15,12 +15,23 @@ const WORDS_MAX: usize = 500;
 /// # Errors
 /// When this machine cannot speak TLS.
 pub(crate) fn client() -> Result<Client, SinkError> {
-    let client = Client::builder().connect_timeout(CONNECT_LIMIT).timeout(ANSWER_LIMIT).build();
+    // One that is sent on would arrive as another request, without what it brought.
+    let client = Client::builder().redirect(Policy::none());
+    let client = client.connect_timeout(CONNECT_LIMIT).timeout(ANSWER_LIMIT).build();
     client.map_err(|error| SinkError::Never { what: "speak HTTP".into(), why: wire::chain(&error) })
 }
 
-/// The answer's JSON, where it has some.
-pub(crate) async fn answer(what: &str, request: RequestBuilder) -> Result<Value, SinkError> {
+/// The answer's JSON.
+pub(crate) async fn json(what: &str, request: RequestBuilder) -> Result<Value, SinkError> {
+    let text = answer(what, request).await?;
+    serde_json::from_str(&text).map_err(|_| SinkError::Never {
+        what: what.to_owned(),
+        why: "its answer is no JSON; is that the right address?".into(),
+    })
+}
+
+/// What it is answered with, where that went well.
+pub(crate) async fn answer(what: &str, request: RequestBuilder) -> Result<String, SinkError> {
     let later = |error: reqwest::Error| SinkError::Later {
         what: what.to_owned(),
         why: wire::chain(&error.without_url()),
@@ -29,7 +40,7 @@ pub(crate) async fn answer(what: &str, request: RequestBuilder) -> Result<Value,
     let status = answer.status();
     let text = answer.text().await.map_err(later)?;
     if status.is_success() {
-        return Ok(serde_json::from_str(&text).unwrap_or(Value::Null));
+        return Ok(text);
     }
     let mut why = format!("it answered {status}: {}", text.trim());
     why.truncate(why.floor_char_boundary(WORDS_MAX));

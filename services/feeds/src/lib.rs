@@ -1,5 +1,5 @@
-//! The log, retold to the trackers people already have: MLflow, TensorBoard, trackio, a webhook,
-//! a file. `points` says what the figures of a run are called there, `follow` reads the log, and
+//! The log, retold to what people already have: MLflow, TensorBoard, trackio, a receiver of traces,
+//! a webhook, files. `points` says what the figures of a run are called there, `follow` reads the log, and
 //! each sink knows one tracker. Nothing is kept here: how far a tracker is, it says itself, or a file
 //! beside what was written does; so nothing is lost while one is away, and an old run is fed as
 //! a new one is.
@@ -10,7 +10,9 @@ mod file;
 mod follow;
 mod http;
 mod mlflow;
+mod otlp;
 mod points;
+mod state;
 mod tensorboard;
 mod trackio;
 mod webhook;
@@ -18,6 +20,7 @@ mod webhook;
 pub use file::File;
 pub use follow::{FeedError, Options, feed};
 pub use mlflow::MlFlow;
+pub use otlp::Otlp;
 /// Where a tracker is.
 pub use reqwest::Url;
 pub use tensorboard::TensorBoard;
@@ -36,6 +39,18 @@ pub enum SinkError {
     /// It will never take it; the remedy is in the words.
     #[error("{what}: {why}")]
     Never { what: String, why: String },
+}
+
+impl SinkError {
+    /// A full disk may be freed; what else is wrong with a file stays.
+    fn of_file(what: String, error: &std::io::Error) -> Self {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        let why = error.to_string();
+        match error.kind() {
+            StorageFull | QuotaExceeded => Self::Later { what, why },
+            _ => Self::Never { what, why },
+        }
+    }
 }
 
 /// A tracker.

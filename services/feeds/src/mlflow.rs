@@ -51,7 +51,7 @@ impl MlFlow {
             Some(token) => request.bearer_auth(token),
             None => request,
         };
-        http::answer(&format!("MLflow's {path}"), request).await
+        http::json(&format!("MLflow's {path}"), request).await
     }
 
     async fn experiment(&mut self) -> Result<String, SinkError> {
@@ -84,6 +84,12 @@ impl MlFlow {
 
     async fn begin(&mut self, run: &RunId, begun: &Begun, at_ms: u64) -> Result<(), SinkError> {
         if self.runs.contains_key(run) {
+            return Ok(());
+        }
+        // It may have been created, and the answer lost.
+        if let Some(found) = self.find(run).await? {
+            let id = said("runs/search", &found["info"]["run_id"])?;
+            self.runs.insert(run.clone(), id);
             return Ok(());
         }
         let experiment = self.experiment().await?;

@@ -28,12 +28,13 @@ pub struct TensorBoard {
     files: BTreeMap<RunId, Retold>,
 }
 
-/// A file that is written from its beginning each time.
+/// A file that is told from its beginning each time. It is opened anew for each part: there are more
+/// runs than a process may have files.
 #[derive(Debug)]
 struct Retold {
-    file: fs::File,
-    /// What it had when it was opened, from here on.
-    there: Vec<u8>,
+    path: PathBuf,
+    /// Told so far.
+    told: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -69,30 +70,30 @@ impl TensorBoard {
 }
 
 impl Retold {
-    fn open(directory: &Path, begun_ms: u64) -> io::Result<Self> {
+    fn begin(directory: &Path, begun_ms: u64) -> io::Result<Self> {
         fs::create_dir_all(directory)?;
         let path = directory.join(format!("events.out.tfevents.{}.flotilla", begun_ms / 1000));
-        let options = || fs::OpenOptions::new().read(true).write(true).create(true).clone();
-        let mut file = options().open(path)?;
-        let mut there = Vec::new();
-        file.read_to_end(&mut there)?;
-        file.seek(SeekFrom::Start(0))?;
-        Ok(Self { file, there })
+        Ok(Self { path, told: 0 })
     }
 
+    /// What is there already stays as it is; what differs, as another version of this program wrote
+    /// it or a full disk cut it off, is written as it is told now.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let same = bytes.iter().zip(&self.there).take_while(|(new, old)| new == old).count();
-        let known = bytes.len().min(self.there.len());
-        self.file.seek(SeekFrom::Current(same as i64))?;
-        if same < known {
-            // Another version of this program wrote it: what follows is told as it is now.
-            self.there.clear();
-            let here = self.file.stream_position()?;
-            self.file.set_len(here)?;
-        } else {
-            self.there.drain(..known);
+        let mut options = fs::OpenOptions::new();
+        let mut file =
+            options.read(true).write(true).create(true).truncate(false).open(&self.path)?;
+        file.seek(SeekFrom::Start(self.told))?;
+        let mut there = Vec::new();
+        io::Read::take(&file, bytes.len() as u64).read_to_end(&mut there)?;
+        let same = bytes.iter().zip(&there).take_while(|(new, old)| new == old).count();
+        let from = self.told + same as u64;
+        if same < there.len() {
+            file.set_len(from)?;
         }
-        self.file.write_all(&bytes[same..])
+        file.seek(SeekFrom::Start(from))?;
+        file.write_all(&bytes[same..])?;
+        self.told += bytes.len() as u64;
+        Ok(())
     }
 }
 
@@ -103,14 +104,11 @@ impl Sink for TensorBoard {
 
     async fn take(&mut self, run: &RunId, told: &[Told]) -> Result<(), SinkError> {
         let directory = self.directory.join(run.as_str());
-        let refused = |error: io::Error| SinkError::Never {
-            what: format!("write {}", directory.display()),
-            why: error.to_string(),
-        };
+        let refused = |error| SinkError::of_file(format!("write {}", directory.display()), &error);
         let mut bytes = Vec::new();
         if let Some(first) = told.first().filter(|told| matches!(told.what, What::Begun(_))) {
             let at_ms = first.record.time_ms;
-            self.files.insert(run.clone(), Retold::open(&directory, at_ms).map_err(refused)?);
+            self.files.insert(run.clone(), Retold::begin(&directory, at_ms).map_err(refused)?);
             let file_version = Some("brain.Event:2".to_owned());
             frame(
                 &mut bytes,

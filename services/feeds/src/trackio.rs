@@ -44,7 +44,7 @@ impl Trackio {
             Some(token) => request.header("x-trackio-write-token", token),
             None => request,
         };
-        http::answer("trackio's bulk_log", request).await.map(drop)
+        http::json("trackio's bulk_log", request).await.map(drop)
     }
 
     /// What is asked of it has no place for anything but figures and settings.

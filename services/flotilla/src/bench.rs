@@ -12,6 +12,7 @@ mod fleet;
 mod fold;
 mod idle;
 mod log;
+mod look;
 mod page;
 mod processes;
 mod raft;
@@ -135,6 +136,9 @@ pub(crate) async fn bench(
     // It writes a model of 2 GB first.
     if args.what.contains(&BenchWhat::Eval) {
         figures.extend(engines::eval(args).await?);
+    }
+    if wanted(BenchWhat::Look) {
+        figures.extend(look::measure().await?);
     }
     if wanted(BenchWhat::Closed) {
         figures.extend(closed::measure().await?);

@@ -929,6 +929,8 @@ pub(crate) enum BenchWhat {
     /// Files into a directory or a bucket and back, beside cp and s5cmd, and an adapter to eight
     /// boxes at once over links of 1 Gb/s, which takes root.
     Store,
+    /// Until a page hears of a fact, what it is drawn from first, and a scrape of /metrics.
+    Look,
     /// What TLS and tokens cost beside an open server, and a thousand agents on a closed one.
     Closed,
     /// The embedded engine beside llama.cpp and PyTorch, as docs/PERFORMANCE.md has it.

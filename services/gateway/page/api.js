@@ -185,6 +185,8 @@ document.addEventListener("visibilitychange", () => {
 function sleep() {
   awake = new Promise((resolve) => {
     wake = () => {
+      // Once: streams that go on hang on the one that is.
+      wake = () => {};
       rest = new AbortController();
       resolve();
     };

@@ -66,10 +66,11 @@ export function open({ page, route, signal }) {
 
   function pager() {
     const all = answer.promptsInAll;
-    const last = Math.min(all, offset + PAGE);
-    return h("nav.tools", { "aria-label": "pages" }, button("← before", () => go({ offset: offset - PAGE }), { disabled: !offset }),
+    // Long samples make a short page.
+    const last = offset + answer.prompts.length;
+    return h("nav.tools", { "aria-label": "pages" }, button("← before", () => go({ offset: Math.max(0, offset - PAGE) }), { disabled: !offset }),
       `prompts ${count(offset + 1)} – ${count(last)} of ${count(all)}`,
-      button("next →", () => go({ offset: offset + PAGE }), { disabled: last >= all }));
+      button("next →", () => go({ offset: last }), { disabled: last >= all }));
   }
 
   function prompts() {
@@ -80,12 +81,13 @@ export function open({ page, route, signal }) {
     return [pager(), answer.prompts.map(promptOf), answer.promptsInAll > PAGE && pager()];
   }
 
-  function promptOf({ promptId, text: asked, samples }) {
+  function promptOf({ promptId, text: asked, samples, samplesInAll }) {
     // Others are compared with the one that was kept, else with the best paid.
     const reference = samples.find((it) => it.fate === "kept") ?? samples.toSorted((a, b) => b.reward - a.reward)[0];
     const passed = samples.filter((it) => it.outcome === "pass").length;
     return h("article.prompt.panel", { key: promptId, "data-row": true, tabindex: -1, "data-prompt": promptId },
-      h("header", h("h2", promptId), h("small", `${passed} of ${counted(samples.length, "sample")} passed`)),
+      h("header", h("h2", promptId), h("small", `${passed} of ${counted(samples.length, "sample")} passed`,
+        samplesInAll > samples.length && `; there are ${count(samplesInAll)}`)),
       long(promptId, asked, () => h("pre.asked", asked)),
       h("div.samples", samples.map((it) => sampleOf(`${promptId} ${it.index}`, it, marked && it !== reference && reference))));
   }

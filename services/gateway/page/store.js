@@ -61,7 +61,7 @@ const cycleOf = message("cycle#", {
 });
 export const samplesPage = message("promptsInAll#", {
   outcomes: counts, fates: counts, suites: [text],
-  prompts: [message("promptId text", {
+  prompts: [message("promptId text samplesInAll#", {
     samples: [message("index# text cut! tokens# finish logprob? outcome reward# detail fate agent")],
   })],
 });

@@ -27,6 +27,8 @@ const UNARY_LIMIT: Duration = Duration::from_secs(30);
 /// A restarted nats-server is back within 3 s. Without this, reads wait half a minute.
 const BUS_LIMIT: Duration = Duration::from_secs(5);
 const BUS_POLL: Duration = Duration::from_millis(50);
+/// Cycles whose samples are read at once; more wait. Each is all of a cycle's texts.
+const READINGS_MAX: usize = 2;
 /// What clients accept by default, less a little for the envelope.
 const ANSWER_BYTES_MAX: usize = (4 << 20) - 1024;
 /// Each watch is a consumer of the log.
@@ -102,13 +104,21 @@ pub(crate) struct Calls {
     stop: CancellationToken,
     streams: Arc<Semaphore>,
     gallery: Arc<Gallery>,
+    readings: Arc<Semaphore>,
     counts: Counts,
 }
 
 impl Calls {
     pub(crate) fn new(control: Control, stop: CancellationToken, counts: Counts) -> Self {
         let streams = Arc::new(Semaphore::new(STREAMS_MAX));
-        Self { control, stop, streams, gallery: Arc::default(), counts }
+        let readings = Arc::new(Semaphore::new(READINGS_MAX));
+        Self { control, stop, streams, gallery: Arc::default(), readings, counts }
+    }
+
+    /// Leave to read a cycle's samples, until dropped.
+    pub(crate) async fn reading(&self) -> Option<OwnedSemaphorePermit> {
+        // Nobody closes it.
+        self.readings.clone().acquire_owned().await.ok()
     }
 
     pub(crate) fn fleet(&self) -> Arc<Live<Fleet>> {

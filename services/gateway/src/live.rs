@@ -37,7 +37,8 @@ pub(crate) trait Picture: Send + 'static {
 
     /// Counts up.
     fn revision(&self) -> u64;
-    fn since(&self, revision: u64) -> Option<Self::Change>;
+    /// What has changed behind a revision, and which one that comes up to.
+    fn since(&self, revision: u64) -> Option<(Self::Change, u64)>;
 }
 
 impl Picture for Fleet {
@@ -47,7 +48,7 @@ impl Picture for Fleet {
         self.revision()
     }
 
-    fn since(&self, revision: u64) -> Option<v1::FleetChange> {
+    fn since(&self, revision: u64) -> Option<(v1::FleetChange, u64)> {
         self.since(revision)
     }
 }
@@ -59,7 +60,7 @@ impl Picture for Board {
         self.revision()
     }
 
-    fn since(&self, revision: u64) -> Option<v1::Board> {
+    fn since(&self, revision: u64) -> Option<(v1::Board, u64)> {
         self.since(revision)
     }
 }
@@ -148,16 +149,18 @@ impl<P: Picture> Look<P> {
                 News::Over(_) | News::At(_) | News::Behind => {}
             }
             sleep_until(self.not_before).await;
-            let change = {
+            let (change, last) = {
                 let picture = self.live.picture();
                 let picture = picture.as_ref()?;
-                self.revision = picture.revision();
-                picture.since(revision)
+                (picture.since(revision), picture.revision())
             };
-            let Some(change) = change else { continue };
+            let Some((change, reached)) = change else { continue };
+            self.revision = reached;
             #[expect(clippy::cast_precision_loss, reason = "bytes of a message")]
             let transfer = Duration::from_secs_f64(change.encoded_len() as f64 / BYTES_PER_S);
-            self.not_before = Instant::now() + PACE + transfer;
+            // The rest of what there is comes as fast as it is taken.
+            let pace = if reached < last { Duration::ZERO } else { PACE };
+            self.not_before = Instant::now() + pace + transfer;
             return Some((Ok(change), Some(self)));
         }
     }
@@ -211,6 +214,7 @@ fn keep<P: Picture>(
     follow: impl Future<Output = Result<(), Refusal>> + Send + 'static,
 ) {
     tokio::spawn(async move {
+        let _ends = Ends(live.clone());
         let why = tokio::select! {
             () = stop.cancelled() => "the gateway is stopping".to_owned(),
             () = live.unwatched() => "nobody looked".to_owned(),
@@ -246,12 +250,27 @@ async fn recall(control: &Control, live: &Live<Board>) {
     }
 }
 
+/// Whoever looks hears of it, should the picture not be kept up to date any more without a word.
+struct Ends<P: Picture>(Arc<Live<P>>);
+
+impl<P: Picture> Drop for Ends<P> {
+    fn drop(&mut self) {
+        self.0.news.send_if_modified(|news| {
+            let silent = matches!(news, News::Behind | News::At(_));
+            if silent {
+                *news = News::Lost("it failed".to_owned());
+            }
+            silent
+        });
+    }
+}
+
 /// Until the run is over.
 async fn follow_run(control: Control, run: RunId, live: Arc<Live<Board>>) -> Result<(), Refusal> {
     let mut facts = control.bus().follow(vec![format!("flotilla.{run}.>")], 0);
-    let mut caught_up = false;
-    let mut over = false;
-    while !over {
+    let (mut caught_up, mut ended) = (false, false);
+    // What an ended run has behind its end is read as well: archives of its last cycles.
+    while !(caught_up && ended) {
         let Some(followed) = facts.next().await else { break };
         match followed? {
             Followed::Record(record) => {
@@ -260,7 +279,7 @@ async fn follow_run(control: Control, run: RunId, live: Arc<Live<Board>>) -> Res
                     Some(board) => board.fold(record),
                     None => *picture = Board::start(&record),
                 }
-                over = picture.as_ref().is_some_and(Board::has_ended);
+                ended = picture.as_ref().is_some_and(Board::has_ended);
             }
             Followed::CaughtUp => {
                 caught_up = true;
@@ -272,10 +291,6 @@ async fn follow_run(control: Control, run: RunId, live: Arc<Live<Board>>) -> Res
         if caught_up {
             live.publish();
         }
-    }
-    if !caught_up {
-        live.publish();
-        recall(&control, &live).await;
     }
     Ok(())
 }

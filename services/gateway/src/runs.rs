@@ -109,6 +109,7 @@ impl runs_server::Runs for Runs {
         let call = called("Runs.Samples", &request.run);
         let samples = async {
             let run = RunId::new(request.run.as_str())?;
+            let _reading = self.0.reading().await;
             Ok(self.0.control.samples(&run, &request).await?)
         };
         self.0.unary(call, samples).await

@@ -1,6 +1,9 @@
 """What trackers have of runs, as their own programs say: one JSON document.
 
     trackers.py mlflow URL EXPERIMENT
+    trackers.py experiment URL NAME    (its number)
+    trackers.py forget URL EXPERIMENT  (how far feeds were)
+    trackers.py traces URL EXPERIMENT  ([[name, name of its parent, status], …] of each trace)
     trackers.py tensorboard URL
     trackers.py trackio PROJECT        (TRACKIO_DIR says where)
     trackers.py serve-trackio PORT     (until stdin ends; prints its write token)
@@ -35,6 +38,34 @@ def mlflow(url, experiment):
             "figures": history,
         }
     return runs
+
+
+def forget(url, name):
+    """As if the feed had been killed before it could say how far it was."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(url)
+    for run in client.search_runs([experiment(url, name)]):
+        client.delete_tag(run.info.run_id, "flotilla.cursor")
+    return "forgotten"
+
+
+def experiment(url, name):
+    from mlflow import MlflowClient
+
+    return MlflowClient(url).get_experiment_by_name(name).experiment_id
+
+
+def traces(url, experiment):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(url)
+    number = client.get_experiment_by_name(experiment).experiment_id
+    found = []
+    for trace in client.search_traces(locations=[number]):
+        names = {span.span_id: span.name for span in trace.data.spans}
+        found.append([[it.name, names.get(it.parent_id), it.status.status_code] for it in trace.data.spans])
+    return found
 
 
 def tensorboard(url):

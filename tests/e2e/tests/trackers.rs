@@ -124,12 +124,46 @@ fn mlflow_has_every_figure_once_though_it_was_away_and_its_feed_was_killed() {
     for _ in 0..2 {
         let told = feed(&fleet, &["mlflow", &url, "--once"]).status().unwrap();
         assert!(told.success());
+        let forgotten = python.script("trackers.py").args(["forget", &url, "flotilla"]).status();
+        assert!(forgotten.unwrap().success());
     }
     let told = tell().expect("MLflow answers");
     for run in [&run, &second] {
         assert_same(&figures(&fleet, run), &told[run]);
         assert_eq!(told[run]["status"], "FINISHED");
         assert_eq!(told[run]["settings"]["sft.training.batchSize"], "16", "{}", told[run]);
+    }
+    assert_traced(&python, &fleet, &url);
+}
+
+/// MLflow takes traces as well.
+fn assert_traced(python: &Python, fleet: &Fleet, url: &str) {
+    let ask = |what: &str| {
+        let output = python
+            .script("trackers.py")
+            .args([what, url, "flotilla"])
+            .output()
+            .expect("Python starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        serde_json::from_slice::<Value>(&output.stdout).unwrap_or_else(|_| panic!("{what}: {said}"))
+    };
+    let experiment = ask("experiment");
+    let header = format!("x-mlflow-experiment-id={}", experiment.as_str().expect("a number"));
+    let state = fleet.path().join("otlp.json").display().to_string();
+    for _ in 0..2 {
+        let otlp = ["otlp", url, "--state", &state, "--header", &header, "--once"];
+        assert!(feed(fleet, &otlp).status().expect("a feed").success());
+    }
+    let traces = ask("traces");
+    let traces = traces.as_array().expect("traces");
+    assert_eq!(traces.len(), 2, "one of each run: {traces:?}");
+    for trace in traces {
+        let spans = trace.as_array().expect("spans");
+        let count = |name: &str, parent: &str| {
+            spans.iter().filter(|span| span[0] == name && span[1] == parent).count()
+        };
+        assert_eq!(count("train", "cycle 0"), 1, "{spans:?}");
+        assert_eq!((count("checkpoint", "train"), count("eval", "cycle 0")), (10, 10), "{spans:?}");
     }
 }
 

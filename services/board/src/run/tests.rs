@@ -135,7 +135,7 @@ impl Told<'_> {
     }
 
     fn cycle(&self, number: u32) -> Cycle {
-        let board = self.board.since(0).unwrap();
+        let (board, _) = self.board.since(0).unwrap();
         board.cycles.into_iter().find(|cycle| cycle.cycle == number).unwrap()
     }
 }
@@ -182,11 +182,11 @@ fn a_cycle_is_counted_and_drawn_as_its_facts_come() {
 fn who_has_seen_a_place_in_the_log_is_told_what_came_behind_it() {
     let mut told = Told::raft();
     told.plan(10.0, 1, 2);
-    let (first, seen) = (told.board.since(0).unwrap(), told.board.revision());
+    let (first, seen) = told.board.since(0).unwrap();
     assert!(first.spec.is_some());
     assert_eq!(told.board.since(seen), None);
     told.plan(11.0, 2, 1);
-    let (next, seen) = (told.board.since(seen).unwrap(), told.board.revision());
+    let (next, seen) = told.board.since(seen).unwrap();
     assert_eq!(next.cycles.iter().map(|cycle| cycle.cycle).collect::<Vec<_>>(), [2]);
     assert!(next.spec.is_none() && next.head.is_some());
     // What was told before is not told again, as after a broken connection.
@@ -220,7 +220,7 @@ fn what_the_log_has_let_go_of_is_drawn_from_the_archive() {
     let seen = told.board.revision();
     told.board.recall(1, &records);
     assert_eq!(told.board.forgotten(), []);
-    let recalled = told.board.since(seen).unwrap().cycles.remove(0);
+    let recalled = told.board.since(seen).unwrap().0.cycles.remove(0);
     assert_eq!((recalled.spans, recalled.train), (whole.cycle(1).spans, whole.cycle(1).train));
 }
 
@@ -312,4 +312,21 @@ fn troubles_are_the_newest_and_their_number_is_that_of_all() {
     let head = told.board.head();
     assert_eq!((head.troubles.len(), head.troubles_in_all), (TROUBLES_MAX, 200));
     assert_eq!(head.troubles.last().unwrap().at_s, 200.0);
+}
+
+#[test]
+fn a_long_run_comes_in_parts_and_all_of_it_comes() {
+    let mut told = Told::raft();
+    for cycle in 1..=100 {
+        told.plan(f64::from(cycle), cycle, 1);
+    }
+    let (mut seen, mut found) = (0, Vec::new());
+    while let Some((part, reached)) = told.board.since(seen) {
+        assert!(part.cycles.len() <= CYCLES_MAX && reached > seen);
+        found.extend(part.cycles.iter().map(|cycle| cycle.cycle));
+        assert_eq!(part.spec.is_some(), seen == 0);
+        seen = reached;
+    }
+    found.sort_unstable();
+    assert_eq!(found, (0..=100).collect::<Vec<u32>>());
 }

@@ -64,6 +64,10 @@ impl Rig {
         self.directory.path()
     }
 
+    pub(super) fn url(&self) -> String {
+        self.server.url()
+    }
+
     pub(super) fn control(&self) -> Control {
         Control::with_store(self.bus.clone(), self.store.clone())
     }

@@ -35,6 +35,19 @@ pub(crate) enum FeedCommand {
         #[command(flatten)]
         what: FedArgs,
     },
+    /// What takes traces by OTLP over HTTP: Jaeger, Tempo, MLflow, an OpenTelemetry collector.
+    Otlp {
+        /// Such as http://127.0.0.1:4318.
+        url: String,
+        /// Remembers how far it is.
+        #[arg(long, value_name = "FILE")]
+        state: PathBuf,
+        /// NAME=VALUE, as the receiver asks for; may be given several times.
+        #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
+        headers: Vec<(String, String)>,
+        #[command(flatten)]
+        what: FedArgs,
+    },
     /// An address that takes a POST of each fact, as JSON.
     Webhook {
         url: String,
@@ -75,4 +88,9 @@ pub(crate) struct FedArgs {
     /// End when all there is has been told.
     #[arg(long)]
     pub once: bool,
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    let pair = text.split_once('=').ok_or("NAME=VALUE, as authorization=Basic …")?;
+    Ok((pair.0.to_owned(), pair.1.to_owned()))
 }

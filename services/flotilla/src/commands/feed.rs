@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path, process::ExitCode};
 
 use anyhow::{Context, bail};
 use bus::Bus;
-use feeds::{File, MlFlow, Options, Sink, TensorBoard, Trackio, Webhook};
+use feeds::{File, MlFlow, Options, Otlp, Sink, TensorBoard, Trackio, Webhook};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use wire::RunId;
@@ -33,6 +33,10 @@ pub(crate) async fn feed(
         FeedCommand::Trackio { url, project, token, what } => {
             let sink = Trackio::new(parse(&url)?, project, read(&token)?)?;
             feeding.feed(sink, &what, false).await
+        }
+        FeedCommand::Otlp { url, state, headers, what } => {
+            let sink = Otlp::new(parse(&url)?, &headers, state)?;
+            feeding.feed(sink, &what, true).await
         }
         FeedCommand::Webhook { url, state, everything, token, what } => {
             let sink = Webhook::new(parse(&url)?, read(&token)?, state)?;

@@ -112,7 +112,8 @@ async fn a_closed_fleets_page_shows_nothing_until_a_bearer_is_pasted() {
     field.send_keys(bearer.trim()).await.expect("a field to paste into");
     browser.click("dialog[open] button[type=submit]").await;
     browser.see("[data-agent=trainer-1]").await;
-    // A reader steers nothing, and is shown nothing to steer with.
+    // A reader steers nothing, and is shown nothing to steer with, once it is known that it is one.
+    browser.until("return document.getElementById('who').textContent.includes('reader')").await;
     let steers = "return document.querySelectorAll('[data-action]').length";
     assert_eq!(browser.script(steers).await, 0);
     assert_eq!(
