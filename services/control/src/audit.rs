@@ -33,7 +33,7 @@ pub enum Depth {
     Bytes,
 }
 
-/// How far an audit of the store has come.
+/// How far something has come that takes its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     /// `files` or `bytes`.

@@ -9,7 +9,7 @@ use store::GetError;
 use tokio::io::AsyncWriteExt;
 use wire::{Body, Record, RunId, v1};
 
-use crate::{Control, StoreError, runs::timestamp};
+use crate::{Control, Progress, StoreError, runs::timestamp};
 
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
@@ -130,12 +130,19 @@ impl Control {
         &self,
         reference: &v1::CheckpointRef,
         directory: &Path,
+        progress: &(dyn Fn(Progress) + Sync),
     ) -> Result<v1::CheckpointInfo, CheckpointError> {
         let info = self.checkpoint(reference).await?;
         let tree = tree_of(&info).ok_or_else(|| CheckpointError::Unknown(describe(reference)))?;
+        let total = info.files.iter().map(|file| file.bytes).sum();
+        let mut done = 0;
         for file in &info.files {
             let bytes = self.store().await?.read_file(&tree, &file.path).await?;
-            write(bytes.err_into().boxed(), &directory.join(&file.path)).await?;
+            let bytes = bytes.err_into().inspect_ok(|bytes| {
+                done += bytes.len() as u64;
+                progress(Progress { unit: "bytes", done, total });
+            });
+            write(bytes.boxed(), &directory.join(&file.path)).await?;
         }
         Ok(info)
     }

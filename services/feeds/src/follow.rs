@@ -59,7 +59,7 @@ pub enum FeedError {
 }
 
 /// Feeds until stopped, or to the end of what there is. A tracker that is away is waited for.
-/// `fed` hears of each run, and the place of the last fact that was taken.
+/// `fed` hears of each run, the place of the last fact that was taken, and how many were taken now.
 ///
 /// # Errors
 /// When the log cannot be read, a tracker refuses for good, or a run that was asked for is not
@@ -69,7 +69,7 @@ pub async fn feed(
     sink: impl Sink,
     options: &Options,
     stop: &CancellationToken,
-    fed: impl FnMut(&RunId, u64),
+    fed: impl FnMut(&RunId, u64, usize),
 ) -> Result<(), FeedError> {
     let mut feeding = Feeding { sink, runs: BTreeMap::new(), stop, fed };
     let mut facts = bus.follow(filters(options), 0).ready_chunks(TOGETHER_MAX);
@@ -131,7 +131,7 @@ struct Fed {
     cursor: u64,
 }
 
-impl<S: Sink, F: FnMut(&RunId, u64)> Feeding<'_, S, F> {
+impl<S: Sink, F: FnMut(&RunId, u64, usize)> Feeding<'_, S, F> {
     async fn take(&mut self, run: &RunId, records: Vec<Record>) -> Result<(), SinkError> {
         let Some(last) = records.last().map(|record| record.sequence) else { return Ok(()) };
         if !self.runs.contains_key(run) {
@@ -156,7 +156,7 @@ impl<S: Sink, F: FnMut(&RunId, u64)> Feeding<'_, S, F> {
         }
         if self.patiently(async |sink| sink.take(run, &news).await).await?.is_some() {
             self.runs.entry(run.clone()).and_modify(|known| known.cursor = last);
-            (self.fed)(run, last);
+            (self.fed)(run, last, news.len());
         }
         Ok(())
     }

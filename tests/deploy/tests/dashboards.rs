@@ -86,3 +86,12 @@ fn prometheus_takes_its_configuration_and_rules() {
         .arg(root().join("deploy/prometheus/prometheus.yml")));
     assert!(said(&checked).contains("SUCCESS"), "{}", said(&checked));
 }
+
+#[test]
+fn alerts_are_given_when_they_are_due_and_not_before() {
+    let Some(promtool) = program("FLOTILLA_PROMTOOL", &["promtool"]) else { return };
+    let tested = run(Command::new(promtool)
+        .args(["test", "rules", "alerts.yml"])
+        .current_dir(root().join("tests/deploy/promtool")));
+    assert!(tested.status.success(), "{}", said(&tested));
+}

@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use control::parse_checkpoint_ref;
+use control::{Progress, parse_checkpoint_ref};
 use wire::{RunId, v1};
 
 use super::explain;
-use crate::{cli::CheckpointCommand, fleet::FleetArgs, output};
+use crate::{cli::CheckpointCommand, fleet::FleetArgs, meter::Meter, output};
 
 pub(crate) async fn checkpoint(
     fleet: &FleetArgs,
@@ -44,7 +44,10 @@ pub(crate) async fn checkpoint(
             }
         }
         CheckpointCommand::Export { checkpoint, out } => {
-            let info = control.export(&parse_checkpoint_ref(&checkpoint)?, &out).await?;
+            let meter = Meter::new();
+            let show = |Progress { unit, done, total }| meter.show("export", unit, done, total);
+            let info = control.export(&parse_checkpoint_ref(&checkpoint)?, &out, &show).await?;
+            meter.end();
             if json {
                 output::print_json(&info)?;
             } else {

@@ -1,6 +1,6 @@
 //! `flotilla feed`: the log, retold to trackers.
 
-use std::{collections::BTreeMap, path::Path, process::ExitCode};
+use std::{collections::BTreeSet, path::Path, process::ExitCode};
 
 use anyhow::{Context, bail};
 use bus::Bus;
@@ -12,6 +12,7 @@ use wire::RunId;
 use crate::{
     cli::{FedArgs, FeedCommand, TrackerTokenArgs},
     fleet::FleetArgs,
+    meter::Meter,
     output, signals,
 };
 
@@ -65,17 +66,21 @@ impl Feeding<'_> {
             what.runs.iter().map(|run| RunId::new(run.as_str())).collect::<Result<_, _>>()?;
         let options = Options { runs, everything, once: what.once };
         let bus: Bus = self.fleet.control().await?.bus().clone();
-        let mut told: BTreeMap<RunId, u64> = BTreeMap::new();
-        let fed = |run: &RunId, cursor: u64| {
+        let (meter, mut told, mut runs) = (Meter::new(), 0, BTreeSet::new());
+        let fed = |run: &RunId, cursor: u64, facts: usize| {
+            told += facts as u64;
+            runs.insert(run.clone());
             if self.json {
                 // Who reads it may be gone; the tracker is told all the same.
                 let _ = output::print_json(&json!({ "run": run.as_str(), "cursor": cursor }));
-            } else if !told.contains_key(run) {
-                output::say(&format!("{run}: told as far as it is"));
+            } else {
+                meter.show("told", "facts", told, 0);
             }
-            told.insert(run.clone(), cursor);
         };
-        feeds::feed(&bus, sink, &options, &self.stop, fed).await?;
+        let outcome = feeds::feed(&bus, sink, &options, &self.stop, fed).await;
+        meter.end();
+        outcome?;
+        output::say(&format!("told {told} facts of {} runs", runs.len()));
         Ok(ExitCode::SUCCESS)
     }
 }
