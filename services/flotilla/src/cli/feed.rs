@@ -46,6 +46,8 @@ pub(crate) enum FeedCommand {
         #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
         headers: Vec<(String, String)>,
         #[command(flatten)]
+        token: TrackerTokenArgs,
+        #[command(flatten)]
         what: FedArgs,
     },
     /// An address that takes a POST of each fact, as JSON.

@@ -35,7 +35,9 @@ pub(crate) async fn feed(
             let sink = Trackio::new(parse(&url)?, project, read(&token)?)?;
             feeding.feed(sink, &what, false).await
         }
-        FeedCommand::Otlp { url, state, headers, what } => {
+        FeedCommand::Otlp { url, state, mut headers, token, what } => {
+            let token = read(&token)?;
+            headers.extend(token.map(|token| ("authorization".into(), format!("Bearer {token}"))));
             let sink = Otlp::new(parse(&url)?, &headers, state)?;
             feeding.feed(sink, &what, true).await
         }
