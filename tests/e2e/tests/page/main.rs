@@ -32,7 +32,8 @@ async fn a_page_shows_the_fleet_and_steers_a_run_without_being_loaded_again() {
     }
     // It came after the page.
     let files = Files::create(fleet.path());
-    let run = fleet.submit(&files.sft(6000, 500));
+    // Longer than anybody looks at it.
+    let run = fleet.submit(&files.sft(200_000, 1000));
     let row = format!("[data-run='{run}']");
     browser.see(&row).await;
     browser.open(&format!("{}#/run/{run}", page(&fleet))).await;
@@ -49,8 +50,10 @@ async fn a_page_shows_the_fleet_and_steers_a_run_without_being_loaded_again() {
     browser.click("[data-action=resume]").await;
     browser.click("dialog[open] button[type=submit]").await;
     browser.see("[data-action=pause]").await;
-    fleet.finish(&run, LIMIT);
-    browser.see("[data-state=succeeded]").await;
+    browser.click("[data-action=cancel]").await;
+    browser.click("dialog[open] button[type=submit]").await;
+    browser.see("header[data-state=cancelled]").await;
+    assert_eq!(state(&fleet, &run), "CANCELLED");
     assert_eq!(browser.complaints().await, Vec::<String>::new());
     browser.end().await;
 }
