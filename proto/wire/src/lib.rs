@@ -1,6 +1,7 @@
 //! The contract between all peers: message types, ids, digests, subjects and the
 //! facts made of them. Knows how things are written, not how they travel.
 
+mod ask;
 mod chain;
 mod digest;
 mod example;

@@ -97,16 +97,14 @@ impl Fleet {
 }
 
 fn begun(spec: &v1::Spec, record: &Record) -> v1::RunLine {
-    use v1::spec::Kind;
-    let (kind, cycles) = match &spec.kind {
-        Some(Kind::Raft(raft)) => ("raft", raft.cycles),
-        Some(Kind::Watched(_)) => ("watched", 0),
-        Some(Kind::Sft(_)) | None => ("sft", 0),
+    let cycles = match &spec.kind {
+        Some(v1::spec::Kind::Raft(raft)) => raft.cycles,
+        Some(v1::spec::Kind::Watched(_) | v1::spec::Kind::Sft(_)) | None => 0,
     };
     v1::RunLine {
         run: record.fact.subject.run.to_string(),
         name: spec.name.clone(),
-        kind: kind.into(),
+        kind: spec.kind_name().into(),
         state: "running".into(),
         submitted_at: Some(at(record)),
         cycles,

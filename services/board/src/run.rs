@@ -217,9 +217,8 @@ impl Board {
     /// Takes in what an archive has of a cycle: who drew and judged what, and when.
     pub fn recall(&mut self, number: u32, records: &[Record]) {
         self.revision += 1;
-        let named = self.run.quarantines.iter().flat_map(|quarantine| &quarantine.jobs);
-        let void: BTreeSet<String> =
-            named.filter(|job| job.cycle == number).map(|job| job.job.clone()).collect();
+        let void = self.run.quarantines.iter().flat_map(|quarantine| quarantine.jobs_of(number));
+        let void: BTreeSet<String> = void.map(str::to_owned).collect();
         for record in records {
             if let Place::Samples { job, .. } | Place::Verdicts { job, .. } =
                 &record.fact.subject.place

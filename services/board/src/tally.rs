@@ -22,7 +22,7 @@ impl Tally {
         tally
     }
 
-    pub(crate) fn plan(&mut self, job: &cycle::Job) {
+    fn plan(&mut self, job: &cycle::Job) {
         add(&mut self.samples.planned, job.planned());
     }
 

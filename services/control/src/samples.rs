@@ -86,11 +86,11 @@ impl Control {
 
 /// Jobs of a cycle that were drawn again, as what drew them was not what was ordered.
 fn quarantined(records: &[Record], cycle: u32) -> BTreeSet<String> {
-    let jobs = records.iter().flat_map(|record| match &record.fact.body {
-        Body::Quarantine(quarantine) => quarantine.jobs.as_slice(),
-        _ => &[],
+    let quarantines = records.iter().filter_map(|record| match &record.fact.body {
+        Body::Quarantine(quarantine) => Some(quarantine),
+        _ => None,
     });
-    jobs.filter(|job| job.cycle == cycle).map(|job| job.job.clone()).collect()
+    quarantines.flat_map(|quarantine| quarantine.jobs_of(cycle)).map(str::to_owned).collect()
 }
 
 /// Those that are asked for, by their id.

@@ -321,8 +321,8 @@ impl Archive<'_> {
                 Followed::Unreadable { .. } => continue,
             };
             if let Body::Quarantine(quarantine) = record.fact.body {
-                let ours = quarantine.jobs.into_iter().filter(|job| job.cycle == self.cycle);
-                jobs.extend(ours.filter_map(|job| job.job.parse::<JobId>().ok()));
+                let ours = quarantine.jobs_of(self.cycle);
+                jobs.extend(ours.filter_map(|job| job.parse::<JobId>().ok()));
             }
         }
         Ok(jobs)

@@ -197,11 +197,7 @@ impl Run {
 
     /// The kind of run, as users write it.
     pub fn kind(&self) -> &'static str {
-        match self.spec.kind {
-            Some(v1::spec::Kind::Raft(_)) => "raft",
-            Some(v1::spec::Kind::Watched(_)) => "watched",
-            Some(v1::spec::Kind::Sft(_)) | None => "sft",
-        }
+        self.spec.kind_name()
     }
 
     /// The last cycle's number: a RAFT run measures its base as cycle 0, then turns `cycles` times.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use reqwest::{Client, RequestBuilder, StatusCode, redirect::Policy};
+use reqwest::{Client, RequestBuilder, StatusCode, Url, redirect::Policy};
 use serde_json::Value;
 
 use crate::SinkError;
@@ -19,6 +19,21 @@ pub(crate) fn client() -> Result<Client, SinkError> {
     let client = Client::builder().redirect(Policy::none());
     let client = client.connect_timeout(CONNECT_LIMIT).timeout(ANSWER_LIMIT).build();
     client.map_err(|error| SinkError::Never { what: "speak HTTP".into(), why: wire::chain(&error) })
+}
+
+/// A place below the address that somebody gave.
+pub(crate) fn below(url: &Url, path: &str) -> Url {
+    let mut place = url.clone();
+    place.set_path(&format!("{}/{path}", url.path().trim_end_matches('/')));
+    place
+}
+
+/// With a token, where there is one.
+pub(crate) fn bearing(request: RequestBuilder, token: Option<&str>) -> RequestBuilder {
+    match token {
+        Some(token) => request.bearer_auth(token),
+        None => request,
+    }
 }
 
 /// The answer's JSON.

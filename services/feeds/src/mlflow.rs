@@ -43,14 +43,8 @@ impl MlFlow {
     }
 
     async fn post(&self, path: &str, message: &Value) -> Result<Value, SinkError> {
-        let mut url = self.url.clone();
-        let below = url.path().trim_end_matches('/').to_owned();
-        url.set_path(&format!("{below}/api/2.0/mlflow/{path}"));
-        let request = self.client.post(url).json(message);
-        let request = match &self.token {
-            Some(token) => request.bearer_auth(token),
-            None => request,
-        };
+        let url = http::below(&self.url, &format!("api/2.0/mlflow/{path}"));
+        let request = http::bearing(self.client.post(url), self.token.as_deref()).json(message);
         http::json(&format!("MLflow's {path}"), request).await
     }
 
@@ -73,23 +67,21 @@ impl MlFlow {
         Ok(id)
     }
 
-    /// Where a run was fed before.
+    /// What was fed of a run before, which is gone on with from here on.
     async fn find(&mut self, run: &RunId) -> Result<Option<Value>, SinkError> {
         let experiment = self.experiment().await?;
         let filter = format!("tags.`{RUN}` = '{run}'");
         let search = json!({ "experiment_ids": [experiment], "filter": filter, "max_results": 1 });
         let found = self.post("runs/search", &search).await?;
-        Ok(found["runs"].get(0).cloned())
+        let Some(found) = found["runs"].get(0) else { return Ok(None) };
+        let id = said("runs/search", &found["info"]["run_id"])?;
+        self.runs.insert(run.clone(), id);
+        Ok(Some(found.clone()))
     }
 
     async fn begin(&mut self, run: &RunId, begun: &Begun, at_ms: u64) -> Result<(), SinkError> {
-        if self.runs.contains_key(run) {
-            return Ok(());
-        }
         // It may have been created, and the answer lost.
-        if let Some(found) = self.find(run).await? {
-            let id = said("runs/search", &found["info"]["run_id"])?;
-            self.runs.insert(run.clone(), id);
+        if self.runs.contains_key(run) || self.find(run).await?.is_some() {
             return Ok(());
         }
         let experiment = self.experiment().await?;
@@ -146,8 +138,6 @@ impl MlFlow {
 impl Sink for MlFlow {
     async fn cursor(&mut self, run: &RunId) -> Result<u64, SinkError> {
         let Some(found) = self.find(run).await? else { return Ok(0) };
-        let id = said("runs/search", &found["info"]["run_id"])?;
-        self.runs.insert(run.clone(), id);
         let tags = found["data"]["tags"].as_array().map(Vec::as_slice).unwrap_or_default();
         let cursor = tags.iter().find(|tag| tag["key"] == CURSOR);
         Ok(cursor.and_then(|tag| tag["value"].as_str()?.parse().ok()).unwrap_or(0))

@@ -31,7 +31,7 @@ pub struct Otlp {
 }
 
 /// When what is not over yet began, in milliseconds since 1970.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Course {
     submitted_ms: u64,
     planned: BTreeMap<u32, u64>,
@@ -76,9 +76,7 @@ impl Otlp {
     }
 
     async fn send(&self, run: &RunId, spans: &[Span]) -> Result<(), SinkError> {
-        let mut url = self.url.clone();
-        let below = url.path().trim_end_matches('/').to_owned();
-        url.set_path(&format!("{below}/v1/traces"));
+        let url = http::below(&self.url, "v1/traces");
         // A resource is who did it.
         let mut agents: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
         for span in spans {
@@ -108,7 +106,8 @@ impl Sink for Otlp {
 
     async fn take(&mut self, run: &RunId, told: &[Told]) -> Result<(), SinkError> {
         let taken = self.state.of(run);
-        let course = self.runs.entry(run.clone()).or_default();
+        // Kept when all was taken: what is tried again begins as it did.
+        let mut course = self.runs.get(run).cloned().unwrap_or_default();
         let spans: Vec<Span> = told
             .iter()
             .flat_map(|told| {
@@ -124,6 +123,7 @@ impl Sink for Otlp {
             self.state.set(run, last);
             self.state.save()?;
         }
+        self.runs.insert(run.clone(), course);
         Ok(())
     }
 }
@@ -406,6 +406,24 @@ mod tests {
             assert!(ids.contains(&parent) || span["name"] == "cycle 1", "{span}");
             assert!((text(span, "traceId").len(), text(span, "spanId").len()) == (32, 16));
         }
+    }
+
+    #[tokio::test]
+    async fn what_is_tried_again_begins_as_it_did() {
+        let directory = tempfile::tempdir().unwrap();
+        let url = "http://127.0.0.1:1".parse().unwrap();
+        let mut otlp = Otlp::new(url, &[], directory.path().join("state")).unwrap();
+        let told = |record: &Record| Told {
+            record: std::sync::Arc::new(record.clone()),
+            what: crate::points::What::Figures(Vec::new()),
+        };
+        let (run, story) = (RunId::new("r-1").unwrap(), story());
+        let told: Vec<Told> = story.iter().map(told).collect();
+        // Up to the order nothing is over, so nothing is sent.
+        otlp.take(&run, &told[..3]).await.unwrap();
+        otlp.take(&run, &told[3..]).await.unwrap_err();
+        assert!(otlp.runs[&run].ordered.contains_key(&(1, "j1".to_owned())));
+        assert_eq!(otlp.state.of(&run), 2500);
     }
 
     #[test]

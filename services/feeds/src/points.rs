@@ -155,12 +155,6 @@ impl Figures {
 }
 
 fn begun(spec: &v1::Spec) -> Begun {
-    use v1::spec::Kind;
-    let kind = match spec.kind {
-        Some(Kind::Raft(_)) => "raft",
-        Some(Kind::Watched(_)) => "watched",
-        Some(Kind::Sft(_)) | None => "sft",
-    };
     let mut settings = Vec::new();
     if let Ok(spec) = serde_json::to_value(spec) {
         flatten(&mut settings, String::new(), &spec);
@@ -168,6 +162,7 @@ fn begun(spec: &v1::Spec) -> Begun {
     // Where there are too many, it is the details of lists that are left out.
     settings.sort_by_key(|(place, _)| place.matches('.').count());
     settings.truncate(SETTINGS_MAX);
+    let kind = spec.kind_name();
     Begun { name: spec.name.clone(), kind, settings: settings.into_iter().collect() }
 }
 

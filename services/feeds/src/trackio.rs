@@ -2,6 +2,8 @@
 //! whoever sends it how often, by the entry's id; so everything is sent again after a start, and
 //! nothing has to be remembered.
 
+use std::collections::BTreeMap;
+
 use reqwest::{Client, Url};
 use serde_json::{Map, Value, json};
 use wire::RunId;
@@ -22,7 +24,7 @@ pub struct Trackio {
     token: Option<String>,
     project: String,
     /// What runs are called there.
-    names: std::collections::BTreeMap<RunId, String>,
+    names: BTreeMap<RunId, String>,
 }
 
 impl Trackio {
@@ -31,13 +33,11 @@ impl Trackio {
     /// # Errors
     /// When this machine cannot speak TLS.
     pub fn new(url: Url, project: String, token: Option<String>) -> Result<Self, SinkError> {
-        Ok(Self { client: http::client()?, url, token, project, names: Default::default() })
+        Ok(Self { client: http::client()?, url, token, project, names: BTreeMap::new() })
     }
 
     async fn send(&self, entries: &[Value]) -> Result<(), SinkError> {
-        let mut url = self.url.clone();
-        let below = url.path().trim_end_matches('/').to_owned();
-        url.set_path(&format!("{below}/api/bulk_log"));
+        let mut url = http::below(&self.url, "api/bulk_log");
         url.set_query(None);
         let request = self.client.post(url).json(&json!({ "logs": entries, "hf_token": null }));
         let request = match &self.token {

@@ -29,10 +29,7 @@ impl Webhook {
     async fn post(&self, told: &Told) -> Result<(), SinkError> {
         let request = self.client.post(self.url.clone());
         let request = request.header(CONTENT_TYPE, "application/json");
-        let request = match &self.token {
-            Some(token) => request.bearer_auth(token),
-            None => request,
-        };
+        let request = http::bearing(request, self.token.as_deref());
         http::answer("the webhook", request.body(told.record.to_line())).await.map(drop)
     }
 }

@@ -3,11 +3,11 @@
 use std::{
     io::{BufRead, BufReader, Write},
     num::NonZero,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::Duration,
 };
 
-use e2e::{Files, Fleet, Python, Sampling};
+use e2e::{Ended, Files, Fleet, Python, Sampling};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -236,16 +236,6 @@ fn are_there(programs: &[&str]) -> bool {
         eprintln!("skipped: there is no {program}");
     }
     lacks.is_none()
-}
-
-/// Ends with the test.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[test]

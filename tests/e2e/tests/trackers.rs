@@ -6,24 +6,14 @@ use std::{
     io::{BufRead, BufReader},
     net::TcpListener,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::Duration,
 };
 
-use e2e::{Files, Fleet, Python};
+use e2e::{Ended, Files, Fleet, Python, nats};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(120);
-
-/// Ends with the test.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// By key: value by step.
 type Figures = BTreeMap<String, BTreeMap<u64, f64>>;
@@ -78,8 +68,8 @@ fn feed(fleet: &Fleet, arguments: &[&str]) -> Command {
 }
 
 fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its address").port()
+    let [port] = nats::free_ports();
+    port
 }
 
 fn log(directory: &Path, name: &str) -> Stdio {
