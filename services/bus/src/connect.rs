@@ -20,8 +20,11 @@ use crate::{
 
 /// One address: DNS, TCP, TLS and the handshake on a bad Wi-Fi link.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// A server that just listens recovers its streams before JetStream answers.
-const JETSTREAM_LIMIT: Duration = Duration::from_secs(5);
+/// A server that just listens recovers its streams before JetStream answers; servers of a cluster that
+/// have just found each other choose their leader first, in up to 9 s.
+const JETSTREAM_LIMIT: Duration = Duration::from_secs(15);
+/// Of one that has none itself; a leaf node's hub has.
+const HUB_LIMIT: Duration = Duration::from_secs(5);
 /// A dead peer is noticed after two of these.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -82,56 +85,58 @@ pub(crate) struct Shared {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    #[error("connect to the bus: no URL given; pass one such as nats://127.0.0.1:4222")]
+    #[error("connect to the bus: no URL given; pass one such as nats://127.0.0.1:4222 (B101)")]
     NoUrl,
-    #[error("connect to the bus: {url:?} is not a NATS URL; write it as nats://host:4222")]
+    #[error("connect to the bus: {url:?} is not a NATS URL; write it as nats://host:4222 (B101)")]
     Url {
         url: String,
         #[source]
         source: std::io::Error,
     },
-    #[error("connect to the bus: read the credentials {}", path.display())]
+    #[error("connect to the bus: read the credentials {} (B101)", path.display())]
     Credentials {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    #[error("connect to the bus as {name}")]
+    #[error("connect to the bus as {name} (B103)")]
     Identity {
         name: String,
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    #[error("connect to the bus: a client certificate needs both its certificate and its key file")]
+    #[error(
+        "connect to the bus: a client certificate needs both its certificate and its key file (B101)"
+    )]
     HalfCertificate,
-    #[error("connect to the bus at {urls}: the server refused these credentials")]
+    #[error("connect to the bus at {urls}: the server refused these credentials (B103)")]
     Refused { urls: String },
     #[error(
         "connect to the bus at {urls}: TLS failed; is that the right fleet's server, and the \
-         certificate authority (--nats-ca, or the kit's ca.pem) its own?"
+         certificate authority (--nats-ca, or the kit's ca.pem) its own? (B103)"
     )]
     Tls {
         urls: String,
         #[source]
         source: async_nats::ConnectError,
     },
-    #[error("connect to the bus at {urls}: is a nats-server running and reachable there?")]
+    #[error("connect to the bus at {urls}: is a nats-server running and reachable there? (B102)")]
     Unreachable {
         urls: String,
         #[source]
         source: async_nats::ConnectError,
     },
-    #[error("connect to the bus at {urls}: no answer within {limit:?}")]
+    #[error("connect to the bus at {urls}: no answer within {limit:?} (B102)")]
     TimedOut { urls: String, limit: Duration },
     #[error(
         "the nats-server at {urls} is version {found}, but {} or newer is needed; upgrade it \
-         (deploy/fetch-nats-server.sh gets one)",
+         (deploy/fetch-nats-server.sh gets one) (B105)",
         version::MINIMUM
     )]
     TooOld { urls: String, found: String },
     #[error(
         "the nats-server at {urls} (version {found}) runs without JetStream; start it with -js \
-         or a `jetstream {{}}` block in its configuration"
+         or a `jetstream {{}}` block in its configuration (B105)"
     )]
     NoJetStream { urls: String, found: String },
     #[error("ask the nats-server at {urls} for its JetStream account")]
@@ -163,8 +168,8 @@ impl Bus {
         };
         // The event of this first connection must not look like a reconnect to later requests.
         let mut generation = connection.generation.subscribe();
-        let seen = timeout(CONNECT_LIMIT, generation.wait_for(|count| *count > 0)).await;
-        if seen.is_err() {
+        let seen = timeout(CONNECT_LIMIT, generation.wait_for(|count| *count > 0)).await.is_ok();
+        if !seen {
             return Err(ConnectError::TimedOut { urls, limit: CONNECT_LIMIT });
         }
         let bus = Self {
@@ -190,14 +195,15 @@ impl Bus {
         if Version::parse(&found).is_none_or(|version| version < version::MINIMUM) {
             return Err(ConnectError::TooOld { urls, found });
         }
-        let deadline = Instant::now() + JETSTREAM_LIMIT;
+        let limit = if info.jetstream { JETSTREAM_LIMIT } else { HUB_LIMIT };
+        let deadline = Instant::now() + limit;
         let mut backoff = Backoff::until(deadline);
         loop {
             let answer = timeout_at(deadline, self.api::<serde_json::Value>("INFO", &())).await;
             let source = match answer {
                 Ok(Ok(_)) => return Ok(()),
                 Ok(Err(source)) => source,
-                Err(_) => RequestError::TimedOut { limit: JETSTREAM_LIMIT },
+                Err(_) => RequestError::TimedOut { limit },
             };
             if !source.is_transient() || !backoff.wait().await {
                 // A leaf node has none itself: then its hub is the one to answer.

@@ -61,7 +61,7 @@ pub enum MembersError {
         source: RequestError,
     },
     #[error(
-        "{what} the fleet's members: there is no bucket {MEMBERS_BUCKET}; a closed fleet's coordinator makes it"
+        "{what} the fleet's members: there is no bucket {MEMBERS_BUCKET}; a closed fleet's coordinator makes it (B110)"
     )]
     NoBucket { what: &'static str },
 }

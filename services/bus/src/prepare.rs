@@ -51,7 +51,9 @@ pub enum PrepareError {
         #[source]
         source: RequestError,
     },
-    #[error("prepare the stream {stream}: the nats-server has not enough storage left for it")]
+    #[error(
+        "prepare the stream {stream}: the nats-server has not enough storage left for it (B111)"
+    )]
     Storage {
         stream: String,
         #[source]
@@ -59,7 +61,7 @@ pub enum PrepareError {
     },
     #[error(
         "the stream {stream} has {field} {found}, but the fleet needs {wanted}; another program \
-         made it: rename or remove it with `nats stream rm {stream}` (this deletes its data)"
+         made it: rename or remove it with `nats stream rm {stream}` (this deletes its data) (B110)"
     )]
     Differs { stream: String, field: &'static str, found: String, wanted: String },
 }

@@ -41,15 +41,15 @@ pub enum PresenceError {
         #[source]
         source: RequestError,
     },
-    #[error("{what}: what is stored there is not valid")]
+    #[error("{what}: what is stored there is not valid (B113)")]
     Malformed {
         what: String,
         #[source]
         source: serde_json::Error,
     },
-    #[error("command agent {agent}: it is not connected to the bus")]
+    #[error("command agent {agent}: it is not connected to the bus (B115)")]
     NotListening { agent: String },
-    #[error("{what}: the connection to the bus is closed")]
+    #[error("{what}: the connection to the bus is closed (B115)")]
     Closed {
         what: String,
         #[source]

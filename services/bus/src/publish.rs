@@ -50,19 +50,19 @@ impl Published {
 pub enum PublishError {
     #[error(
         "publish {subject}: {bytes} bytes, but the bus accepts at most {limit}; split the work \
-         into smaller jobs or raise the nats-server's max_payload"
+         into smaller jobs or raise the nats-server's max_payload (B112)"
     )]
     TooLarge { subject: String, bytes: usize, limit: usize },
     #[error(
         "publish {subject}: the log is full; raise --log-max-gib, keep fewer cycles in it with \
-         --keep-cycles, or give the nats-server more storage"
+         --keep-cycles, or give the nats-server more storage (B111)"
     )]
     Full {
         subject: String,
         #[source]
         source: RequestError,
     },
-    #[error("publish {subject}: not acknowledged; it may or may not be in the log")]
+    #[error("publish {subject}: not acknowledged; it may or may not be in the log (B116)")]
     Unacknowledged {
         subject: String,
         #[source]

@@ -22,9 +22,11 @@ pub enum ReadError {
         #[source]
         source: RequestError,
     },
-    #[error("read the log at {what}: the stream {STREAM} does not exist; start the coordinator")]
+    #[error(
+        "read the log at {what}: the stream {STREAM} does not exist; start the coordinator (B110)"
+    )]
     NoStream { what: String },
-    #[error("read the log: entry {sequence} on {subject} is not a fact we understand")]
+    #[error("read the log: entry {sequence} on {subject} is not a fact we understand (B113)")]
     Unreadable {
         sequence: u64,
         subject: String,
@@ -33,7 +35,7 @@ pub enum ReadError {
     },
     #[error(
         "the log ends at {last}, before {after} which was read already: it was lost or replaced; \
-         start again from its beginning"
+         start again from its beginning (B110)"
     )]
     WentBack { after: u64, last: u64 },
 }

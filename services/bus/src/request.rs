@@ -31,23 +31,27 @@ pub(crate) mod code {
 /// Why a request got no usable answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    #[error("no answer within {limit:?}; is the nats-server overloaded, frozen or without quorum?")]
+    #[error(
+        "no answer within {limit:?}; is the nats-server overloaded, frozen or without quorum? (B104)"
+    )]
     TimedOut { limit: Duration },
-    #[error("not connected to a nats-server for {limit:?}; is it running and reachable?")]
+    #[error("not connected to a nats-server for {limit:?}; is it running and reachable? (B102)")]
     Disconnected { limit: Duration },
-    #[error("the connection broke before the answer came")]
+    #[error("the connection broke before the answer came (B104)")]
     Interrupted,
-    #[error("nobody answers {subject}: JetStream is starting, has no leader, or lost the stream")]
+    #[error(
+        "nobody answers {subject}: JetStream is starting, has no leader, or lost the stream (B104)"
+    )]
     NoResponders { subject: String },
-    #[error("the server denied it ({violation}); give these credentials that permission")]
+    #[error("the server denied it ({violation}); give these credentials that permission (B108)")]
     Denied { violation: String },
-    #[error("the server refused: {description} (code {code}, error {error})")]
+    #[error("the server refused: {description} (code {code}, error {error}) (B109)")]
     Refused { code: u64, error: u64, description: String },
-    #[error("the answer was not understood: {detail}")]
+    #[error("the answer was not understood: {detail} (B109)")]
     Malformed { detail: String },
-    #[error("entry {sequence} stands there already and is not a fact we understand")]
+    #[error("entry {sequence} stands there already and is not a fact we understand (B113)")]
     Occupied { sequence: u64 },
-    #[error("the connection was closed for good")]
+    #[error("the connection was closed for good (B102)")]
     Closed,
 }
 

@@ -84,7 +84,7 @@ pub struct ManagedServer {
 pub enum StartError {
     #[error(transparent)]
     Binary(#[from] BinaryError),
-    #[error("use {} for a nats-server", dir.display())]
+    #[error("use {} for a nats-server (B107)", dir.display())]
     Dir {
         dir: PathBuf,
         #[source]
@@ -92,25 +92,25 @@ pub enum StartError {
     },
     #[error(
         "{} is in use by {holder}; stop that or choose another directory: two servers would \
-         destroy each other's data",
+         destroy each other's data (B107)",
         dir.display()
     )]
     InUse { dir: PathBuf, holder: String },
     #[error(
         "port {port} of the nats-server is taken by another program; stop that, or choose another \
-         port (peers then need the new address); {} remembers the last one",
+         port (peers then need the new address); {} remembers the last one (B107)",
         remembered.display()
     )]
     PortTaken { port: u16, remembered: PathBuf },
-    #[error("start {}", binary.display())]
+    #[error("start {} (B106)", binary.display())]
     Spawn {
         binary: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("the nats-server ended at once ({status}); its log, {}, says: {tail}", log.display())]
+    #[error("the nats-server ended at once: {status} (B106); its log, {}, says: {tail}", log.display())]
     Exited { status: String, log: PathBuf, tail: String },
-    #[error("the nats-server was not ready within {limit:?}; its log is {}", log.display())]
+    #[error("the nats-server was not ready within {limit:?}; its log is {} (B106)", log.display())]
     NotReady { limit: Duration, log: PathBuf },
 }
 

@@ -43,9 +43,9 @@ pub enum SnapshotError {
         #[source]
         source: RequestError,
     },
-    #[error("copy the stream {stream}: the server stopped sending")]
+    #[error("copy the stream {stream}: the server stopped sending (B114)")]
     Silent { stream: String },
-    #[error("copy the stream {stream}: the server gave up: {said}")]
+    #[error("copy the stream {stream}: the server gave up: {said} (B114)")]
     GivenUp { stream: String, said: String },
     #[error("copy the stream {stream}")]
     Io {
@@ -54,7 +54,7 @@ pub enum SnapshotError {
         source: io::Error,
     },
     #[error(
-        "restore the stream {stream}: there is one already; restore into a server without a fleet"
+        "restore the stream {stream}: there is one already; restore into a server without a fleet (B110)"
     )]
     WasThere { stream: String },
 }

@@ -25,21 +25,21 @@ pub struct SystemUser {
 
 #[derive(Debug, thiserror::Error)]
 pub enum SystemError {
-    #[error("tell the nats-servers of the fleet's members: {0:?} is not a NATS URL")]
+    #[error("tell the nats-servers of the fleet's members: {0:?} is not a NATS URL (B101)")]
     Url(String),
     #[error(
-        "tell the nats-server at {urls} of the fleet's members: it refuses the fleet's system account; was it started with another fleet's keys?"
+        "tell the nats-server at {urls} of the fleet's members: it refuses the fleet's system account; was it started with another fleet's keys? (B103)"
     )]
     Refused { urls: String },
-    #[error("tell the nats-server at {urls} of the fleet's members: cannot connect")]
+    #[error("tell the nats-server at {urls} of the fleet's members: cannot connect (B102)")]
     Unreachable {
         urls: String,
         #[source]
         source: async_nats::ConnectError,
     },
-    #[error("tell the nats-server at {urls} of the fleet's members: no answer")]
+    #[error("tell the nats-server at {urls} of the fleet's members: no answer (B102)")]
     Silent { urls: String },
-    #[error("the nats-server did not take a member's account: {description}")]
+    #[error("the nats-server did not take a member's account: {description} (B103)")]
     Rejected { description: String },
 }
 

@@ -23,18 +23,18 @@ const VERSION_LIMIT: Duration = Duration::from_secs(5);
 pub enum BinaryError {
     #[error(
         "no nats-server found: neither {VARIABLE} nor PATH nor {FETCHED} has one; run \
-         deploy/fetch-nats-server.sh or install nats-server {} or newer",
+         deploy/fetch-nats-server.sh or install nats-server {} or newer (B106)",
         version::MINIMUM
     )]
     NotFound,
     #[error(
         "{} is version {found}, but {} or newer is needed; run deploy/fetch-nats-server.sh, or \
-         point {VARIABLE} to a newer one",
+         point {VARIABLE} to a newer one (B105)",
         path.display(),
         version::MINIMUM
     )]
     TooOld { path: PathBuf, found: String },
-    #[error("ask {} for its version; is it a nats-server for this machine?", path.display())]
+    #[error("ask {} for its version; is it a nats-server for this machine? (B106)", path.display())]
     Broken {
         path: PathBuf,
         #[source]

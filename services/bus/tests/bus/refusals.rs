@@ -1,6 +1,6 @@
 //! Servers that will not do, run without the managed child's care.
 
-use std::{net::TcpListener, process::Stdio};
+use std::{net::TcpListener, process::Stdio, time::Duration};
 
 use bus::{
     Bus, ConnectError, ConnectOptions, Durability, PrepareError, PublishError, RequestError,
@@ -70,25 +70,49 @@ async fn a_server_that_flushes_late_is_told_apart() {
     assert_eq!(bus.durability().await, Durability::Unknown);
 }
 
-#[tokio::test]
-async fn a_server_of_an_older_version_is_refused() {
+/// What calls itself a nats-server of this version, and leaves the first who comes after a moment.
+async fn pretended(version: &'static str, leaves_first_after: Duration) -> ConnectOptions {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
+        let mut stays = leaves_first_after;
         while let Ok((mut stream, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                let info = r#"{"server_id":"X","version":"2.10.9","headers":true,"proto":1,
-                    "max_payload":1048576,"jetstream":true}"#;
-                let info = info.replace('\n', "");
+            let served = async move {
+                let info = format!(
+                    r#"{{"server_id":"X","version":"{version}","headers":true,"proto":1,"max_payload":1048576}}"#
+                );
                 stream.write_all(format!("INFO {info}\r\n").as_bytes()).await.unwrap();
                 let mut seen = [0; 4096];
                 while stream.read(&mut seen).await.is_ok_and(|read| read > 0) {
                     stream.write_all(b"PONG\r\n").await.unwrap();
                 }
-            });
+            };
+            tokio::spawn(tokio::time::timeout(stays, served));
+            stays = Duration::MAX;
         }
     });
-    let options = ConnectOptions { urls: vec![format!("nats://{address}")], ..Default::default() };
+    ConnectOptions { urls: vec![format!("nats://{address}")], ..Default::default() }
+}
+
+#[test]
+fn a_server_that_is_lost_before_it_was_looked_at_holds_nobody_up() {
+    let (told, heard) = std::sync::mpsc::channel();
+    // It is left behind when it hangs.
+    std::thread::spawn(move || {
+        let one = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let connected = one.block_on(async {
+            let options = pretended("2.12.0", Duration::from_millis(500)).await;
+            Bus::connect(&options).await.map(|_| ())
+        });
+        told.send(connected)
+    });
+    let error = heard.recv_timeout(Duration::from_secs(20)).expect("an answer").unwrap_err();
+    assert!(matches!(error, ConnectError::Account { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_server_of_an_older_version_is_refused() {
+    let options = pretended("2.10.9", Duration::MAX).await;
     let error = Bus::connect(&options).await.unwrap_err();
     assert!(matches!(&error, ConnectError::TooOld { found, .. } if found == "2.10.9"), "{error:?}");
 }
