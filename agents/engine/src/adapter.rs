@@ -28,29 +28,31 @@ pub struct Adapter {
 
 #[derive(Debug, thiserror::Error)]
 pub enum AdapterError {
-    #[error("could not read or write {path}; is it a PEFT adapter directory?")]
+    #[error("could not read or write {path}; is it a PEFT adapter directory? (M107)")]
     File { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Settings(#[from] SettingsError),
     #[error(
-        "{path}: tensor `{name}` belongs to nothing this model has; was the adapter trained on another base model?"
+        "{path}: tensor `{name}` belongs to nothing this model has; was the adapter trained on another base model? (M107)"
     )]
     UnknownTensor { path: PathBuf, name: String },
     #[error(
-        "{path}: tensor `{name}` changes the embedding or the head, which is not supported; train an adapter of projections only"
+        "{path}: tensor `{name}` changes the embedding or the head, which is not supported; train an adapter of projections only (M107)"
     )]
     Tables { path: PathBuf, name: String },
     #[error(
-        "a LoRA adapter needs a rank from 1 to {most}, at least one module and a finite alpha other than 0"
+        "a LoRA adapter needs a rank from 1 to {most}, at least one module and a finite alpha other than 0 (M107)"
     )]
     Spec { most: usize },
-    #[error("the adapter's shapes do not fit this model; load it with the model it was trained on")]
+    #[error(
+        "the adapter's shapes do not fit this model; load it with the model it was trained on (M107)"
+    )]
     OtherModel,
-    #[error("a bf16 model takes one adapter; merge the first into the base as files")]
+    #[error("a bf16 model takes one adapter; merge the first into the base as files (M107)")]
     Second,
     #[error("could not use the adapter's tensors")]
     Tensors(#[from] TensorFileError),
-    #[error("tensor operation failed on the adapter")]
+    #[error("tensor operation failed on the adapter (X101)")]
     Tensor(#[from] candle_core::Error),
 }
 

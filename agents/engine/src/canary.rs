@@ -25,11 +25,11 @@ pub enum CanaryError {
     Tokenizer(#[from] TokenizerError),
     #[error("the canary does not fit the model")]
     Text(#[from] SequenceError),
-    #[error("the canary {text:?} has no token to predict behind its first of {tokens}")]
+    #[error("the canary {text:?} has no token to predict behind its first of {tokens} (R114)")]
     TooShort { text: String, tokens: usize },
     #[error("could not put the adapter to the model")]
     Adapter(#[from] AdapterError),
-    #[error("tensor operation failed on the canary")]
+    #[error("tensor operation failed on the canary (X101)")]
     Tensor(#[from] candle_core::Error),
 }
 

@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 pub enum GenerateError {
     #[error("could not turn a completion into text")]
     Tokenizer(#[from] TokenizerError),
-    #[error("tensor operation failed during generation")]
+    #[error("tensor operation failed during generation (X101)")]
     Tensor(#[from] candle_core::Error),
 }
 

@@ -63,7 +63,7 @@ pub enum ModelError {
     #[error("could not use the model's configuration")]
     Config(#[from] ConfigError),
     #[error(
-        "device `{name}` is not available: use cpu, or cuda[:N] or metal[:N] in a build with that feature"
+        "device `{name}` is not available: use cpu, or cuda[:N] or metal[:N] in a build with that feature (M109)"
     )]
     Device { name: String, source: Option<candle_core::Error> },
     #[error("could not read or write {path}")]
@@ -75,12 +75,12 @@ pub enum ModelError {
     #[error("could not use the model's weights")]
     Weights(#[from] TensorFileError),
     #[error(
-        "the model that config.json describes has {parameters} parameters, {needed_gib} GiB as {dtype}, and {available_gib} GiB of memory are available; take a smaller model, bf16 or a larger box"
+        "the model that config.json describes has {parameters} parameters, {needed_gib} GiB as {dtype}, and {available_gib} GiB of memory are available; take a smaller model, bf16 or a larger box (M108)"
     )]
     TooLarge { parameters: u128, needed_gib: u128, available_gib: u128, dtype: &'static str },
-    #[error("a bf16 model is not saved with an adapter beside it; merge the two as files")]
+    #[error("a bf16 model is not saved with an adapter beside it; merge the two as files (M113)")]
     Beside,
-    #[error("tensor operation failed on the model")]
+    #[error("tensor operation failed on the model (X101)")]
     Tensor(#[from] candle_core::Error),
 }
 

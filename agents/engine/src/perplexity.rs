@@ -37,30 +37,30 @@ pub struct Document {
 #[derive(Debug, thiserror::Error)]
 pub enum PerplexityError {
     #[error(
-        "the text has {tokens} tokens, but a context of {context} needs at least {needed}; use a longer text or a smaller context"
+        "the text has {tokens} tokens, but a context of {context} needs at least {needed}; use a longer text or a smaller context (R114)"
     )]
     TooShort { tokens: usize, context: usize, needed: usize },
     #[error(
-        "a context of {context} tokens is not possible: this model and protocol need {least} to {most}"
+        "a context of {context} tokens is not possible: this model and protocol need {least} to {most} (R114)"
     )]
     Context { context: usize, least: usize, most: usize },
     #[error(
-        "a stride of {stride} tokens is not possible: a context of {context} needs 1 to {context}"
+        "a stride of {stride} tokens is not possible: a context of {context} needs 1 to {context} (R114)"
     )]
     Stride { stride: usize, context: usize },
     #[error(
-        "document {line} has {tokens} tokens but the model has {most} positions; shorten or drop it"
+        "document {line} has {tokens} tokens but the model has {most} positions; shorten or drop it (R114)"
     )]
     DocumentTooLong { line: usize, tokens: usize, most: usize },
     #[error("document {line} could not be read")]
     Document { line: usize, source: SequenceError },
-    #[error("none of the {documents} documents has a token to score")]
+    #[error("none of the {documents} documents has a token to score (R114)")]
     NothingToScore { documents: usize },
     #[error("could not tokenize the text")]
     Tokenizer(#[from] TokenizerError),
     #[error("the text does not fit the model")]
     Text(#[from] SequenceError),
-    #[error("tensor operation failed while scoring")]
+    #[error("tensor operation failed while scoring (X101)")]
     Tensor(#[from] candle_core::Error),
 }
 

@@ -14,10 +14,12 @@ pub(crate) struct Sequence {
 
 #[derive(Debug, thiserror::Error)]
 pub enum SequenceError {
-    #[error("the model's config.json names no eos_token_id to end a completion with; add it")]
+    #[error(
+        "the model's config.json names no eos_token_id to end a completion with; add it (M110)"
+    )]
     NoEndToken,
     #[error(
-        "the tokenizer yields token {token} but config.json says vocab_size {vocab_size}; the two files do not belong together"
+        "the tokenizer yields token {token} but config.json says vocab_size {vocab_size}; the two files do not belong together (M110)"
     )]
     BeyondVocabulary { token: u32, vocab_size: usize },
     #[error("could not tokenize")]

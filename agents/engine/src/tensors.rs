@@ -18,17 +18,17 @@ use std::sync::Arc;
 pub enum TensorFileError {
     #[error("could not read or write {path}")]
     File { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not a valid safetensors file; download or copy it again")]
+    #[error("{path} is not a valid safetensors file; download or copy it again (M103)")]
     Format { path: PathBuf, source: SafeTensorError },
-    #[error("{path}: tensor `{name}` is {found}; f32, bf16 and f16 are supported")]
+    #[error("{path}: tensor `{name}` is {found}; f32, bf16 and f16 are supported (M105)")]
     Dtype { path: PathBuf, name: String, found: String },
-    #[error("{path}: tensor `{name}` has no elements; download or copy the file again")]
+    #[error("{path}: tensor `{name}` has no elements; download or copy the file again (M103)")]
     Empty { path: PathBuf, name: String },
-    #[error("{path}: tensor `{name}` is missing")]
+    #[error("{path}: tensor `{name}` is missing (M106)")]
     Missing { path: PathBuf, name: String },
-    #[error("{path}: tensor `{name}` has shape {found:?}, expected {expected:?}")]
+    #[error("{path}: tensor `{name}` has shape {found:?}, expected {expected:?} (M106)")]
     Shape { path: PathBuf, name: String, found: Vec<usize>, expected: Vec<usize> },
-    #[error("tensor operation failed on a file's content")]
+    #[error("tensor operation failed on a file's content (X101)")]
     Tensor(#[from] candle_core::Error),
 }
 

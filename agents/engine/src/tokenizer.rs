@@ -24,18 +24,18 @@ pub(crate) struct Encoded {
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
     #[error(
-        "could not load {path}; the directory needs a `tokenizer.json` of the tokenizers library"
+        "could not load {path}; the directory needs a `tokenizer.json` of the tokenizers library (M110)"
     )]
     Load { path: PathBuf, source: tokenizers::Error },
     #[error(
-        "tokenizer mismatch: its token {token:?} has the number {id}, but config.json says vocab_size {vocab_size}; the two files do not belong together"
+        "tokenizer mismatch: its token {token:?} has the number {id}, but config.json says vocab_size {vocab_size}; the two files do not belong together (M110)"
     )]
     Mismatch { token: String, id: u32, vocab_size: usize },
     #[error("could not use the tokenizer of a GGUF file")]
     Gguf(#[from] GgufModelError),
-    #[error("could not tokenize {characters} characters of text")]
+    #[error("could not tokenize {characters} characters of text (M110)")]
     Encode { characters: usize, source: tokenizers::Error },
-    #[error("could not turn {tokens} tokens into text")]
+    #[error("could not turn {tokens} tokens into text (M110)")]
     Decode { tokens: usize, source: tokenizers::Error },
 }
 

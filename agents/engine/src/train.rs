@@ -94,21 +94,25 @@ pub struct StepReport {
 
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    #[error("there are no examples to train on")]
+    #[error("there are no examples to train on (R113)")]
     NoExamples,
-    #[error("train parameter `{field}` is {found}, expected {expected}")]
+    #[error("train parameter `{field}` is {found}, expected {expected} (R113)")]
     Spec { field: &'static str, found: String, expected: &'static str },
     #[error(
-        "all {examples} examples are longer than the {most} tokens allowed, the shortest has {shortest}; raise training.max_tokens (the model has {positions} positions)"
+        "all {examples} examples are longer than the {most} tokens allowed, the shortest has {shortest}; raise training.max_tokens (the model has {positions} positions) (R113)"
     )]
     TooLong { examples: usize, most: usize, shortest: usize, positions: usize },
     #[error("example on line {line} could not be read")]
     Example { line: usize, source: SequenceError },
-    #[error("the {what} of step {step} is {found}; lower training.learning_rate")]
+    #[error("the {what} of step {step} is {found}; lower training.learning_rate (R113)")]
     Diverged { what: &'static str, step: usize, found: f64 },
-    #[error("every weight of a bf16 model cannot be trained; load it as f32, or train an adapter")]
+    #[error(
+        "every weight of a bf16 model cannot be trained; load it as f32, or train an adapter (M113)"
+    )]
     Narrow,
-    #[error("the model has an adapter beside it; train on the base, or go on with the adapter")]
+    #[error(
+        "the model has an adapter beside it; train on the base, or go on with the adapter (M113)"
+    )]
     Beside,
     #[error("could not use the tokenizer with the model")]
     Tokenizer(#[from] TokenizerError),
@@ -116,7 +120,7 @@ pub enum TrainError {
     Model(#[from] ModelError),
     #[error("could not use or save the adapter")]
     Adapter(#[from] AdapterError),
-    #[error("tensor operation failed during training")]
+    #[error("tensor operation failed during training (X101)")]
     Tensor(#[from] candle_core::Error),
 }
 

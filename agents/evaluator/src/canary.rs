@@ -21,7 +21,7 @@ const PASSED_MAX: usize = 256;
 #[error(
     "llama.cpp {version} computes wrong logits on {device}: a perplexity of {on_device:.4} where \
      the CPU has {on_cpu:.4} (ratio {ratio:.4}, allowed are 0.98 to 1.02); use its Vulkan build, or \
-     one that has commit 865374bb, or --profile cpu"
+     one that has commit 865374bb, or --profile cpu (E106)"
 )]
 pub struct WrongLogits {
     pub version: String,

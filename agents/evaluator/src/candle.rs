@@ -65,7 +65,7 @@ pub(crate) fn check_fits(source: &Source) -> anyhow::Result<()> {
         bail!(
             "llama-perplexity knows no {} protocol, and for candle the model may take {:.1} GiB of \
              the {:.1} GiB that are available; give the suite `stride: 0` and a text, or have it \
-             measured on a box with more memory",
+             measured on a box with more memory (E110)",
             source.protocol(),
             gib(needed),
             gib(available)

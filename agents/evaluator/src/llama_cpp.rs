@@ -148,7 +148,7 @@ pub fn measure(
 ) -> anyhow::Result<Figures> {
     if source.protocol() != "llama" {
         bail!(
-            "llama-perplexity knows no {} protocol: use candle, or a text and no stride",
+            "llama-perplexity knows no {} protocol: use candle, or a text and no stride (E110)",
             source.protocol()
         );
     }
@@ -255,7 +255,7 @@ fn adapter(source: &Source, scratch: &Path) -> anyhow::Result<Option<PathBuf>> {
     if is_gguf(&source.base) {
         bail!(
             "{} is a GGUF file, so the adapter must be one too: convert {} with `flotilla convert \
-             lora`",
+             lora` (M111)",
             source.base.display(),
             adapter.display()
         );

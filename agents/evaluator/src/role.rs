@@ -33,7 +33,7 @@ impl EvaluatorRole {
     async fn evaluate(&self, job: &Job) -> Result<(), JobError> {
         let _busy = self.busy.acquire().await.map_err(JobError::retry)?;
         let Body::Checkpoint(checkpoint) = &job.record.fact.body else {
-            return Err(JobError::fatal(anyhow!("not a checkpoint")));
+            return Err(JobError::fatal(anyhow!("not a checkpoint (E111)")));
         };
         let spec = job.spec().await?;
         let mut outcome = Ok(());
@@ -93,7 +93,8 @@ impl EvaluatorRole {
         checkpoint: &v1::Checkpoint,
         suite: &v1::Suite,
     ) -> Result<(Measured, Option<v1::eval::Shootdowns>), JobError> {
-        let missing = |what: &str| JobError::fatal(anyhow!("the checkpoint names no {what}"));
+        let missing =
+            |what: &str| JobError::fatal(anyhow!("the checkpoint names no {what} (E111)"));
         let tree = checkpoint.tree.as_ref().ok_or_else(|| missing("tree"))?;
         let text = suite.text.as_ref().ok_or_else(|| missing("text"))?;
         let tree = job.cache.tree(&job.store, tree).await?;

@@ -78,7 +78,7 @@ impl Source {
 impl Figures {
     pub(crate) fn checked(self) -> anyhow::Result<Self> {
         if !self.perplexity.is_finite() {
-            bail!("the perplexity is {}: the model's weights are broken", self.perplexity);
+            bail!("the perplexity is {}: the model's weights are broken (E106)", self.perplexity);
         }
         Ok(self)
     }

@@ -78,15 +78,15 @@ pub struct Config {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    #[error("could not read {path}; is it a Hugging Face model directory?")]
+    #[error("could not read {path}; is it a Hugging Face model directory? (M101)")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not valid JSON")]
+    #[error("{path} is not valid JSON (F106)")]
     Json { path: PathBuf, source: serde_json::Error },
-    #[error("{path}: field `{field}` is missing")]
+    #[error("{path}: field `{field}` is missing (M104)")]
     Missing { path: PathBuf, field: &'static str },
-    #[error("{path}: field `{field}` is {found}, expected {expected}")]
+    #[error("{path}: field `{field}` is {found}, expected {expected} (M104)")]
     Invalid { path: PathBuf, field: &'static str, found: String, expected: &'static str },
-    #[error("{path}: {field} `{found}` is not supported; supported: {supported}")]
+    #[error("{path}: {field} `{found}` is not supported; supported: {supported} (M104)")]
     Unsupported { path: PathBuf, field: &'static str, found: String, supported: &'static str },
 }
 

@@ -18,14 +18,14 @@ pub enum GgufModelError {
     File(#[from] GgufError),
     #[error("could not use the GGUF file's settings")]
     Config(#[from] ConfigError),
-    #[error("{path}: field `{field}` {what}")]
+    #[error("{path}: field `{field}` {what} (M104)")]
     Field { path: PathBuf, field: &'static str, what: String },
-    #[error("{path}: tensor `{name}` is missing; convert the model again")]
+    #[error("{path}: tensor `{name}` is missing; convert the model again (M106)")]
     Missing { path: PathBuf, name: String },
-    #[error("{path}: tensor `{name}` has shape {found:?}, expected {expected:?}")]
+    #[error("{path}: tensor `{name}` has shape {found:?}, expected {expected:?} (M106)")]
     Shape { path: PathBuf, name: String, found: Vec<u64>, expected: Vec<u64> },
     #[error(
-        "{path}: tensor `{name}` is {kind}; f32, f16, bf16 and q8_0 are supported here, others by llama.cpp (--engine llama.cpp)"
+        "{path}: tensor `{name}` is {kind}; f32, f16, bf16 and q8_0 are supported here, others by llama.cpp (--engine llama.cpp) (M105)"
     )]
     Kind { path: PathBuf, name: String, kind: &'static str },
 }

@@ -11,29 +11,31 @@ use std::path::{Path, PathBuf};
 pub enum DirError {
     #[error("could not read {path}")]
     File { path: PathBuf, source: std::io::Error },
-    #[error("{path} does not list the weight files; download it again")]
+    #[error("{path} does not list the weight files; download it again (M101)")]
     Index { path: PathBuf, source: Option<serde_json::Error> },
-    #[error("{index} names {missing}, absent from the directory; download the model again")]
+    #[error("{index} names {missing}, absent from the directory; download the model again (M101)")]
     MissingShards { index: PathBuf, missing: String },
     #[error(
-        "{dir} has its weights only as {found}; save them as safetensors (transformers: `AutoModelForCausalLM.from_pretrained(dir).save_pretrained(out)`)"
+        "{dir} has its weights only as {found}; save them as safetensors (transformers: `AutoModelForCausalLM.from_pretrained(dir).save_pretrained(out)`) (M102)"
     )]
     Unconverted { dir: PathBuf, found: String },
     #[error(
-        "{dir} has no weights: there is neither {dir}/model.safetensors nor an index of shards, model.safetensors.index.json"
+        "{dir} has no weights: there is neither {dir}/model.safetensors nor an index of shards, model.safetensors.index.json (M101)"
     )]
     NoWeights { dir: PathBuf },
-    #[error("{path} is no model directory: there is no {path}/config.json")]
+    #[error("{path} is no model directory: there is no {path}/config.json (M101)")]
     NoConfig { path: PathBuf },
-    #[error("{path} is a file; name the directory of a Hugging Face model")]
+    #[error("{path} is a file; name the directory of a Hugging Face model (M101)")]
     NotADirectory { path: PathBuf },
-    #[error("`{name}` is neither a directory nor the name of a model (`org/name[@revision]`)")]
+    #[error(
+        "`{name}` is neither a directory nor the name of a model (`org/name[@revision]`) (H106)"
+    )]
     Name { name: String },
     #[error(
-        "`{name}` is no directory here and not in {cache}; download it (`hf download {name}`) or give a directory"
+        "`{name}` is no directory here and not in {cache}; download it (`hf download {name}`) or give a directory (H106)"
     )]
     NotDownloaded { name: String, cache: String },
-    #[error("{path} has no revision `{revision}`; downloaded: {known}")]
+    #[error("{path} has no revision `{revision}`; downloaded: {known} (H106)")]
     Revision { path: PathBuf, revision: String, known: String },
 }
 

@@ -23,15 +23,15 @@ const CONFIG_BYTES_MAX: u64 = 4 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    #[error("could not read {path}; is it a PEFT adapter directory?")]
+    #[error("could not read {path}; is it a PEFT adapter directory? (M101)")]
     File { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not valid JSON")]
+    #[error("{path} is not valid JSON (F106)")]
     Json { path: PathBuf, source: serde_json::Error },
-    #[error("{path}: field `{field}` is missing")]
+    #[error("{path}: field `{field}` is missing (M104)")]
     Missing { path: PathBuf, field: &'static str },
-    #[error("{path}: field `{field}` is {found}, expected {expected}")]
+    #[error("{path}: field `{field}` is {found}, expected {expected} (M104)")]
     Invalid { path: PathBuf, field: &'static str, found: String, expected: &'static str },
-    #[error("{path}: `{field}` = {found} is not supported; save the adapter as plain LoRA")]
+    #[error("{path}: `{field}` = {found} is not supported; save the adapter as plain LoRA (M107)")]
     Unsupported { path: PathBuf, field: String, found: String },
 }
 

@@ -20,15 +20,17 @@ use crate::Element;
 pub enum TensorError {
     #[error("could not read {path}")]
     File { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not a valid safetensors file: {what}; download or copy it again")]
+    #[error("{path} is not a valid safetensors file: {what}; download or copy it again (M103)")]
     Format { path: PathBuf, what: String },
-    #[error("{path}: tensor `{name}` is {found}; f32, bf16 and f16 are supported")]
+    #[error("{path}: tensor `{name}` is {found}; f32, bf16 and f16 are supported (M105)")]
     Dtype { path: PathBuf, name: String, found: String },
-    #[error("{path}: tensor `{name}` has shape {found:?}, expected {expected:?}")]
+    #[error("{path}: tensor `{name}` has shape {found:?}, expected {expected:?} (M106)")]
     Shape { path: PathBuf, name: String, found: Vec<u64>, expected: Vec<u64> },
-    #[error("{dir}: tensor `{name}` is missing; download or copy the model again")]
+    #[error("{dir}: tensor `{name}` is missing; download or copy the model again (M106)")]
     Missing { dir: PathBuf, name: String },
-    #[error("{dir}: tensor `{name}` is in two of the files; download or copy the model again")]
+    #[error(
+        "{dir}: tensor `{name}` is in two of the files; download or copy the model again (M106)"
+    )]
     Twice { dir: PathBuf, name: String },
 }
 

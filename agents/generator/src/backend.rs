@@ -150,7 +150,9 @@ impl Backend {
         if !matches!(choice, Choice::Url(_))
             && (endpoint_model.is_some() || endpoint_key_file.is_some())
         {
-            bail!("--endpoint-model and --endpoint-key-file belong to an endpoint's URL as engine");
+            bail!(
+                "--endpoint-model and --endpoint-key-file belong to an endpoint's URL as engine (A102)"
+            );
         }
         match choice {
             Choice::Url(url) => Ok(Self::Endpoint(Endpoint {

@@ -85,14 +85,14 @@ impl GeneratorRole {
 
     async fn generate(&self, job: &Job) -> Result<(), JobError> {
         let Body::GenerateOrder(order) = &job.record.fact.body else {
-            return Err(JobError::fatal(anyhow!("not a generate order")));
+            return Err(JobError::fatal(anyhow!("not a generate order (E111)")));
         };
         let place =
             Place::Samples { cycle: order.cycle, job: order.job.parse().map_err(JobError::fatal)? };
         if !self.config.backend.is_verified() && !order.accept_unverified_policy {
             return Err(JobError::not_here(anyhow!(
                 "{} must not generate for run {}: nobody can check its weights, and the run's \
-                 spec lacks `raft.accept_unverified_policy: true`",
+                 spec lacks `raft.accept_unverified_policy: true` (E114)",
                 self.config.backend.describe(),
                 order.run
             )));
@@ -128,7 +128,7 @@ impl GeneratorRole {
             Ok(Answer::Generated(generated)) => generated,
             Ok(Answer::NotHere(why)) => return Err(JobError::not_here(anyhow!(why))),
             Ok(Answer::Adopted) => {
-                return Err(JobError::retry(anyhow!("the worker answered something else")));
+                return Err(JobError::retry(anyhow!("the worker answered something else (E107)")));
             }
             Err(error @ WorkerError::Refused(_)) => {
                 return Err(JobError::of_model_worker(error, &warm.worker).await);
@@ -167,7 +167,8 @@ impl GeneratorRole {
         order: &v1::GenerateOrder,
     ) -> Result<RwLockReadGuard<'_, Warm>, JobError> {
         let base = order.base.as_ref();
-        let base = base.ok_or_else(|| JobError::fatal(anyhow!("the order names no base")))?;
+        let base =
+            base.ok_or_else(|| JobError::fatal(anyhow!("the order names no base (E111)")))?;
         let adapter = order.adapter.as_ref();
         let policy =
             (base.manifest.clone(), adapter.map_or(String::new(), |tree| tree.manifest.clone()));
@@ -284,7 +285,7 @@ pub(crate) fn command(
 }
 
 fn loaded(warm: RwLockReadGuard<'_, Option<Warm>>) -> Result<RwLockReadGuard<'_, Warm>, JobError> {
-    let none = |_| JobError::retry(anyhow!("the worker is gone"));
+    let none = |_| JobError::retry(anyhow!("the worker is gone (E107)"));
     RwLockReadGuard::try_map(warm, Option::as_ref).map_err(none)
 }
 

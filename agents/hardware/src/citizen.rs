@@ -49,7 +49,7 @@ pub struct QuietHours {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?} are no hours: write them as 22:00-07:00")]
+#[error("{0:?} are no hours: write them as 22:00-07:00 (A101)")]
 pub struct BadHours(String);
 
 impl FromStr for QuietHours {

@@ -150,10 +150,10 @@ pub struct PythonRange {
 pub enum ProfileError {
     #[error("could not read the hardware profile {path}")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("the hardware profile {name} cannot be used")]
+    #[error("the hardware profile {name} cannot be used (A101)")]
     Parse { name: String, source: Box<serde_saphyr::Error> },
     #[error(
-        "{name:?} is neither a hardware profile ({known}) nor a file; pass one of these or a path"
+        "{name:?} is neither a hardware profile ({known}) nor a file; pass one of these or a path (A101)"
     )]
     Unknown { name: String, known: String },
 }

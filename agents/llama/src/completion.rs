@@ -39,9 +39,11 @@ pub enum Stop {
 
 #[derive(Debug, thiserror::Error)]
 pub enum AnswerError {
-    #[error("llama-server's answer is no completion: {start:?}")]
+    #[error("llama-server's answer is no completion: {start:?} (E104)")]
     Json { start: String, source: serde_json::Error },
-    #[error("llama-server's answer lacks {missing}; it says {stop_type:?} of {count} tokens")]
+    #[error(
+        "llama-server's answer lacks {missing}; it says {stop_type:?} of {count} tokens (E104)"
+    )]
     Incomplete { missing: &'static str, stop_type: String, count: u32 },
 }
 

@@ -32,21 +32,21 @@ pub struct Installation {
 pub enum InstallationError {
     #[error(
         "no llama.cpp: neither PATH nor .tools/llama.cpp/bin has {missing}; install it, or point \
-         --llama-cpp (FLOTILLA_LLAMA_CPP) to the directory that has it"
+         --llama-cpp (FLOTILLA_LLAMA_CPP) to the directory that has it (E101)"
     )]
     Absent { missing: &'static str },
-    #[error("{directory} has no {missing}; point --llama-cpp to the directory that has it")]
+    #[error("{directory} has no {missing}; point --llama-cpp to the directory that has it (E101)")]
     Incomplete { directory: PathBuf, missing: &'static str },
     #[error("{program} does not run")]
     Start { program: PathBuf, source: std::io::Error },
-    #[error("{program} {option} did not end within {limit:?}")]
+    #[error("{program} {option} did not end within {limit:?} (E102)")]
     Hung { program: PathBuf, option: &'static str, limit: Duration },
     #[error(
         "{program} --list-devices has no {wanted} device (it has: {found}); use a llama.cpp built \
-         for it, or --profile cpu"
+         for it, or --profile cpu (E102)"
     )]
     Device { program: PathBuf, wanted: String, found: String },
-    #[error("{program} --version prints no version but {printed:?}; is it llama.cpp's?")]
+    #[error("{program} --version prints no version but {printed:?}; is it llama.cpp's? (E102)")]
     Version { program: PathBuf, printed: String },
 }
 

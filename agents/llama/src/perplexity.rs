@@ -85,31 +85,33 @@ pub struct Scored {
 pub enum PerplexityError {
     #[error("start {program}")]
     Start { program: PathBuf, source: io::Error },
-    #[error("{program}: {what} {path:?} cannot be passed on; it must be without `:` and `,`")]
+    #[error(
+        "{program}: {what} {path:?} cannot be passed on; it must be without `:` and `,` (E103)"
+    )]
     Name { program: PathBuf, what: &'static str, path: PathBuf },
     #[error("learn how {program} ended")]
     Wait { program: PathBuf, source: io::Error },
     #[error(
         "the text has {tokens} tokens, but llama-perplexity needs at least {needed} for a context \
-         of {context}; use a longer text or a smaller context"
+         of {context}; use a longer text or a smaller context (R114)"
     )]
     TooShort { tokens: u64, context: usize, needed: usize },
     #[error(
         "tokenizer mismatch: llama.cpp cuts the text into {found} chunks where the model's \
-         tokenizer.json gives {expected}; the GGUF file's tokenizer is not the model's"
+         tokenizer.json gives {expected}; the GGUF file's tokenizer is not the model's (E105)"
     )]
     Tokenizers { expected: usize, found: usize },
-    #[error("llama-perplexity was silent for {limit:?} and was ended; it said last: {said}")]
+    #[error("llama-perplexity was silent for {limit:?} and was ended; it said last: {said} (E104)")]
     Silent { limit: Duration, said: String },
     #[error(
         "llama-perplexity computed a perplexity of {printed}: broken weights, or a llama.cpp that \
-         computes wrongly on this device"
+         computes wrongly on this device (E106)"
     )]
     NotFinite { printed: String },
-    #[error("llama-perplexity failed ({status}): {said}")]
+    #[error("llama-perplexity failed ({status}): {said} (E104)")]
     Failed { status: ExitStatus, said: String },
     #[error(
-        "llama-perplexity ended {tries} times with exit code 0 and no result; it said last: {said}"
+        "llama-perplexity ended {tries} times with exit code 0 and no result; it said last: {said} (E104)"
     )]
     NoResult { tries: u32, said: String },
 }

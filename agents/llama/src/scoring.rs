@@ -13,9 +13,11 @@ const FORCE: f64 = 1e6;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ScoringError {
-    #[error("llama-server's answer tells no log-probabilities; use a build of 2025 or later")]
+    #[error(
+        "llama-server's answer tells no log-probabilities; use a build of 2025 or later (E102)"
+    )]
     Json(#[from] serde_json::Error),
-    #[error("llama-server tells of token {found:?} where {wanted} was forced")]
+    #[error("llama-server tells of token {found:?} where {wanted} was forced (E104)")]
     Other { found: Option<u32>, wanted: u32 },
 }
 

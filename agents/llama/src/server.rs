@@ -69,13 +69,15 @@ pub enum Address {
 pub enum ServerError {
     #[error("prepare {path} for llama-server")]
     Directory { path: PathBuf, source: io::Error },
-    #[error("llama-server cannot be given {path:?}; it must be without `:` and `,`")]
+    #[error("llama-server cannot be given {path:?}; it must be without `:` and `,` (E103)")]
     Name { path: PathBuf },
     #[error("start {program}")]
     Start { program: PathBuf, source: io::Error },
-    #[error("llama-server ended ({ending}) before it was ready; it said last: {said}")]
+    #[error("llama-server ended ({ending}) before it was ready; it said last: {said} (E104)")]
     Ended { ending: String, said: String },
-    #[error("llama-server was not ready within {limit:?} and was ended; it said last: {said}")]
+    #[error(
+        "llama-server was not ready within {limit:?} and was ended; it said last: {said} (E104)"
+    )]
     NotReady { limit: Duration, said: String },
 }
 

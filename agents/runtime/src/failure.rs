@@ -75,5 +75,5 @@ async fn write_next(job: &Job, blow: &Blow<'_>, id: &str) -> Result<Option<v1::F
             }
         }
     }
-    Err(JobError::retry(anyhow::anyhow!("too many others write failures of {kind} {id}")))
+    Err(JobError::retry(anyhow::anyhow!("too many others write failures of {kind} {id} (R105)")))
 }

@@ -7,7 +7,7 @@ use conduct::Fault;
 use futures::StreamExt;
 use hardware::{Evidence, Known, Retry};
 use store::{Cache, CacheError, CachedTree, GetError, PutError, Store};
-use wire::{Body, Fact, Place, Record, RunId, Subject, WorkKind, v1};
+use wire::{Body, ErrorCode, Fact, Place, Record, RunId, Subject, WorkKind, v1};
 
 use crate::{
     WorkerError, failure, placing,
@@ -25,10 +25,10 @@ pub enum JobError {
     #[error("{message}")]
     Failed { fault: Fault, message: String, log_tail: String },
     /// The run was cancelled or the agent is leaving.
-    #[error("stopped")]
+    #[error("stopped (A108)")]
     Stopped,
     /// Another agent has the room for it, and is idle.
-    #[error("handed to {0}")]
+    #[error("handed to {0} (A108)")]
     PassedOn(String),
 }
 
@@ -96,7 +96,12 @@ impl JobError {
     fn of(fault: Fault, error: impl Into<anyhow::Error>) -> Self {
         let error = error.into();
         let fault = if fault == Fault::Work && is_disk_full(&error) { Fault::Disk } else { fault };
-        Self::Failed { fault, message: format!("{error:#}"), log_tail: String::new() }
+        let mut message = format!("{error:#}");
+        if ErrorCode::in_text(&message).is_none() {
+            let code = ErrorCode::of(error.as_ref()).unwrap_or(ErrorCode::JOB);
+            message = format!("{message} ({code})");
+        }
+        Self::Failed { fault, message, log_tail: String::new() }
     }
 
     /// What a worker that knows what is at fault said of it.
@@ -214,7 +219,7 @@ impl Job {
         let subject = Subject::new(&self.run, Place::Spec).to_string();
         match self.bus.get(&subject).await.map_err(JobError::away)?.map(|record| record.fact.body) {
             Some(Body::Spec(spec)) => Ok(spec),
-            _ => Err(JobError::fatal(anyhow::anyhow!("the log holds no {subject}"))),
+            _ => Err(JobError::fatal(anyhow::anyhow!("the log holds no {subject} (E111)"))),
         }
     }
 

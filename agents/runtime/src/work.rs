@@ -261,7 +261,7 @@ impl Post {
             let message = error.to_string();
             tracing::warn!(subject = %job.record.fact.subject, message, "waiting for what is away");
             let Some(pause) = Temper::away(look) else {
-                return Err(JobError::retry(anyhow::anyhow!("for too long: {message}")));
+                return Err(JobError::retry(anyhow::anyhow!("for too long: {message} (E113)")));
             };
             let _waiting = Waiting::begin(&self.waiting, HELD_UP);
             job.progress.note(&message);
@@ -287,7 +287,9 @@ impl Post {
         let work = std::panic::AssertUnwindSafe(work).catch_unwind();
         let work = async {
             work.await.unwrap_or_else(|_| {
-                Err(JobError::retry(anyhow::anyhow!("the agent panicked; its log says where")))
+                Err(JobError::retry(anyhow::anyhow!(
+                    "the agent panicked; its log says where (E113)"
+                )))
             })
         };
         tokio::select! {

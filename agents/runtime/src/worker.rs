@@ -43,11 +43,11 @@ pub enum WorkerError {
     /// The worker refused the call; it can go on with others.
     #[error("{0}")]
     Refused(String),
-    #[error("the worker died: {0}")]
+    #[error("the worker died: {0} (E107)")]
     Died(String),
-    #[error("the worker was silent for {0:?}")]
+    #[error("the worker was silent for {0:?} (E107)")]
     Silent(Duration),
-    #[error("read the worker's answer")]
+    #[error("read the worker's answer (E107)")]
     Answer(#[source] serde_json::Error),
 }
 

@@ -23,7 +23,7 @@ const GRACE: Duration = Duration::from_secs(30);
 
 /// The sandbox itself failed: nothing is known about the program. The cell must be dropped.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the sandbox failed: {0}")]
+#[error("the sandbox failed: {0} (V101)")]
 pub struct Broken(pub(crate) String);
 
 impl From<io::Error> for Broken {

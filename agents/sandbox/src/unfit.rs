@@ -42,7 +42,7 @@ impl fmt::Display for Layer {
 
 /// This box cannot contain programs, and must not run any that a model wrote.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot contain programs on this box: {layer}: {problem}; {remedy}")]
+#[error("cannot contain programs on this box: {layer}: {problem}; {remedy} (V102)")]
 pub struct Unfit {
     pub layer: Layer,
     pub problem: String,

@@ -97,7 +97,7 @@ impl Again<'_> {
             () = reached.notified() => {}
         }
         let Some(Step { step, steps, saved: Some(directory), .. }) = saved else {
-            bail!("the training ended before step {}", checkpoint.step)
+            bail!("the training ended before step {} (E112)", checkpoint.step)
         };
         let about = lineage::about(order, config.engine.family(), step, steps);
         let directory = directory.join(CHECKPOINT);

@@ -38,23 +38,23 @@ impl Heard {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 enum Untrained {
     #[error(
-        "check learning-rate: it was {rate:e} at a step up to {step}; set training.learning_rate above 0"
+        "check learning-rate: it was {rate:e} at a step up to {step}; set training.learning_rate above 0 (R113)"
     )]
     Rate { step: u32, rate: f64 },
     #[error(
-        "check trained-tokens: of {tokens} tokens up to step {step} none was scored; give the dataset completions"
+        "check trained-tokens: of {tokens} tokens up to step {step} none was scored; give the dataset completions (R113)"
     )]
     NoneScored { step: u32, tokens: u64 },
     #[error(
-        "check weights-finite: `{tensor}` holds {value} after step {step}; lower training.learning_rate, or train in f32"
+        "check weights-finite: `{tensor}` holds {value} after step {step}; lower training.learning_rate, or train in f32 (R113)"
     )]
     NotFinite { step: u32, tensor: String, value: f32 },
     #[error(
-        "check weights-changed: {steps} steps changed them by {change:e} of their norm, less than f32 can tell ({LEAST_CHANGE:e}); raise training.learning_rate (it was {rate:e} at the last step)"
+        "check weights-changed: {steps} steps changed them by {change:e} of their norm, less than f32 can tell ({LEAST_CHANGE:e}); raise training.learning_rate (it was {rate:e} at the last step) (R113)"
     )]
     Unchanged { steps: u32, change: f64, rate: f64 },
     #[error(
-        "check gradient: it was 0 in all of {steps} steps; start from a model or another seed, for this one cannot learn"
+        "check gradient: it was 0 in all of {steps} steps; start from a model or another seed, for this one cannot learn (R113)"
     )]
     NoGradient { steps: u32 },
 }

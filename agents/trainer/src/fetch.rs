@@ -39,7 +39,7 @@ impl Files<'_> {
         out: PathBuf,
     ) -> Result<Fetched, JobError> {
         let Self { store, cache } = self;
-        let missing = |what: &str| JobError::fatal(anyhow!("the order names no {what}"));
+        let missing = |what: &str| JobError::fatal(anyhow!("the order names no {what} (E111)"));
         let base = order.base.as_ref().ok_or_else(|| missing("base"))?;
         let tree = base.tree.as_ref().ok_or_else(|| missing("base"))?;
         let dataset = order.dataset.as_ref().ok_or_else(|| missing("dataset"))?;

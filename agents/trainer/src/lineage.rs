@@ -97,9 +97,9 @@ impl Lineage<'_> {
         let state = cache.tree(store, state).await.context("fetch what the optimizer remembers")?;
         let checkpoint = cache.tree(store, tree).await.context("fetch the checkpoint")?;
         let expected = about(self.order, self.engine, fact.step, fact.steps);
-        ensure!(checkpoint.manifest().about == expected, "it belongs to another training");
+        ensure!(checkpoint.manifest().about == expected, "it belongs to another training (R116)");
         let named = state.manifest().about.get(CHECKPOINT_KEY);
-        ensure!(named == Some(&json!(tree.manifest)), "the state is another checkpoint's");
+        ensure!(named == Some(&json!(tree.manifest)), "the state is another checkpoint's (R116)");
         Ok(Point { fact, checkpoint, state })
     }
 
@@ -148,7 +148,7 @@ impl Lineage<'_> {
         let is_over = self.newest().await?.is_some_and(|newest| newest.r#final);
         if is_over || self.resume_point().await?.is_some() {
             let error = anyhow::anyhow!(
-                "another trainer came to other weights at step {} and was first; going on from its",
+                "another trainer came to other weights at step {} and was first; going on from its (E112)",
                 own.step
             );
             return Err(JobError::retry(error));

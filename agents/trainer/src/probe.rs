@@ -98,7 +98,7 @@ async fn probe(pytorch: &PyTorch, launch: &Launch) -> Result<Probed, JobError> {
         Ok(probed) => Ok(probed),
         Err(error) => {
             let stage = stage.lock().map(|stage| stage.clone()).unwrap_or_default();
-            let error = anyhow!("PyTorch does not work here: it was to {stage}: {error}");
+            let error = anyhow!("PyTorch does not work here: it was to {stage}: {error} (E108)");
             Err(JobError::of_model_worker(error, &worker).await)
         }
     }
@@ -111,7 +111,7 @@ fn check(found: &Probed, launch: &Launch) -> Result<(), JobError> {
         Some(gfx) if expected.starts_with("gfx") && gfx != expected => {
             Err(JobError::broken(anyhow!(
                 "torch sees a {gfx} where the kernel has a {expected}: unset \
-                 HSA_OVERRIDE_GFX_VERSION, and check HIP_VISIBLE_DEVICES"
+                 HSA_OVERRIDE_GFX_VERSION, and check HIP_VISIBLE_DEVICES (E108)"
             )))
         }
         _ => Ok(()),

@@ -171,7 +171,7 @@ impl TrainerRole {
         let plan = room::plan(order, &launch.profile);
         match doctor.against_plan(&launch.profile, &plan).await {
             Some(Finding { id, seen, remedy, .. }) => {
-                Err(JobError::not_here(anyhow!("{id}: {seen}; {remedy}")))
+                Err(JobError::not_here(anyhow!("{id}: {seen}; {remedy} (E115)")))
             }
             None => Ok(()),
         }
@@ -198,14 +198,14 @@ impl TrainerRole {
         if self.hands_over() {
             return JobError::Stopped;
         }
-        JobError::retry(anyhow!("the training was told to end (SIGTERM), and saved before"))
+        JobError::retry(anyhow!("the training was told to end (SIGTERM), and saved before (E112)"))
     }
 }
 
 fn order(job: &Job) -> Result<&v1::TrainOrder, JobError> {
     match &job.record.fact.body {
         Body::TrainOrder(order) => Ok(order),
-        _ => Err(JobError::fatal(anyhow!("not a train order"))),
+        _ => Err(JobError::fatal(anyhow!("not a train order (E111)"))),
     }
 }
 

@@ -220,7 +220,7 @@ fn spec(call: &Train) -> anyhow::Result<TrainSpec> {
         v1::Schedule::Constant => Decay::Constant,
         v1::Schedule::Linear => Decay::Linear,
         v1::Schedule::Cosine => Decay::Cosine,
-        v1::Schedule::Unspecified => bail!("field training.schedule is not set"),
+        v1::Schedule::Unspecified => bail!("field training.schedule is not set (E111)"),
     };
     Ok(TrainSpec {
         learning_rate: training.learning_rate,

@@ -72,7 +72,7 @@ impl VerifierRole {
     async fn verify(&self, job: &Job) -> Result<(), JobError> {
         let _room = self.room.acquire().await.map_err(JobError::retry)?;
         let Body::Samples(samples) = &job.record.fact.body else {
-            return Err(JobError::fatal(anyhow!("not samples")));
+            return Err(JobError::fatal(anyhow!("not samples (E111)")));
         };
         let name = samples.job.parse().map_err(JobError::fatal)?;
         let place = Place::Verdicts { cycle: samples.cycle, job: name };
@@ -108,7 +108,9 @@ impl VerifierRole {
         if let Some(trouble) = trouble {
             let others = able(&job.others().await?, &needs);
             if !job.errors_stand(&others).await? {
-                return Err(JobError::retry(anyhow!("some could not be judged here: {trouble}")));
+                return Err(JobError::retry(anyhow!(
+                    "some could not be judged here: {trouble} (E117)"
+                )));
             }
         }
         let body = v1::Verdicts {
@@ -145,18 +147,23 @@ impl VerifierRole {
             [] => "no verifier that is there has it; the run goes on by itself when one has".into(),
             able => format!("left to {}", able.join(", ")),
         };
-        Err(JobError::not_here(anyhow!("{why}; {whom}")))
+        Err(JobError::not_here(anyhow!("{why}; {whom} (E117)")))
     }
 
     /// Joins the samples with what their prompts say.
     async fn prepare(&self, job: &Job, samples: &v1::Samples) -> Result<Verify, JobError> {
         let Some(v1::spec::Kind::Raft(raft)) = job.spec().await?.kind else {
-            return Err(JobError::fatal(anyhow!("the run is not of a kind that is verified")));
+            return Err(JobError::fatal(anyhow!(
+                "the run is not of a kind that is verified (E111)"
+            )));
         };
         let set = raft.prompt_set(samples.purpose(), &samples.suite);
         let file = set.and_then(|set| Some((set.file?, set.verifier?)));
         let (file, verifier) = file.ok_or_else(|| {
-            JobError::fatal(anyhow!("the spec names no prompts of suite {:?}", samples.suite))
+            JobError::fatal(anyhow!(
+                "the spec names no prompts of suite {:?} (E111)",
+                samples.suite
+            ))
         })?;
         let prompts = self.prompts(job, file).await?;
         let join = |sample: &v1::samples::Sample| {

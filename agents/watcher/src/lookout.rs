@@ -123,7 +123,7 @@ impl Lookout {
         if self.stage.is_none() {
             self.stage = Some(Stage::create(&self.directory, &self.fallback)?);
         }
-        self.stage.as_ref().ok_or_else(|| anyhow::anyhow!("created above"))
+        self.stage.as_ref().ok_or_else(|| anyhow::anyhow!("created above (X101)"))
     }
 
     /// One look at everything.
@@ -263,7 +263,8 @@ impl Lookout {
     /// # Errors
     /// When its settings cannot be written.
     pub fn files(&self, held: &Held, base: Option<&str>) -> anyhow::Result<PathBuf> {
-        let stage = self.stage.as_ref().ok_or_else(|| anyhow::anyhow!("nothing is in hand"))?;
+        let stage =
+            self.stage.as_ref().ok_or_else(|| anyhow::anyhow!("nothing is in hand (X101)"))?;
         let directory = stage.files(held.step);
         let name = match held.content {
             Content::Adapter => files::ADAPTER_CONFIG,

@@ -25,7 +25,7 @@ const FILES: &str = "files";
 
 /// Waiting would not help.
 #[derive(Debug, thiserror::Error)]
-#[error("another agent watches this directory already: it holds {}", path.display())]
+#[error("another agent watches this directory already: it holds {} (A105)", path.display())]
 pub(crate) struct TakenError {
     path: PathBuf,
 }

@@ -294,7 +294,9 @@ impl Watcher {
             (false, _) => None,
             (true, Some(name)) => Some(base::find(name, &self.config.directory)?),
             (true, None) => {
-                anyhow::bail!("the adapter names no base; pass its directory by --watch-base")
+                anyhow::bail!(
+                    "the adapter names no base; pass its directory by --watch-base (R116)"
+                )
             }
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct Digest([u8; 32]);
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("digest {0:?} must be \"b3:\" and 64 hex digits")]
+#[error("digest {0:?} must be \"b3:\" and 64 hex digits (S106)")]
 pub struct DigestError(String);
 
 impl Digest {

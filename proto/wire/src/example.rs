@@ -16,18 +16,18 @@ pub struct Example {
 #[derive(Debug, thiserror::Error)]
 pub enum ExamplesError {
     #[error(
-        "line {line}: expected an object such as {{\"prompt\": \"2+2=\", \"completion\": \"4\"}}"
+        "line {line}: expected an object such as {{\"prompt\": \"2+2=\", \"completion\": \"4\"}} (D101)"
     )]
     Json {
         line: usize,
         #[source]
         source: serde_json::Error,
     },
-    #[error("line {line}: field \"completion\" is empty")]
+    #[error("line {line}: field \"completion\" is empty (D102)")]
     Empty { line: usize },
-    #[error("not UTF-8 text")]
+    #[error("not UTF-8 text (D102)")]
     Encoding(#[from] std::str::Utf8Error),
-    #[error("no examples in it")]
+    #[error("no examples in it (D102)")]
     None,
 }
 

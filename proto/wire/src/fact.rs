@@ -55,21 +55,21 @@ pub struct Record {
 pub enum FactError {
     #[error(transparent)]
     Subject(#[from] SubjectError),
-    #[error("read the fact {subject}: not a {message} message")]
+    #[error("read the fact {subject}: not a {message} message (B113)")]
     Json {
         subject: String,
         message: &'static str,
         #[source]
         source: serde_json::Error,
     },
-    #[error("read the fact {subject}: {author} wrote it, in the name of {named}")]
+    #[error("read the fact {subject}: {author} wrote it, in the name of {named} (B113)")]
     Author { subject: String, author: AgentId, named: String },
 }
 
 /// A line of an archive that is no record.
 #[derive(Debug, thiserror::Error)]
 pub enum LineError {
-    #[error("not a line with sequence, time_ms, subject and fact")]
+    #[error("not a line with sequence, time_ms, subject and fact (B113)")]
     Json(#[source] serde_json::Error),
     #[error(transparent)]
     Fact(#[from] FactError),
@@ -327,6 +327,6 @@ mod tests {
     #[test]
     fn a_payload_that_does_not_parse_names_its_subject() {
         let error = Fact::decode("flotilla.r1.done", b"{").unwrap_err();
-        assert_eq!(error.to_string(), "read the fact flotilla.r1.done: not a Done message");
+        assert_eq!(error.to_string(), "read the fact flotilla.r1.done: not a Done message (B113)");
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// A name that may not stand in a subject or a path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{what} {name:?} must be 1 to 64 of a-z, 0-9, '-' and '_', and start with a letter or digit"
+    "{what} {name:?} must be 1 to 64 of a-z, 0-9, '-' and '_', and start with a letter or digit (R115)"
 )]
 pub struct IdError {
     pub what: &'static str,

@@ -4,6 +4,7 @@
 mod ask;
 mod chain;
 mod digest;
+mod error_code;
 mod example;
 mod fact;
 mod id;
@@ -30,6 +31,7 @@ pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "
 
 pub use chain::chain;
 pub use digest::{Digest, DigestError};
+pub use error_code::ErrorCode;
 pub use example::{Example, ExamplesError};
 pub use fact::{Body, Fact, FactError, LineError, Record};
 pub use id::{AgentId, IdError, JobId, NAME_BYTES_MAX, Pool, RunId, SuiteName, slug};

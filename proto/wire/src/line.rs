@@ -14,7 +14,7 @@ pub struct Line<'a> {
 
 /// A line that holds no JSON object.
 #[derive(Debug, thiserror::Error)]
-#[error("line {number}: not a JSON object")]
+#[error("line {number}: not a JSON object (D101)")]
 pub struct BadLine {
     pub number: usize,
     #[source]

@@ -26,26 +26,28 @@ pub struct Prompt {
 #[derive(Debug, thiserror::Error)]
 pub enum PromptsError {
     #[error(
-        "line {line}: expected an object such as {{\"id\": \"p1\", \"prompt\": \"2+2=\", \"answer\": \"4\"}}"
+        "line {line}: expected an object such as {{\"id\": \"p1\", \"prompt\": \"2+2=\", \"answer\": \"4\"}} (D101)"
     )]
     Json {
         line: usize,
         #[source]
         source: serde_json::Error,
     },
-    #[error("line {line}: there is no field \"prompt\" with the text a model is to go on with")]
+    #[error(
+        "line {line}: there is no field \"prompt\" with the text a model is to go on with (D101)"
+    )]
     NoPrompt { line: usize },
-    #[error("line {line}: field {field:?} must be {expected}")]
+    #[error("line {line}: field {field:?} must be {expected} (D101)")]
     Field { line: usize, field: &'static str, expected: &'static str },
-    #[error("line {line}: the prompt has {bytes} bytes, the limit is {PROMPT_BYTES_MAX}")]
+    #[error("line {line}: the prompt has {bytes} bytes, the limit is {PROMPT_BYTES_MAX} (D103)")]
     TooLong { line: usize, bytes: usize },
-    #[error("line {line}: field \"prompt\" is empty")]
+    #[error("line {line}: field \"prompt\" is empty (D102)")]
     Empty { line: usize },
-    #[error("line {line}: id {id:?} was used before; ids must be unique")]
+    #[error("line {line}: id {id:?} was used before; ids must be unique (D104)")]
     DuplicateId { line: usize, id: String },
-    #[error("not UTF-8 text")]
+    #[error("not UTF-8 text (D102)")]
     Encoding(#[from] std::str::Utf8Error),
-    #[error("no prompts in it")]
+    #[error("no prompts in it (D102)")]
     None,
 }
 

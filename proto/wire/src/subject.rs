@@ -159,7 +159,7 @@ impl FromStr for WorkKind {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("subject {0:?} is not that of any fact")]
+#[error("subject {0:?} is not that of any fact (B113)")]
 pub struct SubjectError(String);
 
 impl Subject {

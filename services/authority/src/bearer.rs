@@ -46,17 +46,17 @@ pub struct Shown {
 #[derive(Debug, thiserror::Error)]
 pub enum BearerError {
     #[error(
-        "the bearer is not one of a fleet's: write `authorization: Bearer …` with what the kit's bearer.jwt holds"
+        "the bearer is not one of a fleet's: write `authorization: Bearer …` with what the kit's bearer.jwt holds (K102)"
     )]
     Malformed,
-    #[error("the bearer is not this fleet's; use the kit that was made for this fleet")]
+    #[error("the bearer is not this fleet's; use the kit that was made for this fleet (K102)")]
     Foreign,
     #[error(
-        "the bearer expired {seconds} s ago; an agent renews it by itself while it runs, and for users `flotilla user create` makes a new kit"
+        "the bearer expired {seconds} s ago; an agent renews it by itself while it runs, and for users `flotilla user create` makes a new kit (K103)"
     )]
     Expired { seconds: u64 },
     #[error(
-        "the bearer was made {seconds} s in the future; set this machine's clock or the one of the bus host (timedatectl set-ntp true)"
+        "the bearer was made {seconds} s in the future; set this machine's clock or the one of the bus host (timedatectl set-ntp true) (K103)"
     )]
     Early { seconds: u64 },
 }

@@ -20,11 +20,11 @@ const SLACK_S: u64 = DAY_S;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
-    #[error("make the certificate authority")]
+    #[error("make the certificate authority (K112)")]
     Authority(#[source] rcgen::Error),
-    #[error("make the servers' certificate")]
+    #[error("make the servers' certificate (K112)")]
     Server(#[source] rcgen::Error),
-    #[error("{name:?} cannot be in a certificate: give host names and addresses")]
+    #[error("{name:?} cannot be in a certificate: give host names and addresses (K112)")]
     Name {
         name: String,
         #[source]

@@ -19,13 +19,13 @@ const FOREVER_S: u64 = 253_402_300_799;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimsError {
-    #[error("not a token: it has no three parts of base64")]
+    #[error("not a token: it has no three parts of base64 (K115)")]
     Shape,
-    #[error("the token's claims cannot be read")]
+    #[error("the token's claims cannot be read (K115)")]
     Json(#[from] serde_json::Error),
-    #[error("the token is not signed by this fleet")]
+    #[error("the token is not signed by this fleet (K115)")]
     Signature,
-    #[error("sign the token")]
+    #[error("sign the token (K115)")]
     Sign(#[source] nkeys::error::Error),
 }
 

@@ -26,7 +26,7 @@ pub enum FileError {
     },
     #[error(
         "{} holds secrets, and others may read it (mode {mode:o}); `chmod go-rwx` it, and replace \
-         the secrets if somebody did",
+         the secrets if somebody did (K111)",
         path.display()
     )]
     Open { path: PathBuf, mode: u32 },

@@ -38,14 +38,14 @@ pub struct Fingerprint([u8; 32]);
 #[derive(Debug, thiserror::Error)]
 pub enum JoinTokenError {
     #[error(
-        "this is no join token: they begin with flotilla1. and are one line; `flotilla token create` makes one"
+        "this is no join token: they begin with flotilla1. and are one line; `flotilla token create` makes one (K106)"
     )]
     Alien,
     #[error(
-        "this join token is of version {0}, and this flotilla reads version {VERSION}; install the fleet's version here"
+        "this join token is of version {0}, and this flotilla reads version {VERSION}; install the fleet's version here (K106)"
     )]
     Version(String),
-    #[error("this join token is damaged ({0}); copy the whole line once more")]
+    #[error("this join token is damaged ({0}); copy the whole line once more (K106)")]
     Damaged(&'static str),
 }
 
@@ -182,7 +182,7 @@ pub fn hash(secret: &str) -> String {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("the operating system gives no random numbers")]
+#[error("the operating system gives no random numbers (F105)")]
 pub struct NoRandomness;
 
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], NoRandomness> {

@@ -105,25 +105,25 @@ pub enum Created {
 pub enum AuthorityError {
     #[error(transparent)]
     File(#[from] FileError),
-    #[error("{} is not a key", path.display())]
+    #[error("{} is not a key (K110)", path.display())]
     Key {
         path: PathBuf,
         #[source]
         source: nkeys::error::Error,
     },
-    #[error("make a key")]
+    #[error("make a key (K110)")]
     Make(#[source] nkeys::error::Error),
-    #[error("{} does not describe a fleet's keys", path.display())]
+    #[error("{} does not describe a fleet's keys (K110)", path.display())]
     About {
         path: PathBuf,
         #[source]
         source: serde_json::Error,
     },
-    #[error("{} is of version {found}; this program knows {VERSION}: upgrade it", path.display())]
+    #[error("{} is of version {found}; this program knows {VERSION}: upgrade it (K110)", path.display())]
     Newer { path: PathBuf, found: u32 },
-    #[error("{} belongs to an unfinished `flotilla init`; remove that directory and try again", path.display())]
+    #[error("{} belongs to an unfinished `flotilla init`; remove that directory and try again (K110)", path.display())]
     Unfinished { path: PathBuf },
-    #[error("a nats-server cannot have the path {}: choose one in UTF-8 without quotes", path.display())]
+    #[error("a nats-server cannot have the path {}: choose one in UTF-8 without quotes (K110)", path.display())]
     Path { path: PathBuf },
     #[error(transparent)]
     Certificate(#[from] CertificateError),

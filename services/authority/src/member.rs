@@ -54,11 +54,11 @@ pub struct Member {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no role; there are trainer, generator, verifier, evaluator and watcher")]
+#[error("{0:?} is no role; there are trainer, generator, verifier, evaluator and watcher (K117)")]
 pub struct UnknownRole(String);
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no scope; there are reader, operator and admin")]
+#[error("{0:?} is no scope; there are reader, operator and admin (K117)")]
 pub struct UnknownScope(String);
 
 impl Role {

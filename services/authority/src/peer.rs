@@ -24,9 +24,9 @@ use crate::{Fingerprint, SERVER_NAME};
 
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
-    #[error("make a key for exchanging files")]
+    #[error("make a key for exchanging files (K112)")]
     Key(#[from] rcgen::Error),
-    #[error("use a key for exchanging files")]
+    #[error("use a key for exchanging files (K112)")]
     Tls(#[from] Error),
 }
 

@@ -33,12 +33,14 @@ pub struct Statement<'a> {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProofError {
-    #[error("the key {0:?} is no nkey of a user; remove the kit's key.nk and join again")]
+    #[error("the key {0:?} is no nkey of a user; remove the kit's key.nk and join again (K114)")]
     Key(String),
-    #[error("the proof is not signed with the key of {0}; its kit's key.nk may be another's")]
+    #[error(
+        "the proof is not signed with the key of {0}; its kit's key.nk may be another's (K114)"
+    )]
     Signature(AgentId),
     #[error(
-        "the clocks differ by {seconds} s, and 300 are too many; set them (timedatectl set-ntp true)"
+        "the clocks differ by {seconds} s, and 300 are too many; set them (timedatectl set-ntp true) (K103)"
     )]
     Skew { seconds: u64 },
 }

@@ -16,9 +16,9 @@ use crate::SERVER_NAME;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    #[error("the fleet's certificate authority is not a certificate in PEM")]
+    #[error("the fleet's certificate authority is not a certificate in PEM (K112)")]
     Pem,
-    #[error("use the fleet's certificate authority")]
+    #[error("use the fleet's certificate authority (K112)")]
     Authority(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 

@@ -7,7 +7,7 @@ use crate::Control;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DrainError {
-    #[error("there is no agent {0}; `flotilla agents list` shows which there are")]
+    #[error("there is no agent {0}; `flotilla agents list` shows which there are (R111)")]
     Unknown(AgentId),
     #[error(transparent)]
     Presence(#[from] PresenceError),

@@ -102,7 +102,7 @@ pub struct AuditReport {
 
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
-    #[error("there is no run {0}; `flotilla run list` shows which there are")]
+    #[error("there is no run {0}; `flotilla run list` shows which there are (R101)")]
     Unknown(RunId),
     #[error("read the log")]
     Read(#[from] ReadError),

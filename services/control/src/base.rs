@@ -53,12 +53,12 @@ pub enum BaseError {
     #[error(
         "{path} is a GGUF file, and a run trains, which needs the model as Hugging Face has it: \
          name that directory or org/name. A GGUF file can be measured with `flotilla eval local` \
-         and sampled with `flotilla generate`"
+         and sampled with `flotilla generate` (M102)"
     )]
     Gguf { path: String },
-    #[error("{path} is not a directory, and {reason}")]
+    #[error("{path} is not a directory (M101), and {reason}")]
     Nowhere { path: String, reason: hub::IdError },
-    #[error("{path} has no {file}: it is not a complete model; {remedy}")]
+    #[error("{path} has no {file}: it is not a complete model; {remedy} (M101)")]
     Incomplete { path: String, file: String, remedy: String },
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -68,19 +68,21 @@ pub enum BaseError {
     Weights(#[from] WeightsError),
     #[error(
         "{id} is no directory here, is not whole in this machine's Hugging Face cache, and could \
-         not be downloaded; where the network allows, `hf download {id}`, or copy the model here and name its directory"
+         not be downloaded; where the network allows, `hf download {id}`, or copy the model here and name its directory (H101)"
     )]
     Download {
         id: String,
         #[source]
         source: HubError,
     },
-    #[error("{0:?} lies where flotilla writes; name a directory of your own, or a base's tree")]
+    #[error(
+        "{0:?} lies where flotilla writes; name a directory of your own, or a base's tree (R110)"
+    )]
     Ours(String),
     #[error(transparent)]
     Name(#[from] store::PathError),
     #[error(
-        "the store has no {path}; copy the model's directory there, or name one of this machine"
+        "the store has no {path}; copy the model's directory there, or name one of this machine (R110)"
     )]
     NotStored { path: String },
     #[error("examine what is in the store")]

@@ -10,7 +10,7 @@ use crate::{
 
 /// A field whose value cannot work.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("field {field}: {remedy}")]
+#[error("field {field}: {remedy} (R103)")]
 pub struct FieldError {
     pub field: String,
     pub remedy: String,

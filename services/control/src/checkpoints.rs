@@ -13,9 +13,11 @@ use crate::{Control, Progress, StoreError, runs::timestamp};
 
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    #[error("{0:?} is not a checkpoint; write RUN, RUN/CYCLE or RUN/CYCLE/STEP")]
+    #[error("{0:?} is not a checkpoint; write RUN, RUN/CYCLE or RUN/CYCLE/STEP (R106)")]
     Reference(String),
-    #[error("there is no checkpoint {0}; `flotilla checkpoint list RUN` shows which there are")]
+    #[error(
+        "there is no checkpoint {0}; `flotilla checkpoint list RUN` shows which there are (R106)"
+    )]
     Unknown(String),
     #[error("read the log")]
     Read(#[from] ReadError),

@@ -27,13 +27,13 @@ pub enum FileError {
         #[source]
         source: std::io::Error,
     },
-    #[error("{path} has {bytes} bytes, the limit is {FILE_BYTES_MAX}")]
+    #[error("{path} has {bytes} bytes, the limit is {FILE_BYTES_MAX} (D105)")]
     TooLarge { path: PathBuf, bytes: u64 },
-    #[error("file {0:?} is not attached to the call; add it to `files`")]
+    #[error("file {0:?} is not attached to the call; add it to `files` (R108)")]
     NotAttached(String),
     #[error(
         "{0:?} would be found on the caller's machine: submit with `flotilla run submit` there, or \
-         name a directory of the store as store:PATH"
+         name a directory of the store as store:PATH (R108)"
     )]
     NotLocal(String),
 }

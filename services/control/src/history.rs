@@ -22,17 +22,17 @@ const SMALL: [&str; 10] = [
 
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
-    #[error("there is no run {0}; `flotilla run list` shows which there are")]
+    #[error("there is no run {0}; `flotilla run list` shows which there are (R101)")]
     Unknown(RunId),
-    #[error("{0:?} is not the name of a run")]
+    #[error("{0:?} is not the name of a run (R115)")]
     NoRun(String),
-    #[error("run {0} is no raft run: it selects nothing")]
+    #[error("run {0} is no raft run: it selects nothing (R107)")]
     SelectsNothing(RunId),
-    #[error("cycle {cycle} of run {run} has not selected yet")]
+    #[error("cycle {cycle} of run {run} has not selected yet (R107)")]
     NotYet { run: RunId, cycle: u32 },
-    #[error("the archive of cycle {cycle}: {why}")]
+    #[error("the archive of cycle {cycle}: {why} (R107)")]
     Archive { cycle: u32, why: String },
-    #[error("put the page together: {0}")]
+    #[error("put the page together: {0} (R107)")]
     Page(String),
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -47,13 +47,13 @@ impl Fate {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    #[error("it is no YAML")]
+    #[error("it is no YAML (R102)")]
     Yaml(#[source] serde_saphyr::Error),
-    #[error("it is no configuration: expected keys with values")]
+    #[error("it is no configuration: expected keys with values (R102)")]
     Shape,
-    #[error("key {key}: expected {expected}, not {found}")]
+    #[error("key {key}: expected {expected}, not {found} (R102)")]
     Value { key: String, expected: &'static str, found: String },
-    #[error("it names no prompts; name them with --prompts")]
+    #[error("it names no prompts; name them with --prompts (R102)")]
     NoPrompts,
     #[error("what comes of it is no spec that can run")]
     Spec(#[source] Box<crate::SubmitError>),

@@ -90,52 +90,54 @@ pub struct View {
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     #[error(
-        "there is no such join token, or its secret is another; `flotilla token create` makes one"
+        "there is no such join token, or its secret is another; `flotilla token create` makes one (K106)"
     )]
     NoToken,
-    #[error("there is no join token {id}; `flotilla token list` shows which there are")]
+    #[error("there is no join token {id}; `flotilla token list` shows which there are (K106)")]
     UnknownToken { id: String },
-    #[error("join token {id} was revoked; ask for a new one (flotilla token create)")]
+    #[error("join token {id} was revoked; ask for a new one (flotilla token create) (K107)")]
     TokenRevoked { id: String },
-    #[error("join token {id} expired {ago_s} s ago; ask for a new one (flotilla token create)")]
+    #[error(
+        "join token {id} expired {ago_s} s ago; ask for a new one (flotilla token create) (K107)"
+    )]
     TokenExpired { id: String, ago_s: u64 },
     #[error(
-        "join token {id} is used up (it was good for {uses}); ask for a new one (flotilla token create)"
+        "join token {id} is used up (it was good for {uses}); ask for a new one (flotilla token create) (K107)"
     )]
     TokenUsedUp { id: String, uses: u32 },
     #[error(
-        "this join token does not let in a {role}: it is for {offered}; choose of these, or ask for another"
+        "this join token does not let in a {role}: it is for {offered}; choose of these, or ask for another (K107)"
     )]
     NotOffered { role: Role, offered: String },
     #[error(
-        "the name {name} is another member's; choose another name, or revoke that one (flotilla agents revoke {name})"
+        "the name {name} is another member's; choose another name, or revoke that one (flotilla agents revoke {name}) (K108)"
     )]
     NameTaken { name: String },
     #[error(
-        "the key shown for {name} is that of {other}, and a member has a key of its own; choose another directory for the kit"
+        "the key shown for {name} is that of {other}, and a member has a key of its own; choose another directory for the kit (K108)"
     )]
     KeyTaken { name: String, other: String },
-    #[error("the name {name} is the fleet's own; choose another name")]
+    #[error("the name {name} is the fleet's own; choose another name (K108)")]
     Reserved { name: String },
     #[error(
-        "{name} is a member with other rights, which its key keeps; revoke it (flotilla agents revoke {name}), remove its kit, and let it in anew"
+        "{name} is a member with other rights, which its key keeps; revoke it (flotilla agents revoke {name}), remove its kit, and let it in anew (K108)"
     )]
     Changed { name: String },
-    #[error("there is no member {name}; `flotilla members list` shows which there are")]
+    #[error("there is no member {name}; `flotilla members list` shows which there are (K109)")]
     NoMember { name: String },
     #[error(
-        "{name} was revoked, and its key with it; remove its kit, and join again with a new join token"
+        "{name} was revoked, and its key with it; remove its kit, and join again with a new join token (K109)"
     )]
     Revoked { name: String },
     #[error(
-        "this proof was used already; ask again with a new one, and see that this machine's clock does not go back"
+        "this proof was used already; ask again with a new one, and see that this machine's clock does not go back (K114)"
     )]
     Repeated,
     #[error(
-        "{name} is a user: its kit is not renewed; whoever administers the fleet makes a new one (flotilla user create)"
+        "{name} is a user: its kit is not renewed; whoever administers the fleet makes a new one (flotilla user create) (K109)"
     )]
     NotRenewed { name: String },
-    #[error("{field}: {problem}")]
+    #[error("{field}: {problem} (G101)")]
     Field { field: &'static str, problem: String },
     #[error(transparent)]
     Proof(#[from] ProofError),
@@ -151,9 +153,9 @@ pub enum Refusal {
 pub enum MembersError {
     #[error(transparent)]
     Refused(#[from] Refusal),
-    #[error("too many others write {0} at this moment; try again")]
+    #[error("too many others write {0} at this moment; try again (R105)")]
     Busy(String),
-    #[error("the record {key} is damaged, or of a newer version")]
+    #[error("the record {key} is damaged, or of a newer version (K119)")]
     Damaged {
         key: String,
         #[source]
@@ -170,14 +172,14 @@ pub enum MembersError {
     #[error("use the fleet's keys")]
     Tls(#[from] authority::TlsError),
     #[error(
-        "{name} is recorded as revoked, and the gateway refuses it, but the bus was not told; do it again"
+        "{name} is recorded as revoked, and the gateway refuses it, but the bus was not told; do it again (K116)"
     )]
     NotTold {
         name: String,
         #[source]
         source: SystemError,
     },
-    #[error("the bus was not told of {name}, who is a member all the same; ask again")]
+    #[error("the bus was not told of {name}, who is a member all the same; ask again (K116)")]
     NotAdmitted {
         name: String,
         #[source]

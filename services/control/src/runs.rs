@@ -17,11 +17,11 @@ const CONTROL_TRIES: u32 = 16;
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    #[error("there is no run {0}; `flotilla run list` shows which there are")]
+    #[error("there is no run {0}; `flotilla run list` shows which there are (R101)")]
     Unknown(RunId),
-    #[error("run {run} has ended ({state}); start a new one")]
+    #[error("run {run} has ended ({state}); start a new one (R104)")]
     Ended { run: RunId, state: &'static str },
-    #[error("too many others steer {0} at this moment; try again")]
+    #[error("too many others steer {0} at this moment; try again (R105)")]
     Busy(RunId),
     #[error("read the log")]
     Read(#[from] ReadError),

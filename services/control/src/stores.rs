@@ -22,7 +22,7 @@ pub enum StoreError {
     #[error(
         "the fleet's store is {0}, which is not on this machine; start the fleet with \
          --store s3://…, or mount that directory here, or join the fleet, whose gateway then \
-         hands its files on"
+         hands its files on (S111)"
     )]
     Elsewhere(String),
     #[error("open the fleet's store")]

@@ -33,7 +33,7 @@ pub struct Submitted {
 
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
-    #[error("the spec cannot be read: {}", .0.to_string().trim_start_matches("error: "))]
+    #[error("the spec cannot be read (R102): {}", .0.to_string().trim_start_matches("error: "))]
     Yaml(serde_saphyr::Error),
     #[error(transparent)]
     Field(#[from] FieldError),
@@ -55,7 +55,7 @@ pub enum SubmitError {
     Checkpoint(#[from] CheckpointError),
     #[error(
         "field base.checkpoint: {run} made an adapter; a run starts from a model \
-         (continue the RAFT run with more cycles, or merge the adapter)"
+         (continue the RAFT run with more cycles, or merge the adapter) (R110)"
     )]
     AdapterBase { run: String },
     #[error("field base.model")]
@@ -72,7 +72,7 @@ pub enum SubmitError {
     Publish(#[from] PublishError),
     #[error("read the log")]
     Read(#[from] ReadError),
-    #[error("{name} has been used for {NUMBER_MAX} runs; choose another name")]
+    #[error("{name} has been used for {NUMBER_MAX} runs; choose another name (R109)")]
     TooMany { name: String },
 }
 

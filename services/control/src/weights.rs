@@ -17,9 +17,9 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 pub enum WeightsError {
     #[error("read {path}")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{path} is no safetensors file: {reason}; download it again")]
+    #[error("{path} is no safetensors file: {reason}; download it again (M103)")]
     Header { path: PathBuf, reason: String },
-    #[error("{path} has {found} bytes, its header says {expected}; download it again")]
+    #[error("{path} has {found} bytes, its header says {expected}; download it again (M103)")]
     Truncated { path: PathBuf, expected: u64, found: u64 },
 }
 

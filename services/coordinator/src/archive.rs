@@ -288,7 +288,7 @@ impl Archive<'_> {
                 }
                 Followed::CaughtUp => break,
                 Followed::Unreadable { sequence, subject, .. } if sequence <= self.done => {
-                    bail!("entry {sequence} on {subject} cannot be read, so it is kept");
+                    bail!("entry {sequence} on {subject} cannot be read, so it is kept (B113)");
                 }
                 Followed::Unreadable { .. } => {}
             }

@@ -54,7 +54,7 @@ pub enum FeedError {
     Read(#[from] ReadError),
     #[error(transparent)]
     Sink(SinkError),
-    #[error("there is no run {0}; `flotilla run list` shows which there are")]
+    #[error("there is no run {0}; `flotilla run list` shows which there are (R101)")]
     Unknown(RunId),
 }
 

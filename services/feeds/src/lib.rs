@@ -34,10 +34,10 @@ use wire::RunId;
 #[derive(Debug, thiserror::Error)]
 pub enum SinkError {
     /// It is away, or busy: it may take it later.
-    #[error("{what}: {why}")]
+    #[error("{what}: {why} (T101)")]
     Later { what: String, why: String },
     /// It will never take it; the remedy is in the words.
-    #[error("{what}: {why}")]
+    #[error("{what}: {why} (T101)")]
     Never { what: String, why: String },
 }
 

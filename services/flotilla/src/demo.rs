@@ -39,8 +39,8 @@ pub(crate) async fn demo(
     let mut process = FleetProcess::start(directory.path(), &wanted).await?;
     let told = tokio::select! {
         told = learn(&directory, args) => told,
-        () = stop.cancelled() => Err(anyhow::anyhow!("stopped by a signal")),
-        status = process.wait() => Err(anyhow::anyhow!("the fleet ended by itself ({status})")),
+        () = stop.cancelled() => Err(anyhow::anyhow!("stopped by a signal (A108)")),
+        status = process.wait() => Err(anyhow::anyhow!("the fleet ended by itself ({status}) (A106)")),
     };
     let told = match told {
         Ok((control, runs)) => report::gather(&control, &runs, args.seed, began).await,

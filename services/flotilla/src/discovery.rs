@@ -111,7 +111,7 @@ pub(crate) async fn gateways(authority: &Fingerprint) -> anyhow::Result<Vec<Stri
         anyhow::bail!(
             "nobody on this network announces the token's fleet ({} others were found); start it \
              with `flotilla up --announce`, or make a token with `flotilla token create --gateway \
-             HOST:PORT`",
+             HOST:PORT` (A117)",
             all.len()
         );
     }

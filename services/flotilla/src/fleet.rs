@@ -5,6 +5,7 @@ mod process;
 use std::{
     fs::{self, File},
     io::{self, Write},
+    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
@@ -57,10 +58,13 @@ pub(crate) struct FleetFile {
 }
 
 impl FleetFile {
-    /// The gateway's web page.
+    /// The gateway's web page, for a browser on this machine.
     pub(crate) fn page(&self) -> String {
         let scheme = if self.identity.is_some() { "https" } else { "http" };
-        format!("{scheme}://{}/", self.gateway)
+        match self.gateway.parse::<SocketAddr>() {
+            Ok(all) if all.ip().is_unspecified() => format!("{scheme}://localhost:{}/", all.port()),
+            _ => format!("{scheme}://{}/", self.gateway),
+        }
     }
 
     pub(crate) fn path(directory: &Path) -> PathBuf {
@@ -105,11 +109,11 @@ impl FleetArgs {
             ([], None, Some(directory)) => {
                 let directory = directory.display();
                 bail!(
-                    "no fleet was ever up in {directory}; `flotilla up --dir {directory}` starts one"
+                    "no fleet was ever up in {directory}; `flotilla up --dir {directory}` starts one (A103)"
                 )
             }
             ([], None, None) => bail!(
-                "which fleet? pass --dir DIR or --nats URL, or set FLOTILLA_DIR or FLOTILLA_NATS"
+                "which fleet? pass --dir DIR or --nats URL, or set FLOTILLA_DIR or FLOTILLA_NATS (A103)"
             ),
             (urls, ..) => urls.to_vec(),
         };

@@ -38,8 +38,8 @@ const ASYNC_THREADS: usize = 2;
 
 fn main() -> ExitCode {
     let command = Cli::command();
-    let matches = command.clone().get_matches();
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let matches = command.clone().try_get_matches().unwrap_or_else(|error| misused(&error));
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| misused(&error));
     if cli.print_config {
         return done(config::print(&command, &matches, cli.json));
     }
@@ -62,6 +62,16 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Help that was asked for, or wrong usage.
+fn misused(error: &clap::Error) -> ! {
+    // What cannot be printed was not wanted.
+    let _ = error.print();
+    if error.use_stderr() {
+        output::say("\nmore: flotilla topics A100");
+    }
+    std::process::exit(error.exit_code())
 }
 
 fn done(outcome: anyhow::Result<()>) -> ExitCode {

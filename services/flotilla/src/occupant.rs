@@ -34,7 +34,7 @@ pub(crate) fn move_in(directory: &Path, name: &str) -> anyhow::Result<File> {
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => bail!(
-                "an agent works in {} already; pass --name or --agent-dir",
+                "an agent works in {} already; pass --name or --agent-dir (A105)",
                 directory.display()
             ),
             Err(TryLockError::Error(error)) => return Err(error.into()),

@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write};
 
 use comfy_table::{CellAlignment, ColumnConstraint, LineStyle, Table, TableStyle};
 use serde::Serialize;
+use wire::ErrorCode;
 
 /// A line for people.
 pub(crate) fn say(line: &str) {
@@ -11,6 +12,7 @@ pub(crate) fn say(line: &str) {
 }
 
 /// What went wrong, and why, one cause a line. Some libraries' errors repeat their cause's words.
+/// The last line says where there is more about it.
 pub(crate) fn complain(error: &anyhow::Error) {
     let mut said = format!("error: {error}");
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -18,7 +20,8 @@ pub(crate) fn complain(error: &anyhow::Error) {
             said.push_str(&format!("\n  because: {cause}"));
         }
     }
-    say(&said);
+    let code = ErrorCode::of(error.as_ref()).unwrap_or(ErrorCode::OTHER);
+    say(&format!("{said}\n  more: flotilla topics {code}"));
 }
 
 /// A line of data. A reader that has gone (`| head -1`) wants no more.

@@ -157,7 +157,7 @@ impl Manager {
             .with_context(|| format!("run {told}; is this a box with systemd?"))?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
-            bail!("{told}: {} ({})", said.trim(), output.status);
+            bail!("{told}: {} ({}) (A111)", said.trim(), output.status);
         }
         Ok(())
     }
@@ -174,7 +174,9 @@ fn check(options: &Options) -> anyhow::Result<()> {
     for path in [Some(&options.program), options.kit.as_ref()].into_iter().flatten() {
         let usable = |text: &str| path.is_absolute() && !text.contains(char::is_control);
         if !path.to_str().is_some_and(usable) {
-            bail!("{path:?} cannot stand in a unit: give an absolute path of printable characters");
+            bail!(
+                "{path:?} cannot stand in a unit: give an absolute path of printable characters (A111)"
+            );
         }
     }
     let kit = options.kit.as_ref();
@@ -183,7 +185,7 @@ fn check(options: &Options) -> anyhow::Result<()> {
     {
         bail!(
             "the service is a user of its own and cannot use {}: put the kit into {SYSTEM_KIT}, or \
-             install the service for a user",
+             install the service for a user (A111)",
             kit.display()
         );
     }

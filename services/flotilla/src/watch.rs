@@ -45,7 +45,7 @@ pub(crate) async fn watch(
     if !json && !on_terminal {
         bail!(
             "flotilla watch draws on a terminal: use --json for a line a change, or \
-             `flotilla run watch RUN`"
+             `flotilla run watch RUN` (A107)"
         );
     }
     let stop = signals::stop_token()?;
@@ -200,7 +200,7 @@ impl Looking {
             Some(status) = self.statuses.next() => Seen::Status(status),
             Some(record) = self.facts.next() => Seen::Fact(record?),
             Some(runs) = self.runs.next() => Seen::Runs(runs?),
-            else => bail!("the bus is closed"),
+            else => bail!("the bus is closed (B102)"),
         })
     }
 

@@ -7,6 +7,7 @@ pub(crate) mod table;
 
 use std::{
     convert::Infallible,
+    future::poll_fn,
     net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
@@ -15,9 +16,9 @@ use std::{
 
 use authority::{BearerError, Caller};
 use control::{Members, View};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 use tonic::{
-    Code, Status,
+    Code,
     body::Body,
     codegen::{
         BoxFuture, Service,
@@ -27,7 +28,10 @@ use tonic::{
 };
 use tower_layer::Layer;
 
-use crate::json::{self, Form};
+use crate::{
+    json::{self, Form},
+    status::refused,
+};
 
 use self::{
     rate::{Rate, Rates},
@@ -58,12 +62,15 @@ const JOIN_RATE: Rate = Rate { burst: 30, interval: Duration::from_secs(2) };
 /// Whoever is not among so many shares one rate with the others.
 const CALLERS_MAX: usize = 10_000;
 
+/// How long a call waits for the gateway to have read who is a member.
+const READ_LIMIT: Duration = Duration::from_secs(5);
+
 const JOIN: &str = "/flotilla.v1.Members/Join";
 
 #[derive(Debug, thiserror::Error)]
 enum Denied {
     #[error(
-        "this fleet is closed: show a bearer (authorization: Bearer …), as the commands do with --dir KIT; `flotilla user create` or `flotilla join` makes a kit"
+        "this fleet is closed: show a bearer (authorization: Bearer …), as the commands do with --dir KIT; `flotilla user create` or `flotilla join` makes a kit (K101)"
     )]
     NoBearer,
     #[error(transparent)]
@@ -71,14 +78,14 @@ enum Denied {
     #[error("{0}")]
     Void(String),
     #[error(
-        "{name} has {is}, and this needs {needs}; `flotilla user create NAME --scope {scope}` makes a kit that may"
+        "{name} has {is}, and this needs {needs}; `flotilla user create NAME --scope {scope}` makes a kit that may (K104)"
     )]
     Scope { name: String, is: String, needs: String, scope: String },
-    #[error("there is no {path}, or nobody may call it; is this flotilla older than yours?")]
+    #[error("there is no {path}, or nobody may call it; is this flotilla older than yours? (G108)")]
     NoSuchMethod { path: String },
-    #[error("too many requests; try again in {} ms", wait.as_millis().max(1))]
+    #[error("too many requests; try again in {} ms (G104)", wait.as_millis().max(1))]
     TooMany { wait: Duration },
-    #[error("the gateway has not read yet who is a member; try again in a second")]
+    #[error("the gateway has not read yet who is a member; try again in a second (G105)")]
     NotYet,
 }
 
@@ -98,7 +105,7 @@ impl Denied {
         let is_grpc = headers
             .get(header::CONTENT_TYPE)
             .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
-        let status = Status::new(self.code(), self.to_string());
+        let status = refused(self.code(), self.to_string());
         let mut answer = if is_grpc {
             status.into_http()
         } else if let Some(form) = Form::of(headers) {
@@ -180,6 +187,13 @@ impl Gate {
         }
     }
 
+    /// Who calls in the gateway's first moments waits.
+    async fn has_read(&self) {
+        let mut view = self.view.clone();
+        // What came of it is looked at again.
+        let _ = timeout(READ_LIMIT, view.wait_for(is_read)).await;
+    }
+
     fn stranger(&self, peer: IpAddr) -> Result<(), Denied> {
         take(&self.strangers, peer, self.started.elapsed())
     }
@@ -193,7 +207,7 @@ impl Gate {
             .map(|(_, bearer)| bearer.trim())
             .ok_or(Denied::NoBearer)?;
         let view = self.view.borrow();
-        if !view.roll.is_complete() || view.issuers.is_empty() {
+        if !is_read(&view) {
             return Err(Denied::NotYet);
         }
         let caller = Caller::of(bearer, &view.issuers, now_s())?;
@@ -202,6 +216,10 @@ impl Gate {
             None => Ok(caller),
         }
     }
+}
+
+fn is_read(view: &View) -> bool {
+    view.roll.is_complete() && !view.issuers.is_empty()
 }
 
 fn take<K: Eq + std::hash::Hash>(
@@ -249,6 +267,7 @@ pub(crate) struct Guarded<S> {
 impl<S> Service<Request<Body>> for Guarded<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S: Clone + Send + 'static,
     S::Future: Send + 'static,
 {
     type Response = Response<Body>;
@@ -259,22 +278,45 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
         let Some(gate) = &self.access.gate else { return Box::pin(self.inner.call(request)) };
-        match gate.admit(&request) {
-            Err(denied) => {
-                log(request.uri().path(), &denied);
-                let answer = denied.answer(request.headers());
-                Box::pin(async move { Ok(answer) })
-            }
-            Ok(None) => Box::pin(self.inner.call(request)),
-            Ok(Some(caller)) => {
-                let over = cut::over(gate.view.clone(), caller.clone());
-                request.extensions_mut().insert(caller);
-                let headers = request.headers().clone();
-                let answering = self.inner.call(request);
-                Box::pin(cut::until(over, headers, answering))
-            }
+        let admitted = gate.admit(&request);
+        if !matches!(admitted, Err(Denied::NotYet)) {
+            return pass(gate, &mut self.inner, admitted, request);
+        }
+        let (gate, mut inner) = (gate.clone(), self.inner.clone());
+        Box::pin(async move {
+            gate.has_read().await;
+            let admitted = gate.admit(&request);
+            let Ok(()) = poll_fn(|cx| inner.poll_ready(cx)).await;
+            pass(&gate, &mut inner, admitted, request).await
+        })
+    }
+}
+
+fn pass<S>(
+    gate: &Gate,
+    inner: &mut S,
+    admitted: Result<Option<Caller>, Denied>,
+    mut request: Request<Body>,
+) -> BoxFuture<Response<Body>, Infallible>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    match admitted {
+        Err(denied) => {
+            log(request.uri().path(), &denied);
+            let answer = denied.answer(request.headers());
+            Box::pin(async move { Ok(answer) })
+        }
+        Ok(None) => Box::pin(inner.call(request)),
+        Ok(Some(caller)) => {
+            let over = cut::over(gate.view.clone(), caller.clone());
+            request.extensions_mut().insert(caller);
+            let headers = request.headers().clone();
+            let answering = inner.call(request);
+            Box::pin(cut::until(over, headers, answering))
         }
     }
 }

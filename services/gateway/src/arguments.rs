@@ -12,7 +12,7 @@ const COMPARED_MAX: usize = 8;
 
 /// A field that cannot work.
 #[derive(Debug, thiserror::Error)]
-#[error("field {field}: {problem}")]
+#[error("field {field}: {problem} (G101)")]
 pub(crate) struct ArgumentError {
     field: &'static str,
     problem: String,

@@ -40,24 +40,26 @@ pub(crate) type Items<T> = BoxStream<'static, Result<T, Status>>;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
-    #[error("the gateway has lost the bus; is the nats-server running and reachable from it?")]
+    #[error(
+        "the gateway has lost the bus; is the nats-server running and reachable from it? (G105)"
+    )]
     BusAway,
-    #[error("not done within {limit:?}; look at the result before calling again")]
+    #[error("not done within {limit:?}; look at the result before calling again (G102)")]
     Overdue { limit: Duration },
     #[error(
         "the answer has {bytes} bytes, the limit is {ANSWER_BYTES_MAX}; name a run or a suite, or \
-         use the service's Watch"
+         use the service's Watch (G103)"
     )]
     TooLarge { bytes: usize },
-    #[error("{STREAMS_MAX} streams are open already; end one, or try again later")]
+    #[error("{STREAMS_MAX} streams are open already; end one, or try again later (G104)")]
     TooManyStreams,
-    #[error("as many runs are looked at as can be; close a page, or try again in a minute")]
+    #[error("as many runs are looked at as can be; close a page, or try again in a minute (G104)")]
     TooManyBoards,
-    #[error("the picture is no longer kept up to date ({why}); ask for it again")]
+    #[error("the picture is no longer kept up to date ({why}); ask for it again (G105)")]
     Lost { why: String },
-    #[error("the call's own deadline has passed")]
+    #[error("the call's own deadline has passed (G102)")]
     Deadline,
-    #[error("the gateway is stopping; connect again later and go on from the last cursor")]
+    #[error("the gateway is stopping; connect again later and go on from the last cursor (G105)")]
     Stopping,
 }
 

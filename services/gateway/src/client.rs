@@ -34,13 +34,13 @@ pub struct Target {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    #[error("call the gateway: no address is known; name one as host:port")]
+    #[error("call the gateway: no address is known; name one as host:port (G106)")]
     NoAddress,
-    #[error("call the gateway: {0:?} is not an address; write it as host:port")]
+    #[error("call the gateway: {0:?} is not an address; write it as host:port (G106)")]
     Address(String),
-    #[error("the kit's bearer is not one; make the kit anew")]
+    #[error("the kit's bearer is not one; make the kit anew (K102)")]
     Bearer,
-    #[error("call the gateway at {address}: {problem}")]
+    #[error("call the gateway at {address}: {problem} (G106)")]
     Unreachable { address: String, problem: String },
     /// What it said; nothing needs to be added.
     #[error("{}", .0.message())]

@@ -28,7 +28,7 @@ use prost_reflect::{
 };
 use tokio::{sync::Semaphore, time::timeout};
 use tonic::{
-    Status,
+    Code, Status,
     body::Body,
     codegen::{
         BoxFuture, Service,
@@ -39,7 +39,7 @@ use tower_layer::Layer;
 
 pub(crate) use self::code::name as code_name;
 use self::messages::Messages;
-use crate::{REQUEST_BYTES_MAX, SUBMIT_BYTES_MAX};
+use crate::{REQUEST_BYTES_MAX, SUBMIT_BYTES_MAX, status::refused};
 
 /// Bytes take a third more as base64, and names take some.
 const SUBMIT_JSON_BYTES_MAX: usize = SUBMIT_BYTES_MAX / 3 * 4 + REQUEST_BYTES_MAX;
@@ -65,6 +65,10 @@ impl Json {
         let services = DescriptorPool::decode(wire::FILE_DESCRIPTOR_SET);
         let services = services.context("describe the services")?;
         Ok(Self { services, submissions: Arc::new(Semaphore::new(SUBMISSIONS_MAX)) })
+    }
+
+    pub(crate) fn services(&self) -> &DescriptorPool {
+        &self.services
     }
 
     fn method(&self, path: &str) -> Option<MethodDescriptor> {
@@ -206,14 +210,14 @@ where
     let (head, body) = request.into_parts();
     let method = json.method(head.uri.path()).ok_or_else(|| {
         let path: String = head.uri.path().chars().take(100).collect();
-        Status::unimplemented(format!("there is no {path}; is this flotilla older than yours?"))
+        let words = format!("there is no {path}; is this flotilla older than yours? (G108)");
+        refused(Code::Unimplemented, words)
     })?;
     let streams = method.is_server_streaming();
     if form == Form::Enveloped && !streams {
         let name = method.full_name();
-        return Err(Status::invalid_argument(format!(
-            "{name} has one answer: ask for it as application/json"
-        )));
+        let words = format!("{name} has one answer: ask for it as application/json (G111)");
+        return Err(refused(Code::InvalidArgument, words));
     }
     let message = {
         let large = head.uri.path() == SUBMIT;
@@ -226,7 +230,8 @@ where
             false => (REQUEST_BYTES_MAX, REQUEST_LIMIT),
         };
         let text = timeout(within, read(body, limit)).await.map_err(|_| {
-            Status::deadline_exceeded(format!("the request did not come whole within {within:?}"))
+            let words = format!("the request did not come whole within {within:?} (G102)");
+            refused(Code::DeadlineExceeded, words)
         })??;
         let text = if form == Form::Enveloped { envelope::open(text)? } else { text };
         parse(method.input(), &text)?
@@ -245,10 +250,13 @@ where
 async fn read(body: Body, limit: usize) -> Result<Bytes, Status> {
     match Limited::new(body, limit).collect().await {
         Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(Status::resource_exhausted(format!(
-            "the request has more than {limit} bytes, which is the limit"
-        ))),
-        Err(error) => Err(Status::cancelled(format!("the request broke off: {error}"))),
+        Err(error) if error.is::<LengthLimitError>() => Err(refused(
+            Code::ResourceExhausted,
+            format!("the request has more than {limit} bytes, which is the limit (G112)"),
+        )),
+        Err(error) => {
+            Err(refused(Code::Cancelled, format!("the request broke off (S112): {error}")))
+        }
     }
 }
 
@@ -258,7 +266,8 @@ fn parse(kind: MessageDescriptor, text: &[u8]) -> Result<DynamicMessage, Status>
         return Ok(DynamicMessage::new(kind));
     }
     let name = kind.name().to_owned();
-    let wrong = |error| Status::invalid_argument(format!("the request is no {name}: {error}"));
+    let wrong =
+        |error| refused(Code::InvalidArgument, format!("the request is no {name} (G101): {error}"));
     let options = DeserializeOptions::new().deny_unknown_fields(true);
     let mut reader = serde_json::Deserializer::from_slice(text);
     let message = DynamicMessage::deserialize_with_options(kind, &mut reader, &options);
@@ -290,7 +299,8 @@ const GRPC_TIMEOUT: header::HeaderName = header::HeaderName::from_static("grpc-t
 
 async fn one(mut messages: Messages, method: &MethodDescriptor) -> Result<Response<Body>, Status> {
     let message = messages.next().await?;
-    let message = message.ok_or_else(|| Status::internal("the call has no answer"))?;
+    let message =
+        message.ok_or_else(|| refused(Code::Internal, "the call has no answer (X101)"))?;
     // The status comes behind it.
     messages.next().await?;
     Ok(json(text(method.output(), message)?.into()))
@@ -317,7 +327,8 @@ fn stream(form: Form, messages: Messages, kind: MessageDescriptor) -> Response<B
 /// As the canonical JSON of its kind, without fields that say nothing.
 fn text(kind: MessageDescriptor, message: Bytes) -> Result<Vec<u8>, Status> {
     let unreadable = |error: &dyn std::fmt::Display| {
-        Status::internal(format!("the answer cannot be written as JSON: {error}"))
+        let words = format!("the answer cannot be written as JSON (X101): {error}");
+        refused(Code::Internal, words)
     };
     let message = DynamicMessage::decode(kind, message).map_err(|error| unreadable(&error))?;
     serde_json::to_vec(&message).map_err(|error| unreadable(&error))

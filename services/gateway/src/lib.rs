@@ -20,6 +20,7 @@ mod health;
 mod json;
 mod live;
 mod members;
+mod openapi;
 mod page;
 mod receive;
 mod runs;
@@ -92,12 +93,12 @@ pub enum BindError {
     Tls(#[from] TlsError),
     #[error(
         "listen for gRPC on {address}: another program has that port; stop it, or choose another \
-         port (0 takes a free one)"
+         port (0 takes a free one) (G107)"
     )]
     Taken { address: SocketAddr },
     #[error(
         "listen for gRPC on {address}: no such address on this machine; choose one of its own, or \
-         0.0.0.0 for all of them"
+         0.0.0.0 for all of them (G107)"
     )]
     NotHere { address: SocketAddr },
     #[error("listen for gRPC on {address}")]
@@ -227,9 +228,13 @@ fn router(
             .register_encoded_file_descriptor_set(wire::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
+    let json = Json::new()?;
     let mut routes = Routes::default();
     let grpc = routes.axum_router_mut();
-    *grpc = std::mem::take(grpc).merge(door).merge(page::routes());
+    *grpc = std::mem::take(grpc)
+        .merge(door)
+        .merge(page::routes())
+        .merge(openapi::routes(json.services()));
     Ok(Server::builder()
         .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
         .max_concurrent_streams(OPEN_PER_CONNECTION)
@@ -240,7 +245,7 @@ fn router(
         // Browsers and curl, where there is no TLS to agree on anything better.
         .accept_http1(true)
         .layer(access)
-        .layer(Json::new()?)
+        .layer(json)
         .add_routes(routes)
         .add_service(runs)
         .add_service(evals)

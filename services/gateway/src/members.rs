@@ -18,7 +18,7 @@ type Answer<T> = Result<Response<T>, Status>;
 /// Everybody may do everything in an open fleet, so there is nobody to let in.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "this fleet is open: it has no members and needs no tokens; `flotilla agent --nats …` just joins it, and `flotilla init` makes a closed fleet"
+    "this fleet is open: it has no members and needs no tokens; `flotilla agent --nats …` just joins it, and `flotilla init` makes a closed fleet (K105)"
 )]
 struct Open;
 

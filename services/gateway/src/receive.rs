@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{sync::Semaphore, time::timeout};
 use tonic::{
-    Status,
+    Code,
     body::Body,
     codegen::{
         BoxFuture, Service,
@@ -21,7 +21,7 @@ use tonic::{
 
 use crate::{
     MESSAGE_BYTES_MAX, REQUEST_BYTES_MAX, SUBMIT_BYTES_MAX, rpc::runs_server::RunsServer,
-    runs::Runs,
+    runs::Runs, status::refused,
 };
 
 /// Submissions being received or worked on; more wait in their connections.
@@ -73,14 +73,16 @@ impl Service<Request<Body>> for BoundedRuns {
         let (mut submit, room) = (self.submit.clone(), self.room.clone());
         Box::pin(async move {
             let Ok(Ok(_permit)) = timeout(WAIT_LIMIT, room.acquire_owned()).await else {
-                let busy = format!("{SUBMISSIONS_MAX} runs are being submitted; try again later");
-                return Ok(Status::resource_exhausted(busy).into_http());
+                let busy =
+                    format!("{SUBMISSIONS_MAX} runs are being submitted; try again later (G104)");
+                return Ok(refused(Code::ResourceExhausted, busy).into_http());
             };
             match timeout(SUBMIT_LIMIT, submit.call(request)).await {
                 Ok(answered) => answered,
                 Err(_) => {
-                    let late = format!("not submitted within {SUBMIT_LIMIT:?}; look at the runs");
-                    Ok(Status::deadline_exceeded(late).into_http())
+                    let late =
+                        format!("not submitted within {SUBMIT_LIMIT:?}; look at the runs (G102)");
+                    Ok(refused(Code::DeadlineExceeded, late).into_http())
                 }
             }
         })

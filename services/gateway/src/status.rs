@@ -7,12 +7,16 @@ use bus::{PresenceError, PublishError, ReadError, RequestError};
 use control::{AuditError, CheckpointError, DrainError, HistoryError, RunError, SubmitError};
 use store::{Fault, GetError, PathError, PutError};
 use tonic::{Code, Status};
-use wire::{IdError, chain};
+use tonic_types::{ErrorDetails, StatusExt};
+use wire::{ErrorCode, IdError, chain};
 
 use crate::{arguments::ArgumentError, call::CallError};
 
-/// Percent-encoded it is up to three times as long, and clients refuse headers above 8 KiB.
-const STATUS_BYTES_MAX: usize = 2048;
+/// Percent-encoded it is up to three times as long, it stands in the details once more, and
+/// clients refuse headers above 8 KiB.
+const STATUS_BYTES_MAX: usize = 1536;
+/// Of our reasons, in `google.rpc.ErrorInfo`.
+pub(crate) const DOMAIN: &str = "flotilla";
 
 /// An error that has a status code.
 pub(crate) trait Coded: Error {
@@ -25,13 +29,26 @@ pub(crate) struct Refusal(Status);
 
 impl<E: Coded> From<E> for Refusal {
     fn from(error: E) -> Self {
-        Self(Status::new(error.code(), bounded(chain(&error))))
+        Self(refused(error.code(), chain(&error)))
     }
 }
 
 impl From<Refusal> for Status {
     fn from(refusal: Refusal) -> Self {
         refusal.0
+    }
+}
+
+/// The status of a call that is not done. The code in its words is there for programs as well
+/// (google.aip.dev/193).
+pub(crate) fn refused(code: Code, words: impl Into<String>) -> Status {
+    let words = bounded(words.into());
+    match ErrorCode::in_text(&words) {
+        None => Status::new(code, words),
+        Some(reason) => {
+            let info = ErrorDetails::with_error_info(reason.to_string(), DOMAIN, []);
+            Status::with_error_details(code, words, info)
+        }
     }
 }
 

@@ -26,11 +26,13 @@ impl std::fmt::Debug for Tls {
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    #[error("read the gateway's certificate; `flotilla init` makes one")]
+    #[error("read the gateway's certificate; `flotilla init` makes one (G109)")]
     Certificate(#[source] io::Error),
-    #[error("read the key of the gateway's certificate; `flotilla init` makes one")]
+    #[error("read the key of the gateway's certificate; `flotilla init` makes one (G109)")]
     Key(#[source] io::Error),
-    #[error("the gateway's certificate and its key do not go together; `flotilla init` makes both")]
+    #[error(
+        "the gateway's certificate and its key do not go together; `flotilla init` makes both (G109)"
+    )]
     Pair(#[source] rustls::Error),
 }
 

@@ -41,25 +41,27 @@ pub struct Hub {
 
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    #[error("HF_HUB_OFFLINE is set, so the hub is not asked")]
+    #[error("HF_HUB_OFFLINE is set, so the hub is not asked (H101)")]
     Offline,
-    #[error("set up the hub's client; check HF_ENDPOINT, HF_TOKEN and HF_HOME")]
+    #[error("set up the hub's client; check HF_ENDPOINT, HF_TOKEN and HF_HOME (H102)")]
     Settings(#[source] HFError),
-    #[error("the hub has no {what} (or HF_TOKEN may not see it)")]
+    #[error("the hub has no {what} (or HF_TOKEN may not see it) (H103)")]
     Missing {
         what: String,
         #[source]
         source: HFError,
     },
-    #[error("the hub refuses {what}: accept the model's licence on its page, and set HF_TOKEN")]
+    #[error(
+        "the hub refuses {what}: accept the model's licence on its page, and set HF_TOKEN (H104)"
+    )]
     Refused {
         what: String,
         #[source]
         source: HFError,
     },
-    #[error("the hub sent nothing of {what} for {} s", SILENCE.as_secs())]
+    #[error("the hub sent nothing of {what} for {} s (H105)", SILENCE.as_secs())]
     Silent { what: String },
-    #[error("fetch {what} from the hub")]
+    #[error("fetch {what} from the hub (H105)")]
     Failed {
         what: String,
         #[source]

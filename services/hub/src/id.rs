@@ -20,7 +20,7 @@ pub struct Revision {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no model of the hub; write org/name or org/name@revision")]
+#[error("{0:?} is no model of the hub; write org/name or org/name@revision (H106)")]
 pub struct IdError(String);
 
 impl FromStr for ModelId {

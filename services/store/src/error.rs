@@ -17,33 +17,33 @@ type Source = Box<dyn StdError + Send + Sync>;
 pub enum Fault {
     #[error(
         "{url} refuses access: check who may read and write there (AWS_ACCESS_KEY_ID and its \
-         policy, or the directory's owner and mode)"
+         policy, or the directory's owner and mode) (S102)"
     )]
     Denied { url: String, source: Source },
     /// The source is the gateway's sentence.
-    #[error("the fleet's gateway refuses {url}")]
+    #[error("the fleet's gateway refuses {url} (S102)")]
     Refused { url: String, source: Source },
-    #[error("{url} has no space left: free some, or raise the quota")]
+    #[error("{url} has no space left: free some, or raise the quota (S103)")]
     Full { url: String, source: Source },
-    #[error("{url} is not there")]
+    #[error("{url} is not there (S104)")]
     Missing { url: String, source: Source },
-    #[error("cannot reach {url}, or it failed")]
+    #[error("cannot reach {url}, or it failed (S105)")]
     Failed { url: String, source: Source },
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("cannot use {url:?} as a store: {reason}")]
+    #[error("cannot use {url:?} as a store: {reason} (S101)")]
     Url { url: String, reason: String },
-    #[error("cannot create the store's directory {}", path.display())]
+    #[error("cannot create the store's directory {} (S101)", path.display())]
     Directory { path: PathBuf, source: io::Error },
     #[error(
         "no credentials for {url}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles in \
          ~/.aws are not read), AWS_WEB_IDENTITY_TOKEN_FILE, AWS_METADATA_ENDPOINT for an \
-         instance's own, or AWS_SKIP_SIGNATURE=true for a public bucket"
+         instance's own, or AWS_SKIP_SIGNATURE=true for a public bucket (S101)"
     )]
     Credentials { url: String },
-    #[error("cannot set up {url} from the AWS_* environment")]
+    #[error("cannot set up {url} from the AWS_* environment (S101)")]
     Settings { url: String, source: Source },
 }
 
@@ -51,10 +51,10 @@ pub enum OpenError {
 pub enum CheckError {
     #[error(transparent)]
     Fault(#[from] Fault),
-    #[error("{url} gave back other bytes than were written: do not use this store")]
+    #[error("{url} gave back other bytes than were written: do not use this store (S106)")]
     Differs { url: String },
     #[error(
-        "{url} did not answer within {seconds} s: check the address (AWS_ENDPOINT, or the gateway's)"
+        "{url} did not answer within {seconds} s: check the address (AWS_ENDPOINT, or the gateway's) (S105)"
     )]
     Silent { url: String, seconds: u64 },
 }
@@ -65,18 +65,18 @@ pub enum PutError {
     Fault(#[from] Fault),
     #[error("cannot read {} to publish it", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("cannot publish {}: it is neither a regular file nor a directory", path.display())]
+    #[error("cannot publish {}: it is neither a regular file nor a directory (S108)", path.display())]
     Kind { path: PathBuf },
-    #[error("cannot publish {}: it holds no files", path.display())]
+    #[error("cannot publish {}: it holds no files (S108)", path.display())]
     Empty { path: PathBuf },
     #[error("cannot publish {}", path.display())]
     Path { path: PathBuf, source: PathError },
     #[error("cannot describe {} in a manifest", path.display())]
     Manifest { path: PathBuf, source: ManifestError },
-    #[error("{} changed while it was published: publish it again when it is complete", path.display())]
+    #[error("{} changed while it was published: publish it again when it is complete (S108)", path.display())]
     Changed { path: PathBuf },
     #[error(
-        "{url} holds another manifest than its name says: remove that directory and publish again"
+        "{url} holds another manifest than its name says: remove that directory and publish again (S106)"
     )]
     Occupied { url: String },
 }
@@ -93,7 +93,7 @@ pub enum GetError {
     Path(#[from] PathError),
     #[error(
         "{url} is damaged: expected {expected}, found {found}; restore or remove that object, \
-         then publish it again"
+         then publish it again (S106)"
     )]
     Corrupt {
         url: String,
@@ -102,16 +102,16 @@ pub enum GetError {
         /// As many bytes as expected, but others: the way here may be at fault.
         same_size: bool,
     },
-    #[error("{url} has {bytes} bytes, more than the {limit} allowed here")]
+    #[error("{url} has {bytes} bytes, more than the {limit} allowed here (S107)")]
     TooLarge { url: String, bytes: u64, limit: u64 },
     #[error("cannot use the manifest {url}")]
     Manifest { url: String, source: ManifestError },
-    #[error("the tree {url} has no file {path:?}")]
+    #[error("the tree {url} has no file {path:?} (S104)")]
     NoSuchFile { url: String, path: String },
     #[error(
         "the base's {file} ({bytes} bytes, {digest}) is nowhere to be had: {tried}; put the \
          model's directory below one that the agent's --models names, or {download}, or submit \
-         it again with base.upload: always"
+         it again with base.upload: always (S104)"
     )]
     Nowhere {
         file: String,
@@ -127,13 +127,13 @@ pub enum GetError {
 
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    #[error("cannot {doing} {} in the cache: check its owner, mode and file system", path.display())]
+    #[error("cannot {doing} {} in the cache: check its owner, mode and file system (S110)", path.display())]
     Io { doing: &'static str, path: PathBuf, source: io::Error },
-    #[error("the disk of the cache {} is full: free some space", path.display())]
+    #[error("the disk of the cache {} is full: free some space (S110)", path.display())]
     DiskFull { path: PathBuf, source: io::Error },
     #[error(
         "{needed} bytes do not fit into the cache {}: its limit is {limit} and {in_use} are in \
-         use; raise the limit or wait for jobs to end", path.display()
+         use; raise the limit or wait for jobs to end (S110)", path.display()
     )]
     Full { path: PathBuf, needed: u64, limit: u64, in_use: u64 },
 }
@@ -144,7 +144,7 @@ pub enum RemoveError {
     Fault(#[from] Fault),
     #[error("cannot remove what a fact names")]
     Digest(#[from] wire::DigestError),
-    #[error("the tree {path:?} is not at {expected:?}, where alone it may be removed")]
+    #[error("the tree {path:?} is not at {expected:?}, where alone it may be removed (S109)")]
     Elsewhere { path: String, expected: String },
 }
 

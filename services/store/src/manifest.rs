@@ -38,17 +38,17 @@ pub struct TreeFile {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
-    #[error("it is not a manifest")]
+    #[error("it is not a manifest (S106)")]
     Syntax(#[source] serde_json::Error),
-    #[error("its schema is {0:?}, this version reads {SCHEMA:?}: update flotilla")]
+    #[error("its schema is {0:?}, this version reads {SCHEMA:?}: update flotilla (S106)")]
     Schema(String),
-    #[error("it lists {0} files, the limit is {MAX_FILES}")]
+    #[error("it lists {0} files, the limit is {MAX_FILES} (S107)")]
     TooManyFiles(usize),
-    #[error("it is larger than {MAX_MANIFEST_BYTES} bytes")]
+    #[error("it is larger than {MAX_MANIFEST_BYTES} bytes (S107)")]
     TooLarge,
-    #[error("it lists {0}, a name the store keeps for itself")]
+    #[error("it lists {0}, a name the store keeps for itself (S106)")]
     Reserved(RelativePath),
-    #[error("it lists {0} more than once, or both as a file and as a directory")]
+    #[error("it lists {0} more than once, or both as a file and as a directory (S106)")]
     Clash(RelativePath),
 }
 

@@ -17,7 +17,7 @@ const SUFFIX_HEX: usize = 12;
 pub struct RelativePath(String);
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("path {path:?} may not be used in the store: {reason}")]
+#[error("path {path:?} may not be used in the store: {reason} (S109)")]
 pub struct PathError {
     pub path: String,
     pub reason: &'static str,

@@ -3,12 +3,16 @@
 
     ./check.py services 127.0.0.1:7070    the services that reflection lists
     ./check.py closed KIT    the same, of a closed fleet
+    ./check.py openapi 127.0.0.1:7070    whether its description is OpenAPI; how many calls it has
     ./check.py tensors adapter.safetensors    name, type and shape of each tensor
 """
+import json
 import sys
+import urllib.request
 
 import client
 import grpc
+import openapi_spec_validator
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
@@ -33,9 +37,17 @@ def describe(channel):
             print(name, *(method.name for method in methods))
 
 
+def openapi(server):
+    with urllib.request.urlopen(f"http://{server}/openapi.json") as answer:
+        document = json.load(answer)
+    openapi_spec_validator.validate(document)
+    print(document["openapi"], len(document["paths"]))
+
+
 def tensors(file):
     for name, tensor in sorted(load_file(file).items()):
         print(name, tensor.dtype, "x".join(map(str, tensor.shape)))
 
 
-{"services": services, "closed": closed, "tensors": tensors}[sys.argv[1]](sys.argv[2])
+commands = {"services": services, "closed": closed, "openapi": openapi, "tensors": tensors}
+commands[sys.argv[1]](sys.argv[2])

@@ -7,9 +7,13 @@ use std::{
 };
 
 /// What only the tests need, beside the client's own requirements.
-const FOR_TESTS: [&str; 2] = ["numpy==2.4.6", "safetensors==0.8.0"];
+const FOR_TESTS: [&str; 3] =
+    ["numpy==2.4.6", "openapi-spec-validator==0.9.0", "safetensors==0.8.0"];
 /// Trackers of others, which feeds are tested with.
 const TRACKERS: [&str; 3] = ["mlflow==3.17.2", "tensorboard==2.21.0", "trackio==0.43.0"];
+
+/// What people copy to and from buckets with.
+const AWS: &str = "awscli==1.46.3";
 
 pub struct Python {
     program: PathBuf,
@@ -32,6 +36,14 @@ impl Python {
     /// When the repository cannot be written.
     pub fn with_trackers() -> Option<Self> {
         Self::with("trackers", &TRACKERS)
+    }
+
+    /// One with the AWS command line, as `find`.
+    ///
+    /// # Panics
+    /// When the repository cannot be written.
+    pub fn with_aws() -> Option<Self> {
+        Self::with("aws", &[AWS])
     }
 
     fn with(name: &str, packages: &[&str]) -> Option<Self> {

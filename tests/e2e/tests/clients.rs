@@ -252,6 +252,9 @@ fn the_api_describes_itself_to_whoever_asks() {
     ] {
         assert!(services.lines().any(|service| service.starts_with(line)), "{line}: {services}");
     }
+    // As the specification of OpenAPI has it, in the eyes of others.
+    let judged = python.run("check.py", &["openapi", &gateway(&fleet)]);
+    assert!(judged.starts_with("3.1.1 "), "{judged}");
 }
 
 /// The blocks of a page in one language, in order.

@@ -62,14 +62,14 @@ impl<Tag> Completion<Tag> {
 #[derive(Debug, thiserror::Error)]
 pub enum AdmitError {
     #[error(
-        "the prompt has {tokens} tokens, but the model's {positions} positions must also hold a new one; shorten the prompt"
+        "the prompt has {tokens} tokens, but the model's {positions} positions must also hold a new one; shorten the prompt (R112)"
     )]
     PromptTooLong { tokens: usize, positions: usize },
     #[error(
-        "the prompt has no tokens, and this model has nothing to start from; give it some text"
+        "the prompt has no tokens, and this model has nothing to start from; give it some text (R112)"
     )]
     EmptyPrompt,
-    #[error("sampling parameter `{field}` is {found}, expected {expected}")]
+    #[error("sampling parameter `{field}` is {found}, expected {expected} (R112)")]
     Sampling { field: &'static str, found: String, expected: &'static str },
     #[error("could not tokenize the prompt")]
     Tokenizer(#[from] TokenizerError),

@@ -26,13 +26,13 @@ const HEADER_BYTES_MAX: u64 = 1024;
 pub enum ResumeError {
     #[error("could not read or write {path}")]
     File { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not the state of a training; start it from its beginning")]
+    #[error("{path} is not the state of a training; start it from its beginning (R116)")]
     Json { path: PathBuf, source: serde_json::Error },
     #[error(
-        "{path}: field `{field}` is {found}, expected {expected}; a training goes on only from its own state"
+        "{path}: field `{field}` is {found}, expected {expected}; a training goes on only from its own state (R116)"
     )]
     Field { path: PathBuf, field: String, found: String, expected: String },
-    #[error("{path} has {bytes} bytes, more than the {most} such a state can have")]
+    #[error("{path} has {bytes} bytes, more than the {most} such a state can have (R116)")]
     TooLarge { path: PathBuf, bytes: u64, most: u64 },
     #[error("could not use the optimizer's moments")]
     Moments(#[from] TensorFileError),

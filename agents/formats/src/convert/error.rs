@@ -21,24 +21,24 @@ pub enum ConvertError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("could not write {path}")]
     Write { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not valid JSON")]
+    #[error("{path} is not valid JSON (F106)")]
     Json { path: PathBuf, source: serde_json::Error },
-    #[error("{path}: tensor `{name}` {what}")]
+    #[error("{path}: tensor `{name}` {what} (M106)")]
     Adapter { path: PathBuf, name: String, what: String },
     #[error(
-        "an adapter is written as f32, f16 or bf16, not q8_0: it is small, and B's rows too short"
+        "an adapter is written as f32, f16 or bf16, not q8_0: it is small, and B's rows too short (M111)"
     )]
     Q8Adapter,
     #[error(
-        "{dir}: tensor `{name}` belongs to nothing a {architecture} model has; is config.json of another model?"
+        "{dir}: tensor `{name}` belongs to nothing a {architecture} model has; is config.json of another model? (M106)"
     )]
     UnknownTensor { dir: PathBuf, name: String, architecture: &'static str },
-    #[error("{path} is there already and not empty; name a directory that is not")]
+    #[error("{path} is there already and not empty; name a directory that is not (M111)")]
     Exists { path: PathBuf },
     #[error(
-        "{path} is nothing that can be shown: a GGUF or safetensors file, a model directory or a PEFT adapter directory"
+        "{path} is nothing that can be shown: a GGUF or safetensors file, a model directory or a PEFT adapter directory (M111)"
     )]
     Unknown { path: PathBuf },
-    #[error("{path}: {what}")]
+    #[error("{path}: {what} (M110)")]
     Tokenizer { path: PathBuf, what: String },
 }

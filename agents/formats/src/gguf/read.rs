@@ -21,7 +21,7 @@ const ALIGNMENT_MAX: u64 = 1 << 16;
 pub enum GgufError {
     #[error("could not read {path}")]
     File { path: PathBuf, source: io::Error },
-    #[error("{path} is not a GGUF file that can be read: {what}")]
+    #[error("{path} is not a GGUF file that can be read: {what} (M103)")]
     Format { path: PathBuf, what: String },
 }
 

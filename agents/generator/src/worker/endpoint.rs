@@ -94,7 +94,7 @@ impl Source {
             Ok(_) => Ok(name),
             Err(error) if error.is_unknown_path() => bail!(
                 "{} serves its own weights and no adapters, but the order's policy has one; \
-                 use vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 on this box, or llama.cpp",
+                 use vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 on this box, or llama.cpp (E109)",
                 self.endpoint.url
             ),
             // By an earlier worker: it is named after its content.
@@ -190,8 +190,8 @@ fn choose(listed: &[u8], wanted: Option<&str>) -> anyhow::Result<Model> {
             name: found.id.clone(),
             takes_top_k: TAKE_TOP_K.contains(&found.owned_by.as_str()),
         }),
-        (None, Some(wanted)) => bail!("it serves no {wanted:?}, but {}", names()),
-        (None, None) => bail!("say which of its models with --endpoint-model: {}", names()),
+        (None, Some(wanted)) => bail!("it serves no {wanted:?}, but {} (E109)", names()),
+        (None, None) => bail!("say which of its models with --endpoint-model: {} (E109)", names()),
     }
 }
 
@@ -274,16 +274,21 @@ fn read(answer: &[u8], task: &Task) -> anyhow::Result<Drawn> {
     let answer: Answer =
         serde_json::from_slice(answer).context("the endpoint's answer is no completion")?;
     let [choice] = &answer.choices[..] else {
-        bail!("the endpoint answers {} completions where one was asked for", answer.choices.len());
+        bail!(
+            "the endpoint answers {} completions where one was asked for (E109)",
+            answer.choices.len()
+        );
     };
     let finish = match choice.finish_reason.as_deref() {
         Some("stop") => Finish::Stop,
         Some("length") => Finish::Length,
-        other => bail!("the endpoint ends a completion for {other:?}, neither stop nor length"),
+        other => {
+            bail!("the endpoint ends a completion for {other:?}, neither stop nor length (E109)")
+        }
     };
     let (tokens, limit) = (answer.usage.completion_tokens, task.of.sampling.max_new_tokens);
     if tokens > limit {
-        bail!("the endpoint answers {tokens} tokens where at most {limit} were asked for");
+        bail!("the endpoint answers {tokens} tokens where at most {limit} were asked for (E109)");
     }
     // Its own settings decide what its probabilities are of, and nobody can see them from here.
     let logprob = None;

@@ -16,18 +16,18 @@ const ERROR_BYTES_MAX: usize = 64 * 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HttpError {
-    #[error("set up the client")]
+    #[error("set up the client (E109)")]
     Setup(#[source] reqwest::Error),
     /// It was not reached, or broke off.
-    #[error("{at} does not answer")]
+    #[error("{at} does not answer (E109)")]
     Transport {
         at: String,
         #[source]
         source: reqwest::Error,
     },
-    #[error("{at} answers {status}: {said}")]
+    #[error("{at} answers {status}: {said} (E109)")]
     Status { at: String, status: u16, said: String },
-    #[error("{at} answers more than {max} bytes")]
+    #[error("{at} answers more than {max} bytes (E109)")]
     TooLarge { at: String, max: usize },
 }
 
@@ -198,7 +198,7 @@ mod tests {
         let refusal = b"HTTP/1.1 400 Bad\r\ncontent-length: 21\r\n\r\n{\"message\":\"no, no\"} ";
         let refused = get(&server(refusal, drop), long).unwrap_err();
         assert!(
-            !refused.is_transport() && refused.to_string().ends_with("400: no, no"),
+            !refused.is_transport() && refused.to_string().ends_with("400: no, no (E109)"),
             "{refused}"
         );
     }

@@ -304,7 +304,7 @@ fn convert_adapter(base: &Path, adapter: &Path, llama: &LlamaCpp) -> anyhow::Res
     if is_gguf(base) {
         bail!(
             "{} is a GGUF file, so the adapter must be one too: convert {} with `flotilla convert \
-             lora`",
+             lora` (M111)",
             base.display(),
             adapter.display()
         );

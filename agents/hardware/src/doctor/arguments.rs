@@ -92,13 +92,13 @@ impl Default for Arguments {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ArgumentsError {
-    #[error("it has {0} bytes, and settings have at most {BYTES_MAX}; is it another file?")]
+    #[error("it has {0} bytes, and settings have at most {BYTES_MAX}; is it another file? (A115)")]
     Large(usize),
-    #[error("a setting is not what transformers takes: {}", .0.to_string().trim_start_matches("error: "))]
+    #[error("a setting is not what transformers takes (A115): {}", .0.to_string().trim_start_matches("error: "))]
     Parse(Box<serde_saphyr::Error>),
     #[error(
         "{field} is {value}, and must be from {min} to {max}; correct it, or leave it out for \
-         transformers' default"
+         transformers' default (A115)"
     )]
     Range { field: &'static str, value: f64, min: f64, max: f64 },
 }

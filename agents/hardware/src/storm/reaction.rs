@@ -21,7 +21,7 @@ pub enum OnStorm {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?} is none of tell, pause, kill")]
+#[error("{0:?} is none of tell, pause, kill (A101)")]
 pub struct UnknownReaction(String);
 
 impl FromStr for OnStorm {

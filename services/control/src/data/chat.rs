@@ -40,10 +40,10 @@ pub enum TemplateError {
     #[error(
         "the base has no chat template: neither chat_template.jinja nor \"chat_template\" in \
          tokenizer_config.json; take a model that was taught to chat, add one of these files, or \
-         write lines as \"prompt\" and \"completion\""
+         write lines as \"prompt\" and \"completion\" (D106)"
     )]
     None,
-    #[error("the base's chat template")]
+    #[error("the base's chat template (D106)")]
     Syntax(#[source] minijinja::Error),
     #[error("the base's tokenizer")]
     Tokens(#[from] TokensError),
@@ -56,33 +56,35 @@ pub enum TemplateError {
 pub enum ChatError {
     #[error(
         "a conversation needs the base's chat template to be written; write \"prompt\" (and \
-         \"completion\") as text here"
+         \"completion\") as text here (D107)"
     )]
     NoTemplate,
-    #[error("expected a list of messages such as {{\"role\": \"user\", \"content\": \"2+2=\"}}")]
+    #[error(
+        "expected a list of messages such as {{\"role\": \"user\", \"content\": \"2+2=\"}} (D107)"
+    )]
     Shape,
-    #[error("message {number}: {what}")]
+    #[error("message {number}: {what} (D107)")]
     Message { number: usize, what: &'static str },
     #[error(
         "the last message is an assistant's, so there is nothing to answer; move it to a field of \
-         its own"
+         its own (D107)"
     )]
     Answered,
-    #[error("the last message must be an assistant's: that is what is trained on")]
+    #[error("the last message must be an assistant's: that is what is trained on (D107)")]
     Unanswered,
-    #[error("the base's chat template refuses it")]
+    #[error("the base's chat template refuses it (D106)")]
     Refused(#[source] minijinja::Error),
     #[error(
         "the base's chat template writes a conversation otherwise once it is answered ({before:?} \
          becomes {answered:?}), so its last turn is no text that follows the others; write this \
-         line as \"prompt\" and \"completion\""
+         line as \"prompt\" and \"completion\" (D106)"
     )]
     Unstable { before: String, answered: String },
-    #[error("the base's chat template writes nothing for the last message")]
+    #[error("the base's chat template writes nothing for the last message (D106)")]
     Nothing,
     #[error(
         "the base's chat template ends a turn with {end:?}, at which generation would not stop; \
-         add that token's id to \"eos_token_id\" in the model's generation_config.json"
+         add that token's id to \"eos_token_id\" in the model's generation_config.json (D106)"
     )]
     Endless { end: String },
 }

@@ -23,9 +23,9 @@ pub enum DataError {
         #[source]
         source: ExampleError,
     },
-    #[error("{file} is not UTF-8 text")]
+    #[error("{file} is not UTF-8 text (D102)")]
     Encoding { file: String },
-    #[error("{file} is empty")]
+    #[error("{file} is empty (D102)")]
     Empty { file: String },
     #[error("{file} has conversations in it")]
     Template {
@@ -47,7 +47,7 @@ pub enum DataError {
     },
     #[error(
         "{file}: {count} prompts are also trained on, so their pass rate would say nothing of \
-         others: {lines}; take them out of one of the files, or write raft.allow_overlap: true"
+         others: {lines}; take them out of one of the files, or write raft.allow_overlap: true (D108)"
     )]
     Overlap { file: String, count: usize, lines: String },
 }
@@ -55,7 +55,7 @@ pub enum DataError {
 /// Why the base's small files cannot be looked at.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    #[error("the base's files are not in the store; name the model itself in base.model")]
+    #[error("the base's files are not in the store; name the model itself in base.model (R110)")]
     Elsewhere,
     #[error("read the base in the store")]
     Get(#[from] GetError),

@@ -37,10 +37,10 @@ pub enum ExampleError {
     Examples(#[from] ExamplesError),
     #[error(
         "line {line}: expected \"completion\" (or \"response\") with the text to be learned, \
-         \"text\" alone, or \"messages\" that end with an assistant's"
+         \"text\" alone, or \"messages\" that end with an assistant's (D101)"
     )]
     Nothing { line: usize },
-    #[error("line {line}: field {field:?} must be a text")]
+    #[error("line {line}: field {field:?} must be a text (D101)")]
     Field { line: usize, field: &'static str },
     #[error("line {line}: field \"messages\"")]
     Chat {

@@ -17,7 +17,7 @@ pub enum Held {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "of {prompts} prompts with different texts it would hold out {held}; both sides need some: \
-     change the share or the count"
+     change the share or the count (D109)"
 )]
 pub struct SplitError {
     pub prompts: usize,

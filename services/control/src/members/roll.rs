@@ -26,16 +26,16 @@ struct Known {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Objection {
     #[error(
-        "{name} was revoked; whoever administers the fleet can let it in again with a new join token"
+        "{name} was revoked; whoever administers the fleet can let it in again with a new join token (K109)"
     )]
     Revoked { name: String },
     #[error(
         "there is no member {name} any more; whoever administers the fleet can let it in again with a \
-         new join token"
+         new join token (K109)"
     )]
     Unknown { name: String },
     #[error(
-        "the name {name} is another member's by now; use the newer kit, or join under another name"
+        "the name {name} is another member's by now; use the newer kit, or join under another name (K109)"
     )]
     Replaced { name: String },
 }

@@ -159,7 +159,7 @@ fn granted_only(granted: &Shown, args: &mut AgentArgs) -> anyhow::Result<()> {
     let Some(pool) = pool else { return Ok(()) };
     if let Some(wanted) = args.name.as_deref().filter(|wanted| *wanted != name.as_str()) {
         bail!(
-            "--name {wanted}: this kit is the one of {name}; leave --name out, or join again under that name"
+            "--name {wanted}: this kit is the one of {name}; leave --name out, or join again under that name (A102)"
         );
     }
     args.name = Some(name.to_string());
@@ -168,7 +168,7 @@ fn granted_only(granted: &Shown, args: &mut AgentArgs) -> anyhow::Result<()> {
     if let Some(role) = args.roles.iter().find(|role| !may(role)) {
         let granted: Vec<&str> = roles.iter().map(|role| role.as_str()).collect();
         bail!(
-            "--roles {role}: {name} was let in as {}; ask for a join token with that role",
+            "--roles {role}: {name} was let in as {}; ask for a join token with that role (A102)",
             granted.join(", ")
         );
     }
@@ -213,7 +213,9 @@ fn doctor(args: &AgentArgs) -> anyhow::Result<Doctor> {
     let is_id =
         |id: &&String| id.strip_prefix("C-").is_some_and(|number| number.parse::<u16>().is_ok());
     if let Some(wrong) = args.ignore_doctor.iter().find(|id| !is_id(id)) {
-        bail!("--ignore-doctor {wrong}: name findings as `flotilla doctor` does, such as C-28");
+        bail!(
+            "--ignore-doctor {wrong}: name findings as `flotilla doctor` does, such as C-28 (A101)"
+        );
     }
     let training_bytes = args.training_gib.map(training_bytes).transpose()?;
     Ok(Doctor::new(args.care.sysroot.clone(), args.ignore_doctor.clone(), training_bytes))
@@ -221,7 +223,7 @@ fn doctor(args: &AgentArgs) -> anyhow::Result<Doctor> {
 
 fn training_bytes(gib: f64) -> anyhow::Result<u64> {
     if !(0.01..=1e6).contains(&gib) {
-        bail!("--training-gib {gib}: must be from 0.01 to 1000000");
+        bail!("--training-gib {gib}: must be from 0.01 to 1000000 (A101)");
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
     Ok((gib * GIB) as u64)
@@ -264,7 +266,7 @@ fn agent_directory(args: &AgentArgs, id: &AgentId) -> anyhow::Result<PathBuf> {
 
 fn cache_bytes(gib: f64) -> anyhow::Result<u64> {
     if !(0.01..=1e6).contains(&gib) {
-        bail!("--cache-gib {gib}: must be from 0.01 to 1000000");
+        bail!("--cache-gib {gib}: must be from 0.01 to 1000000 (A101)");
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
     Ok((gib * GIB) as u64)
@@ -322,14 +324,14 @@ fn roles(
                 let backend = evaluator_backend(args, &launch, cache)?;
                 Arc::new(EvaluatorRole::new(launch, backend))
             }
-            other => bail!("--roles {other}: the roles are {}", ROLES.join(", ")),
+            other => bail!("--roles {other}: the roles are {} (A101)", ROLES.join(", ")),
         });
     }
     if named.is_empty() && args.watch.watch.is_none() {
-        bail!("which roles? pass --roles with some of {}, or --watch DIR", ROLES.join(", "));
+        bail!("which roles? pass --roles with some of {}, or --watch DIR (A101)", ROLES.join(", "));
     }
     if roles.is_empty() && !named.is_empty() {
-        bail!("none of the roles asked for can be done here; what was logged says why");
+        bail!("none of the roles asked for can be done here; what was logged says why (A112)");
     }
     Ok((roles, withheld))
 }

@@ -105,7 +105,7 @@ pub(crate) async fn restore(
     if about.closed && keys.is_none() {
         bail!(
             "the backup is a closed fleet's, without its keys; make new ones with `flotilla init \
-             --dir DIR` in a new directory and restore into that, or copy its keys/ there"
+             --dir DIR` in a new directory and restore into that, or copy its keys/ there (A110)"
         );
     }
     let nats = directory.join("nats");
@@ -148,7 +148,7 @@ pub(crate) async fn restore(
 pub(super) fn refuse_half_restored(directory: &Path) -> anyhow::Result<()> {
     if directory.join(UNFINISHED).exists() {
         bail!(
-            "the restore into {} was not finished; remove that directory and restore again",
+            "the restore into {} was not finished; remove that directory and restore again (A110)",
             directory.display()
         );
     }
@@ -163,7 +163,7 @@ fn empty(directory: &Path, but_for: &[&str]) -> anyhow::Result<()> {
     for entry in entries {
         let name = entry.with_context(|| format!("read {}", directory.display()))?.file_name();
         if !but_for.iter().any(|allowed| name == *allowed) {
-            bail!("{} is not empty; name a new directory", directory.display());
+            bail!("{} is not empty; name a new directory (A104)", directory.display());
         }
     }
     Ok(())
@@ -190,11 +190,11 @@ async fn copy(bus: &Bus, stream: &str, out: &Path) -> anyhow::Result<Option<Copi
 async fn check(from: &Path, copied: &Copied) -> anyhow::Result<()> {
     let path = from.join(&copied.file);
     if Path::new(&copied.file).components().count() != 1 {
-        bail!("{}: {:?} is no file of a backup", from.join(ABOUT).display(), copied.file);
+        bail!("{}: {:?} is no file of a backup (A110)", from.join(ABOUT).display(), copied.file);
     }
     let found = digest(&path).await?.to_string();
     if found != copied.digest {
-        bail!("{} is damaged: its digest is {found}, not {}", path.display(), copied.digest);
+        bail!("{} is damaged: its digest is {found}, not {} (A110)", path.display(), copied.digest);
     }
     Ok(())
 }
@@ -251,7 +251,7 @@ fn read_about(from: &Path) -> anyhow::Result<About> {
         .with_context(|| format!("{} does not describe a backup", path.display()))?;
     if about.version != VERSION {
         bail!(
-            "{} is of version {}; this program knows {VERSION}: upgrade it",
+            "{} is of version {}; this program knows {VERSION}: upgrade it (A110)",
             path.display(),
             about.version
         );

@@ -60,10 +60,10 @@ pub(crate) async fn convert(command: ConvertCommand, json: bool) -> anyhow::Resu
 fn free(out: OutArgs) -> anyhow::Result<PathBuf> {
     match out.out.symlink_metadata() {
         Ok(metadata) if metadata.is_dir() => {
-            bail!("--out {}: is a directory; name a file", out.out.display());
+            bail!("--out {}: is a directory; name a file (A104)", out.out.display());
         }
         Ok(_) if !out.force => {
-            bail!("--out {}: is there already; --force replaces it", out.out.display());
+            bail!("--out {}: is there already; --force replaces it (A104)", out.out.display());
         }
         _ => Ok(out.out),
     }
@@ -92,7 +92,9 @@ async fn write(
     match done.await {
         Ok(done) => done.context(doing)?,
         Err(error) => match error.try_into_panic() {
-            Ok(panic) if panic.is::<Stopped>() => bail!("{doing}: told to stop; nothing is left"),
+            Ok(panic) if panic.is::<Stopped>() => {
+                bail!("{doing}: told to stop; nothing is left (A108)")
+            }
             Ok(panic) => resume_unwind(panic),
             Err(error) => return Err(error.into()),
         },

@@ -16,7 +16,7 @@ use crate::{
 pub(crate) fn data(command: DataCommand, json: bool) -> anyhow::Result<ExitCode> {
     match command {
         DataCommand::Stats { files } => {
-            ensure!(!files.is_empty(), "name at least one file");
+            ensure!(!files.is_empty(), "name at least one file (A101)");
             let mut report = DataReport::default();
             for path in files {
                 let (file, warnings) =
@@ -36,7 +36,10 @@ pub(crate) fn data(command: DataCommand, json: bool) -> anyhow::Result<ExitCode>
                 let others = std::iter::once(&file).chain(places[..place].iter().map(|p| p.1));
                 for other in others {
                     let other_is = other.display();
-                    ensure!(!is_same(out, other), "{name} is {other_is}, which it would overwrite");
+                    ensure!(
+                        !is_same(out, other),
+                        "{name} is {other_is}, which it would overwrite (A104)"
+                    );
                 }
             }
             let bytes = read(&file)?;
@@ -102,11 +105,14 @@ pub(super) fn import(
 fn wanted(held: &HeldArgs) -> anyhow::Result<Held> {
     match (held.share, held.count) {
         (Some(share), _) => {
-            ensure!((0.0..=1.0).contains(&share), "--share must be from 0 to 1, not {share}");
+            ensure!(
+                (0.0..=1.0).contains(&share),
+                "--share must be from 0 to 1, not {share} (A101)"
+            );
             Ok(Held::Share(share))
         }
         (None, Some(count)) => Ok(Held::Count(count)),
-        (None, None) => anyhow::bail!("name --share or --count"),
+        (None, None) => anyhow::bail!("name --share or --count (A101)"),
     }
 }
 
@@ -118,7 +124,7 @@ fn read(path: &Path) -> anyhow::Result<Bytes> {
     let bytes = std::fs::metadata(path).with_context(what)?.len();
     ensure!(
         bytes <= FILE_BYTES_MAX,
-        "{} has {bytes} bytes, the limit is {FILE_BYTES_MAX}",
+        "{} has {bytes} bytes, the limit is {FILE_BYTES_MAX} (D105)",
         path.display()
     );
     Ok(std::fs::read(path).with_context(what)?.into())

@@ -92,7 +92,7 @@ fn live(args: &DoctorArgs) -> anyhow::Result<Live> {
     if let Some(python) = &args.python {
         if !python.is_file() {
             bail!(
-                "--python {}: there is no such file; give an interpreter such as VENV/bin/python",
+                "--python {}: there is no such file; give an interpreter such as VENV/bin/python (A104)",
                 python.display()
             );
         }

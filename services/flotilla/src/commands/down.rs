@@ -26,7 +26,10 @@ pub(crate) async fn down(fleet: &FleetArgs) -> anyhow::Result<ExitCode> {
     let deadline = tokio::time::Instant::now() + LIMIT;
     while is_up(pid) {
         if tokio::time::Instant::now() >= deadline {
-            bail!("the fleet (process {}) is still up after {LIMIT:?}", pid.as_raw_nonzero());
+            bail!(
+                "the fleet (process {}) is still up after {LIMIT:?} (A106)",
+                pid.as_raw_nonzero()
+            );
         }
         tokio::time::sleep(POLL).await;
     }

@@ -90,7 +90,7 @@ impl Feeding<'_> {
 fn parse(url: &str) -> anyhow::Result<feeds::Url> {
     let parsed: feeds::Url = url.parse().with_context(|| format!("{url:?} is no address"))?;
     if !matches!(parsed.scheme(), "http" | "https") {
-        bail!("{url}: the address begins with http:// or https://");
+        bail!("{url}: the address begins with http:// or https:// (A101)");
     }
     Ok(parsed)
 }

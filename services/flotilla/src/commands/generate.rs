@@ -77,7 +77,7 @@ fn candle_dtype(dtype: Option<BaseDtype>) -> anyhow::Result<Dtype> {
     match dtype {
         None | Some(BaseDtype::F32) => Ok(Dtype::F32),
         Some(BaseDtype::Bf16) => Ok(Dtype::Bf16),
-        Some(BaseDtype::F16) => bail!("--dtype f16: candle holds weights as f32 or bf16"),
+        Some(BaseDtype::F16) => bail!("--dtype f16: candle holds weights as f32 or bf16 (M105)"),
     }
 }
 
@@ -149,10 +149,10 @@ fn backend(args: &GenerateArgs, launch: &Launch) -> anyhow::Result<Backend> {
 
 fn check(args: &GenerateArgs) -> anyhow::Result<()> {
     if !(0.0..=10.0).contains(&args.temperature) {
-        bail!("--temperature {}: must be from 0 to 10", args.temperature);
+        bail!("--temperature {}: must be from 0 to 10 (A101)", args.temperature);
     }
     if !(args.top_p > 0.0 && args.top_p <= 1.0) {
-        bail!("--top-p {}: must be above 0 and at most 1", args.top_p);
+        bail!("--top-p {}: must be above 0 and at most 1 (A101)", args.top_p);
     }
     Ok(())
 }

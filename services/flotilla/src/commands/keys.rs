@@ -57,7 +57,7 @@ fn own_servers(
     if before.as_ref().is_some_and(|file| file.pid != 0) {
         bail!(
             "--nats: `flotilla up` ran this fleet with a server of its own; leave --nats out, or \
-             take another directory"
+             take another directory (A102)"
         );
     }
     let before = before.map(|file| file.gateway);
@@ -75,7 +75,7 @@ pub(crate) async fn keys(
 ) -> anyhow::Result<ExitCode> {
     let directory = directory(fleet)?;
     let Some(mut keys) = Keys::open(directory)? else {
-        bail!("{} has no keys; `flotilla init` makes them", directory.display());
+        bail!("{} has no keys; `flotilla init` makes them (K105)", directory.display());
     };
     match command {
         KeysCommand::Show => {}

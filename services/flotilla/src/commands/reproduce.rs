@@ -83,7 +83,7 @@ fn config(
             Engine::PyTorch(prepared.context("write the training program")?)
         }
         Some("candle") => Engine::Candle,
-        _ => bail!("{:?} trained it, which this program does not know", checkpoint.engine),
+        _ => bail!("{:?} trained it, which this program does not know (E111)", checkpoint.engine),
     };
     let doctor = Doctor::new(launch.root.clone(), Vec::new(), None);
     Ok(Config { launch, engine, doctor, save_within: Duration::MAX, grace: Duration::ZERO })

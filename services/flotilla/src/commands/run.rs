@@ -112,8 +112,8 @@ pub(crate) async fn succeed(control: &Control, spec: &Path) -> anyhow::Result<Ru
     let ended = progress::follow(control, &id, 0).await?;
     match &ended.done {
         Some(done) if done.status() == v1::done::Status::Succeeded => Ok(ended),
-        Some(done) => bail!("run {id} ended otherwise than hoped: {}", done.message),
-        None => bail!("run {id} has no end"),
+        Some(done) => bail!("run {id} ended otherwise than hoped: {} (A113)", done.message),
+        None => bail!("run {id} has no end (A113)"),
     }
 }
 

@@ -44,7 +44,7 @@ pub(super) async fn install(options: &Options) -> anyhow::Result<()> {
 
 fn options(fleet: &FleetArgs, args: &ServiceArgs) -> anyhow::Result<Options> {
     if let Some(wrong) = args.roles.iter().find(|role| !ROLES.contains(&role.as_str())) {
-        bail!("--roles {wrong}: the roles are {}", ROLES.join(", "));
+        bail!("--roles {wrong}: the roles are {} (A101)", ROLES.join(", "));
     }
     let program = match &args.program {
         Some(program) => program.clone(),

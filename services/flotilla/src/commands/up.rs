@@ -161,14 +161,14 @@ fn keys(args: &UpArgs, directory: &Path, gateway: SocketAddr) -> anyhow::Result<
         let keys = directory.join(keys::DIRECTORY);
         bail!(
             "--open: this fleet has keys, and its agents look for a closed one; leave --open out, \
-             or begin another in a directory without {}",
+             or begin another in a directory without {} (A102)",
             keys.display()
         );
     }
     let before = FleetFile::read(directory)?;
     if !has_keys && before.as_ref().is_some_and(|file| file.identity.is_some()) {
         bail!(
-            "this fleet is closed, and its keys are missing: put {} back, from a backup if need be",
+            "this fleet is closed, and its keys are missing: put {} back, from a backup if need be (K105)",
             directory.join(keys::DIRECTORY).display()
         );
     }
@@ -418,7 +418,7 @@ fn parse_agents(wanted: &[String]) -> anyhow::Result<Vec<(String, u32)>> {
     let parse = |text: &String| {
         let (role, count) = text.split_once('=').unwrap_or((text, "1"));
         if !ROLES.contains(&role) {
-            bail!("--agents {text}: the roles are {}", ROLES.join(", "));
+            bail!("--agents {text}: the roles are {} (A101)", ROLES.join(", "));
         }
         let count = count.parse().ok().filter(|count| (1..=64).contains(count));
         let count =

@@ -80,16 +80,23 @@ pub(crate) async fn upgrade(fleet: &FleetArgs, args: &UpgradeArgs) -> anyhow::Re
             ));
             Ok(ExitCode::SUCCESS)
         }
-        Outcome::Unchanged { why } => bail!("nothing was changed: {why}"),
+        Outcome::Unchanged { why } => bail!("nothing was changed: {why} (A109)"),
         Outcome::StillLeaving { why } => bail!(
             "nothing was replaced: {why}; the agents leave when they are done: upgrade again then, \
-             or start them again"
+             or start them again (A109)"
         ),
         Outcome::PutBack { why } => {
-            bail!("{}: {why}; {} was put back and works", shell.new_version, shell.old_version)
+            bail!(
+                "{}: {why}; {} was put back and works (A109)",
+                shell.new_version,
+                shell.old_version
+            )
         }
         Outcome::Down { why, then } => {
-            bail!("{}: {why}; and then: {then}; this box's agents are down", shell.new_version)
+            bail!(
+                "{}: {why}; and then: {then}; this box's agents are down (A109)",
+                shell.new_version
+            )
         }
     }
 }
@@ -99,7 +106,9 @@ async fn members(args: &UpgradeArgs, control: &Control) -> anyhow::Result<Vec<Me
     let packaged = PathBuf::from(PACKAGED_AGENT);
     let directories = match &args.agent_dir[..] {
         [] if packaged.exists() => vec![packaged],
-        [] => bail!("which agents are this box's? pass --agent-dir DIR, as they were started with"),
+        [] => bail!(
+            "which agents are this box's? pass --agent-dir DIR, as they were started with (A103)"
+        ),
         named => named.to_vec(),
     };
     let known = control.agents().await?;
@@ -187,7 +196,7 @@ impl Shell<'_> {
                 said = line;
             }
             if began.elapsed() > limit {
-                bail!("{} still at work after {limit:?} (--drain-limit)", stay.join(", "));
+                bail!("{} still at work after {limit:?} (--drain-limit) (A109)", stay.join(", "));
             }
             tokio::time::sleep(POLL).await;
         }
@@ -225,7 +234,7 @@ impl Shell<'_> {
         let ended = tokio::time::timeout(limit, run.status()).await;
         let status = ended.with_context(|| format!("{command}: not done within {limit:?}"))??;
         if !status.success() {
-            bail!("{command}: {status}");
+            bail!("{command}: {status} (A109)");
         }
         Ok(())
     }
@@ -245,7 +254,7 @@ impl Shell<'_> {
                 return Ok(());
             }
             if began.elapsed() > limit {
-                bail!("not back within {limit:?} (--ready-limit): {}", missing.join("; "));
+                bail!("not back within {limit:?} (--ready-limit): {} (A109)", missing.join("; "));
             }
             tokio::time::sleep(POLL).await;
         }

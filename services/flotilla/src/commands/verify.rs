@@ -62,7 +62,7 @@ pub(crate) fn verify(args: &VerifyArgs, json: bool) -> anyhow::Result<ExitCode> 
             break;
         }
         if let [first, ..] = &*once.lacking(&items) {
-            bail!("this box lacks {first}");
+            bail!("this box lacks {first} (V103)");
         }
         for judgement in once.judge(&items) {
             tally.count(&judgement.verdict);
@@ -79,7 +79,7 @@ pub(crate) fn kit(args: &ToolArgs, hidden: Vec<PathBuf>) -> anyhow::Result<Kit> 
     if let Some(python) = &args.verifier_python
         && !python.is_file()
     {
-        bail!("--verifier-python {}: there is no such file", python.display());
+        bail!("--verifier-python {}: there is no such file (A104)", python.display());
     }
     Ok(Kit { tools: Tools::find(args.verifier_python.as_deref()), cell: cell()?, hidden })
 }
@@ -100,7 +100,7 @@ fn settings(text: &str) -> anyhow::Result<v1::Verifier> {
         std::fs::read_to_string(text).with_context(|| format!("--verifier {text}"))?
     } else {
         let names = VerifierSpec::NAMES.join(", ");
-        bail!("--verifier {text}: there is no such file, and the verifiers are {names}");
+        bail!("--verifier {text}: there is no such file, and the verifiers are {names} (V103)");
     };
     let spec: VerifierSpec = serde_saphyr::from_str(&yaml)
         .map_err(|error| anyhow::anyhow!("{error}"))

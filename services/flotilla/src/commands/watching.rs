@@ -37,7 +37,7 @@ impl Watching {
         let directory = std::path::absolute(directory)
             .with_context(|| format!("use {}", directory.display()))?;
         if directory.exists() && !directory.is_dir() {
-            bail!("--watch {}: is no directory", directory.display());
+            bail!("--watch {}: is no directory (A104)", directory.display());
         }
         let (spec, beside) = spec(args)?;
         let name = match &spec.name {

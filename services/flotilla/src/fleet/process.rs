@@ -62,10 +62,13 @@ impl FleetProcess {
         while FleetFile::read(directory)?.is_none() {
             if let Some(status) = up.try_wait()? {
                 let told = std::fs::read_to_string(&log).unwrap_or_default();
-                bail!("the fleet did not start ({status}): {}", last_error(&told));
+                bail!("the fleet did not start ({status}): {} (A106)", last_error(&told));
             }
             if began.elapsed() > READY_LIMIT {
-                bail!("the fleet did not start within {READY_LIMIT:?}; see {}", log.display());
+                bail!(
+                    "the fleet did not start within {READY_LIMIT:?}; see {} (A106)",
+                    log.display()
+                );
             }
             tokio::time::sleep(POLL).await;
         }
@@ -111,7 +114,7 @@ pub(crate) async fn ready(directory: &Path, wanted: usize) -> anyhow::Result<Con
                     output::say(&format!("the fleet is up: {wanted} agents"));
                     return Ok(control);
                 }
-                anyhow::anyhow!("{here} of {wanted} agents are there")
+                anyhow::anyhow!("{here} of {wanted} agents are there (A106)")
             }
             Err(error) => error,
         };

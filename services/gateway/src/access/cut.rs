@@ -21,6 +21,7 @@ use tonic::{
 };
 
 use super::{Denied, now_s};
+use crate::status::refused;
 
 /// Far enough away that looking again costs nothing; timers do not reach as far as some kits.
 const LOOK_AGAIN: Duration = Duration::from_secs(24 * 3600);
@@ -120,7 +121,7 @@ impl http_body::Body for Cut {
 
 /// gRPC has a word for it; HTTP only breaks off.
 fn last(denied: &Denied, is_grpc: bool) -> Result<Frame<Bytes>, Status> {
-    let status = Status::new(denied.code(), denied.to_string());
+    let status = refused(denied.code(), denied.to_string());
     if !is_grpc {
         return Err(Status::from_error(Box::new(io::Error::other(denied.to_string()))));
     }

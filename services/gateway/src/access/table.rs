@@ -2,7 +2,7 @@
 
 use authority::{Caller, Scope};
 
-use crate::page;
+use crate::{openapi, page};
 
 /// What a call needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,7 @@ const PLACES: &[(&str, Need)] = &[("/store/", Need::Member)];
 
 /// What a request to this path needs. What no row speaks of is for nobody: `None`.
 pub(crate) fn need(path: &str) -> Option<Need> {
-    if page::has(path) {
+    if page::has(path) || path == openapi::PATH {
         return Some(Need::Nothing);
     }
     let place = PLACES.iter().find(|(place, _)| path.starts_with(place));

@@ -22,24 +22,24 @@ const LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
     #[error(
-        "reach the gateway at {address}; is the fleet up, and is that address right from here?"
+        "reach the gateway at {address}; is the fleet up, and is that address right from here? (G106)"
     )]
     Unreachable {
         address: String,
         #[source]
         source: io::Error,
     },
-    #[error("speak TLS with the gateway at {address}; is that a closed fleet's gateway?")]
+    #[error("speak TLS with the gateway at {address}; is that a closed fleet's gateway? (G106)")]
     Handshake {
         address: String,
         #[source]
         source: io::Error,
     },
     #[error(
-        "the gateway at {address} is another fleet's: its authority is not {wanted}, which the join token is for (it shows {shown}); is the address right, and is nobody in between?"
+        "the gateway at {address} is another fleet's: its authority is not {wanted}, which the join token is for (it shows {shown}); is the address right, and is nobody in between? (K113)"
     )]
     Other { address: String, wanted: Fingerprint, shown: String },
-    #[error("speak TLS with the gateway at {address}")]
+    #[error("speak TLS with the gateway at {address} (G106)")]
     Setup {
         address: String,
         #[source]

@@ -17,25 +17,25 @@ use super::{ask::AskError, rights::Denied};
 pub(super) enum Refusal {
     #[error(transparent)]
     Ask(#[from] AskError),
-    #[error("show who you are: `authorization: Bearer …`, from a kit of this fleet")]
+    #[error("show who you are: `authorization: Bearer …`, from a kit of this fleet (K101)")]
     Stranger,
     #[error(transparent)]
     Denied(#[from] Denied),
-    #[error("{key} is committed and stays as it is")]
+    #[error("{key} is committed and stays as it is (G110)")]
     Committed { key: String },
-    #[error("{key} is a manifest: send it in one piece")]
+    #[error("{key} is a manifest: send it in one piece (G110)")]
     Parts { key: String },
-    #[error("the object has {size} bytes, and none of those asked for")]
+    #[error("the object has {size} bytes, and none of those asked for (G110)")]
     Range { size: u64 },
-    #[error("{transfers} transfers are under way, which is the most; try again")]
+    #[error("{transfers} transfers are under way, which is the most; try again (G104)")]
     Busy { transfers: usize },
-    #[error("the store did not answer in {seconds} s")]
+    #[error("the store did not answer in {seconds} s (G110)")]
     Slow { seconds: u64 },
     #[error(transparent)]
     Fault(#[from] Fault),
     #[error(transparent)]
     Receive(#[from] ReceiveError),
-    #[error("what was sent is not what the store's protocol has: {0}")]
+    #[error("what was sent is not what the store's protocol has: {0} (G110)")]
     Body(String),
 }
 

@@ -74,9 +74,9 @@ pub(super) enum Asked {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum AskError {
-    #[error("{0}")]
+    #[error("{0} (G110)")]
     Wrong(String),
-    #[error("send Content-Length: the store takes nothing whose size is not known")]
+    #[error("send Content-Length: the store takes nothing whose size is not known (G110)")]
     Length,
 }
 

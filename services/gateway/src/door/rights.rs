@@ -31,7 +31,7 @@ enum Kind {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{who} may not {act} {key} in the store: {may}")]
+#[error("{who} may not {act} {key} in the store: {may} (K104)")]
 pub(super) struct Denied {
     who: String,
     act: &'static str,

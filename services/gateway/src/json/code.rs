@@ -1,11 +1,28 @@
 //! gRPC's codes as Connect names them, and the HTTP statuses that it gives them.
 
+use data_encoding::BASE64_NOPAD;
+use prost::Message;
 use serde_json::{Value, json};
 use tonic::{Code, Status, codegen::http::StatusCode};
+use tonic_types::pb::ErrorInfo;
+use wire::ErrorCode;
+
+use crate::status::DOMAIN;
 
 /// What a call that failed is answered with.
 pub(super) fn error(status: &Status) -> Value {
-    json!({ "code": name(status.code()), "message": status.message() })
+    let mut error = json!({ "code": name(status.code()), "message": status.message() });
+    if let Some(reason) = ErrorCode::in_text(status.message()) {
+        let reason = reason.to_string();
+        let info =
+            ErrorInfo { reason: reason.clone(), domain: DOMAIN.into(), ..Default::default() };
+        error["details"] = json!([{
+            "type": "google.rpc.ErrorInfo",
+            "value": BASE64_NOPAD.encode(&info.encode_to_vec()),
+            "debug": { "reason": reason, "domain": DOMAIN },
+        }]);
+    }
+    error
 }
 
 pub(crate) fn name(code: Code) -> &'static str {

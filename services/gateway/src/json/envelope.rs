@@ -2,7 +2,9 @@
 //! frames are the same.
 
 use bytes::{BufMut, Bytes, BytesMut};
-use tonic::Status;
+use tonic::{Code, Status};
+
+use crate::status::refused;
 
 pub(super) const HEAD: usize = 5;
 pub(super) const MESSAGE: u8 = 0;
@@ -28,15 +30,19 @@ pub(super) fn head(bytes: &[u8]) -> Option<(u8, usize)> {
 pub(super) fn open(sealed: Bytes) -> Result<Bytes, Status> {
     match head(&sealed) {
         Some((MESSAGE, length)) if length == sealed.len() - HEAD => Ok(sealed.slice(HEAD..)),
-        Some((MESSAGE, length)) => Err(Status::invalid_argument(format!(
-            "the envelope names {length} bytes, and {} are there",
+        Some((MESSAGE, length)) => Err(wrong(format!(
+            "the envelope names {length} bytes, and {} are there (G101)",
             sealed.len() - HEAD
         ))),
-        Some((flags, _)) => Err(Status::invalid_argument(format!(
-            "the envelope has flags {flags:#04x}: compressed messages are not taken"
+        Some((flags, _)) => Err(wrong(format!(
+            "the envelope has flags {flags:#04x}: compressed messages are not taken (G101)"
         ))),
-        None => Err(Status::invalid_argument("the request has no envelope around its message")),
+        None => Err(wrong("the request has no envelope around its message (G101)".into())),
     }
+}
+
+fn wrong(words: String) -> Status {
+    refused(Code::InvalidArgument, words)
 }
 
 #[cfg(test)]

@@ -7,9 +7,11 @@
 use std::net::IpAddr;
 
 use tonic::{
-    Status,
+    Code, Status,
     codegen::http::{HeaderMap, Uri, header, uri::Authority},
 };
+
+use crate::status::refused;
 
 /// Names that are for private networks (RFC 6761, RFC 6762, RFC 8375, and ICANN's `.internal`).
 const PRIVATE: [&str; 4] = [".localhost", ".local", ".home.arpa", ".internal"];
@@ -23,17 +25,21 @@ pub(super) fn check(uri: &Uri, headers: &HeaderMap, is_known: bool) -> Result<()
     let host = host.or_else(|| headers.get(header::HOST)?.to_str().ok()).unwrap_or_default();
     let from = origin.split_once("://").map(|(_, authority)| authority);
     if from != Some(host) {
-        return Err(Status::permission_denied(format!(
-            "a page of {origin:?} may not call {host:?}: only the gateway's own page may"
+        return Err(denied(format!(
+            "a page of {origin:?} may not call {host:?}: only the gateway's own page may (G111)"
         )));
     }
     if is_known || is_private(host) {
         return Ok(());
     }
-    Err(Status::permission_denied(format!(
+    Err(denied(format!(
         "an open fleet's page is not served at {host:?}, which anybody could point here: use an \
-         address or a name of this network, or make a closed fleet (flotilla init)"
+         address or a name of this network, or make a closed fleet (flotilla init) (G111)"
     )))
+}
+
+fn denied(words: String) -> Status {
+    refused(Code::PermissionDenied, words)
 }
 
 fn is_private(authority: &str) -> bool {

@@ -1,9 +1,11 @@
 //! The services as JSON, over HTTP/1.1 as curl and browsers speak it, and over HTTP/2.
 
 use futures::StreamExt;
+use prost::Message;
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::timeout;
+use tonic_types::StatusExt;
 
 use crate::rig::{PATIENCE, Rig, SPEC};
 
@@ -59,6 +61,12 @@ async fn what_cannot_be_done_has_a_code_a_reason_and_its_http_status() {
     let run = rig.submit().await;
     let (status, error) = call(&rig, "Runs/Get", &json!({ "run": "r-none-0000" })).await;
     assert_eq!((status, &error["code"]), (StatusCode::NOT_FOUND, &json!("not_found")), "{error}");
+    assert_eq!(error["details"][0]["debug"], json!({ "reason": "R101", "domain": "flotilla" }));
+    let unknown = wire::v1::GetRunRequest { run: "r-none-0000".into() };
+    let refused = rig.runs().get(unknown).await.unwrap_err();
+    let told = refused.get_details_error_info().expect("why, for programs");
+    assert_eq!((&*told.reason, &*told.domain), ("R101", "flotilla"));
+    assert_eq!(refused.message(), error["message"]);
     for wrong in [json!({ "rum": run }), json!({ "run": 7 }), json!([run])] {
         let (status, error) = call(&rig, "Runs/Get", &wrong).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{wrong}");
@@ -74,6 +82,36 @@ async fn what_cannot_be_done_has_a_code_a_reason_and_its_http_status() {
     rig.finish(&run).await;
     let (status, error) = call(&rig, "Runs/Cancel", &json!({ "run": run })).await;
     assert_eq!((status, &error["code"]), (StatusCode::BAD_REQUEST, &json!("failed_precondition")));
+}
+
+#[tokio::test]
+async fn the_description_has_every_call_and_answers_are_as_it_says() {
+    let rig = Rig::start().await;
+    let described = reqwest::get(format!("{}/openapi.json", rig.url)).await.unwrap();
+    assert_eq!(described.headers()["content-type"], "application/json");
+    let described: Value = serde_json::from_str(&described.text().await.unwrap()).unwrap();
+    let paths = described["paths"].as_object().unwrap();
+    let services = prost_types::FileDescriptorSet::decode(wire::FILE_DESCRIPTOR_SET).unwrap();
+    let methods = services.file.iter().flat_map(|file| &file.service);
+    assert_eq!(paths.len(), methods.map(|service| service.method.len()).sum::<usize>());
+    assert_eq!(
+        paths["/flotilla.v1.Runs/Pause"]["post"]["requestBody"]["content"]["application/json"],
+        json!({ "schema": { "$ref": "#/components/schemas/flotilla.v1.ControlRequest" } }),
+    );
+
+    let run = rig.submit().await;
+    let (_, mut shown) = call(&rig, "Runs/Get", &json!({ "run": run })).await;
+    let schema = json!({
+        "$ref": "#/components/schemas/flotilla.v1.Run",
+        "components": described["components"],
+    });
+    let schema = jsonschema::validator_for(&schema).unwrap();
+    schema.validate(&shown).expect("an answer is what was described");
+    for (field, wrong) in [("state", json!("RUNING")), ("submittedAt", json!(7))] {
+        let right = std::mem::replace(&mut shown[field], wrong);
+        assert!(schema.validate(&shown).is_err(), "{field} is not described");
+        shown[field] = right;
+    }
 }
 
 #[tokio::test]

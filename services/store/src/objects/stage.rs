@@ -31,17 +31,19 @@ const WRITE_BYTES: usize = 1 << 20;
 pub enum ReceiveError {
     #[error(transparent)]
     Fault(#[from] Fault),
-    #[error("it has {bytes} bytes, the limit is {limit}")]
+    #[error("it has {bytes} bytes, the limit is {limit} (S107)")]
     TooLarge { bytes: u64, limit: u64 },
-    #[error("{expected} bytes were announced and {got} came")]
+    #[error("{expected} bytes were announced and {got} came (S112)")]
     Size { expected: u64, got: u64 },
-    #[error("its bytes are not what its name says: their digest is {found}, the name has {named}")]
+    #[error(
+        "its bytes are not what its name says: their digest is {found}, the name has {named} (S112)"
+    )]
     Differs { named: String, found: String },
-    #[error("there is no such upload (any more): begin it again")]
+    #[error("there is no such upload (any more): begin it again (S112)")]
     NoUpload,
-    #[error("{UPLOADS_MAX} uploads are in progress; try again later")]
+    #[error("{UPLOADS_MAX} uploads are in progress; try again later (G104)")]
     Busy,
-    #[error("it stopped coming")]
+    #[error("it stopped coming (S112)")]
     Broken(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("cannot write to the store's directory")]
     Io(#[from] io::Error),

@@ -37,15 +37,15 @@ const ADDRESSES_MAX: usize = 4;
 /// Why a peer is no use (any more).
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Useless {
-    #[error("it cannot be reached")]
+    #[error("it cannot be reached (S112)")]
     Away,
-    #[error("it fell silent")]
+    #[error("it fell silent (S112)")]
     Silent,
-    #[error("it answered {0}")]
+    #[error("it answered {0} (S112)")]
     Refuses(StatusCode),
-    #[error("the connection broke")]
+    #[error("the connection broke (S112)")]
     Broken(#[from] hyper::Error),
-    #[error("it sent what was not asked for")]
+    #[error("it sent what was not asked for (S112)")]
     Odd,
 }
 

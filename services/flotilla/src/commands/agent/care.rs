@@ -18,7 +18,7 @@ pub(super) async fn options(args: &AgentArgs, herd: Herd) -> anyhow::Result<Opti
     let [(warn_per_s, warn_s), (storm_per_s, storm_s), (clear_per_s, clear_s)] =
         [care.warn_at, care.storm_at, care.calm_at];
     if !(clear_per_s <= warn_per_s && warn_per_s <= storm_per_s) {
-        bail!("--calm-at, --warn-at and --storm-at must not fall in this order");
+        bail!("--calm-at, --warn-at and --storm-at must not fall in this order (A101)");
     }
     let thresholds = Thresholds {
         warn_per_s,

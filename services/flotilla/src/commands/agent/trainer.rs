@@ -48,7 +48,7 @@ pub(in crate::commands) fn python(asked: Option<&Path>) -> anyhow::Result<Python
     if let Some(path) = asked {
         if !path.is_file() {
             bail!(
-                "--python {}: there is no such file; give an interpreter such as VENV/bin/python",
+                "--python {}: there is no such file; give an interpreter such as VENV/bin/python (A104)",
                 path.display()
             );
         }
@@ -58,7 +58,7 @@ pub(in crate::commands) fn python(asked: Option<&Path>) -> anyhow::Result<Python
         Some(uv) => Ok(Python::Uv(uv)),
         None => bail!(
             "training with PyTorch needs --python VENV/bin/python (with torch, transformers, peft \
-             and accelerate), or uv on PATH; --trainer-engine candle trains without"
+             and accelerate), or uv on PATH; --trainer-engine candle trains without (E108)"
         ),
     }
 }

@@ -74,7 +74,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Capture> {
         (&mut entry).take(BYTES_MAX - total + 1).read_to_end(&mut bytes)?;
         total += bytes.len() as u64;
         if total > BYTES_MAX {
-            bail!("it unpacks to more than {BYTES_MAX} bytes: no capture does");
+            bail!("it unpacks to more than {BYTES_MAX} bytes: no capture does (A115)");
         }
         if name == INDEX {
             let entries: BTreeMap<String, Entry> =

@@ -62,7 +62,7 @@ pub(super) fn plan(
         Err(error) => {
             let error = error.to_string();
             let at = error.trim_start_matches("error: ");
-            bail!("--run {}: it is neither YAML nor JSON with keys: {at}", file.display());
+            bail!("--run {}: it is neither YAML nor JSON with keys: {at} (A115)", file.display());
         }
     };
     let has = |known: &[&str]| known.iter().any(|key| keys.contains_key(*key));
@@ -78,7 +78,7 @@ pub(super) fn plan(
     } else {
         bail!(
             "{} is neither a run spec (it would have `base:` and `sft:` or `raft:`) nor \
-             TrainingArguments (such as save_steps, per_device_train_batch_size)",
+             TrainingArguments (such as save_steps, per_device_train_batch_size) (A115)",
             file.display()
         );
     };
@@ -90,7 +90,7 @@ fn text(file: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
     File::open(file)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
     if text.len() as u64 > FILE_BYTES_MAX {
-        bail!("it has more than {FILE_BYTES_MAX} bytes: is it another file?");
+        bail!("it has more than {FILE_BYTES_MAX} bytes: is it another file? (A115)");
     }
     Ok(text)
 }
@@ -143,7 +143,7 @@ fn of_spec(
                 asked.saturating_mul(u64::from(raft.selection.most_of(raft.samples_per_prompt)));
             (&raft.training, Some(raft.lora.r), kept)
         }
-        (None, None) => bail!("a run spec has `sft:` or `raft:`"),
+        (None, None) => bail!("a run spec has `sft:` or `raft:` (A115)"),
     };
     let steps = match training.max_steps {
         0 => Plan::steps(most, u64::from(training.batch_size), 1, f64::from(training.epochs)),

@@ -54,7 +54,9 @@ fn candle_dtype(dtype: LocalDtype) -> anyhow::Result<engine::Dtype> {
         LocalDtype::F32 => Ok(engine::Dtype::F32),
         LocalDtype::Bf16 => Ok(engine::Dtype::Bf16),
         LocalDtype::F16 | LocalDtype::Q8_0 => {
-            bail!("candle holds weights as f32 or bf16: pass one of these, or --engine llama.cpp")
+            bail!(
+                "candle holds weights as f32 or bf16: pass one of these, or --engine llama.cpp (M105)"
+            )
         }
     }
 }

@@ -121,7 +121,7 @@ fn agent_arguments(directory: &Path, args: &JoinArgs) -> anyhow::Result<Vec<std:
     let checked = Cli::try_parse_from(std::iter::once("flotilla".into()).chain(all.clone()));
     match checked {
         Ok(_) => Ok(all),
-        Err(error) => bail!("what stands behind `--` is for the agent: {}", error.render()),
+        Err(error) => bail!("what stands behind `--` is for the agent: {} (A104)", error.render()),
     }
 }
 
@@ -138,19 +138,19 @@ async fn admit(
         && Fingerprint::of_pem(&ca)? != token.ca
     {
         bail!(
-            "{} is a kit of another fleet; choose another directory with --dir, or remove it",
+            "{} is a kit of another fleet; choose another directory with --dir, or remove it (K105)",
             directory.display()
         );
     }
     let now = now_ms() / 1000;
     if let Some(ago) = now.checked_sub(token.expires_at).filter(|ago| *ago > 0) {
         bail!(
-            "this join token expired {ago} s ago by this machine's clock; ask for a new one (flotilla token create)"
+            "this join token expired {ago} s ago by this machine's clock; ask for a new one (flotilla token create) (K107)"
         );
     }
     if token.gateways.is_empty() {
         bail!(
-            "this join token names no gateway; make one with `flotilla token create --gateway HOST:PORT`"
+            "this join token names no gateway; make one with `flotilla token create --gateway HOST:PORT` (K106)"
         );
     }
     let public_key = identity.public_key()?;

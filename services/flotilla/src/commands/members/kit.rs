@@ -17,12 +17,12 @@ pub(crate) fn begin(directory: &Path, name: &str) -> anyhow::Result<Identity> {
     match FleetFile::read(directory)? {
         Some(FleetFile { identity: Some(identity), .. }) if identity.name == name => {}
         Some(FleetFile { identity: Some(identity), .. }) => bail!(
-            "{} is the kit of {}; choose another directory, or remove that one",
+            "{} is the kit of {}; choose another directory, or remove that one (K105)",
             directory.display(),
             identity.name
         ),
         Some(_) => bail!(
-            "{} is an open fleet's directory; choose another for the kit",
+            "{} is an open fleet's directory; choose another for the kit (K105)",
             directory.display()
         ),
         None => {}

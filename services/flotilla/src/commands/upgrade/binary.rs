@@ -27,7 +27,7 @@ pub(super) async fn version(binary: &Path) -> anyhow::Result<String> {
     let said = String::from_utf8_lossy(&output.stdout);
     match said.trim().split_once(' ') {
         Some(("flotilla", version)) if output.status.success() => Ok(version.to_owned()),
-        _ => bail!("{} is no flotilla: it says {:?}", binary.display(), said.trim()),
+        _ => bail!("{} is no flotilla: it says {:?} (A109)", binary.display(), said.trim()),
     }
 }
 

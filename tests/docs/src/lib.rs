@@ -1,0 +1,1 @@
+//! What users read, compared with what there is.

@@ -1,0 +1,260 @@
+//! Every error has a code, and every code a page: docs/ERRORS.md.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use proc_macro2::{Span, TokenStream, TokenTree};
+use regex::Regex;
+use syn::{
+    Attribute, Fields, ItemEnum, ItemMod, ItemStruct, LitStr, Macro, Type, parse::ParseStream,
+    visit::Visit,
+};
+use walkdir::WalkDir;
+
+/// Its invariants, which candle tells the words of what it was doing, which have a code.
+const WITHIN: &str = "agents/engine/src/ops";
+/// What developers measure with.
+const BENCH: &str = "services/flotilla/src/bench";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The program's files, without its tests, by their paths from the root.
+fn sources() -> Vec<(String, syn::File)> {
+    let mut sources = Vec::new();
+    for part in ["agents", "proto", "services"] {
+        for entry in WalkDir::new(root().join(part)).sort_by_file_name() {
+            let path = entry.expect("an entry").into_path();
+            let name = path.strip_prefix(root()).expect("below the root").display().to_string();
+            let is_source = name.contains("/src/") && name.ends_with(".rs");
+            let is_test = name.ends_with("/tests.rs") || name.contains("/tests/");
+            if is_source && !is_test {
+                let text = fs::read_to_string(&path).expect("a source");
+                sources.push((name.clone(), syn::parse_file(&text).expect(&name)));
+            }
+        }
+    }
+    assert!(sources.len() > 300, "these are not all: {}", sources.len());
+    sources
+}
+
+/// A message of an error, and what it was made of: nothing, or the type of its cause.
+struct Message {
+    line: usize,
+    words: String,
+    cause: Option<String>,
+}
+
+/// Of one file.
+#[derive(Default)]
+struct Found {
+    /// Types that are errors.
+    types: Vec<String>,
+    messages: Vec<Message>,
+    /// Everything in quotes.
+    strings: Vec<String>,
+}
+
+fn is_test(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|it| {
+        let is = |name| it.path().is_ident(name);
+        is("test")
+            || is("cfg") && it.meta.require_list().is_ok_and(|it| it.tokens.to_string() == "test")
+    })
+}
+
+impl Found {
+    /// The words behind `#[error(`, if it has its own.
+    fn words(attributes: &[Attribute]) -> Option<(LitStr, Span)> {
+        let error = attributes.iter().find(|it| it.path().is_ident("error"))?;
+        let first = |input: ParseStream<'_>| {
+            let words: LitStr = input.parse()?;
+            input.parse::<TokenStream>()?;
+            Ok(words)
+        };
+        let words = error.parse_args_with(first).ok()?;
+        let at = words.span();
+        Some((words, at))
+    }
+
+    fn note(&mut self, attributes: &[Attribute], fields: &Fields) -> bool {
+        let Some((words, at)) = Self::words(attributes) else { return false };
+        let cause = fields.iter().find(|field| {
+            let marked = |name| field.attrs.iter().any(|it| it.path().is_ident(name));
+            field.ident.as_ref().is_some_and(|name| name == "source")
+                || marked("from")
+                || marked("source")
+        });
+        let cause = cause.map(|field| innermost(&field.ty));
+        self.messages.push(Message { line: at.start().line, words: words.value(), cause });
+        true
+    }
+}
+
+/// `io::Error` of `Option<Box<std::io::Error>>`.
+fn innermost(kind: &Type) -> String {
+    let Type::Path(path) = kind else { return "dyn".into() };
+    let names: Vec<_> = path.path.segments.iter().collect();
+    let Some(last) = names.last() else { return String::new() };
+    if let syn::PathArguments::AngleBracketed(inside) = &last.arguments
+        && let Some(syn::GenericArgument::Type(inside)) = inside.args.first()
+    {
+        return innermost(inside);
+    }
+    let named = names.iter().rev().take(2).rev();
+    named.map(|segment| segment.ident.to_string()).collect::<Vec<_>>().join("::")
+}
+
+impl<'ast> Visit<'ast> for Found {
+    fn visit_item_mod(&mut self, item: &'ast ItemMod) {
+        if !is_test(&item.attrs) {
+            syn::visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_item_enum(&mut self, item: &'ast ItemEnum) {
+        let mut any = false;
+        for variant in &item.variants {
+            any |= variant.attrs.iter().any(|it| it.path().is_ident("error"));
+            self.note(&variant.attrs, &variant.fields);
+        }
+        if any {
+            self.types.push(item.ident.to_string());
+        }
+        syn::visit::visit_item_enum(self, item);
+    }
+
+    fn visit_item_struct(&mut self, item: &'ast ItemStruct) {
+        if self.note(&item.attrs, &item.fields) {
+            self.types.push(item.ident.to_string());
+        }
+        syn::visit::visit_item_struct(self, item);
+    }
+
+    fn visit_macro(&mut self, used: &'ast Macro) {
+        let name = used.path.segments.last().map(|name| name.ident.to_string()).unwrap_or_default();
+        let mut literals = Vec::new();
+        gather(&used.tokens, &mut literals);
+        if ["bail", "anyhow", "ensure"].contains(&name.as_str())
+            && let Some(words) = said(&used.tokens, name == "ensure")
+        {
+            let line = used.path.segments[0].ident.span().start().line;
+            self.messages.push(Message { line, words, cause: None });
+        }
+        self.strings.append(&mut literals);
+        syn::visit::visit_macro(self, used);
+    }
+
+    fn visit_lit_str(&mut self, text: &'ast LitStr) {
+        self.strings.push(text.value());
+    }
+
+    fn visit_attribute(&mut self, attribute: &'ast Attribute) {
+        if let Ok(list) = attribute.meta.require_list() {
+            gather(&list.tokens, &mut self.strings);
+        }
+    }
+}
+
+/// The literal that a macro's words begin with; behind a condition, that comes first.
+fn said(tokens: &TokenStream, behind_condition: bool) -> Option<String> {
+    let mut tokens = tokens.clone().into_iter();
+    if behind_condition {
+        tokens.find(|token| matches!(token, TokenTree::Punct(mark) if mark.as_char() == ','))?;
+    }
+    let Some(TokenTree::Literal(literal)) = tokens.next() else { return None };
+    syn::parse_str::<LitStr>(&literal.to_string()).ok().map(|words| words.value())
+}
+
+fn gather(tokens: &TokenStream, strings: &mut Vec<String>) {
+    for token in tokens.clone() {
+        match token {
+            TokenTree::Group(group) => gather(&group.stream(), strings),
+            TokenTree::Literal(literal) => {
+                let text = syn::parse_str::<LitStr>(&literal.to_string());
+                strings.extend(text.ok().map(|text| text.value()));
+            }
+            _ => {}
+        }
+    }
+}
+
+fn read() -> BTreeMap<String, Found> {
+    let read = sources().into_iter().map(|(name, file)| {
+        let mut found = Found::default();
+        found.visit_file(&file);
+        (name, found)
+    });
+    read.collect()
+}
+
+fn code() -> Regex {
+    Regex::new(r"\(([A-Z]\d{3})\)").expect("a pattern")
+}
+
+#[test]
+fn every_message_of_an_error_has_a_code_or_a_cause_that_has() {
+    let files = read();
+    let ours: BTreeSet<&str> =
+        files.values().flat_map(|found| &found.types).map(String::as_str).collect();
+    assert!(ours.len() > 90, "these are not all: {}", ours.len());
+    let (code, placeholder) = (code(), Regex::new(r"\{[^{}]*\}").unwrap());
+    let mut without = Vec::new();
+    let mut seen = 0;
+    for (name, found) in &files {
+        if name.starts_with(WITHIN) || name.starts_with(BENCH) {
+            continue;
+        }
+        for Message { line, words, cause } in &found.messages {
+            seen += 1;
+            let has_words = placeholder.replace_all(words, "").contains(char::is_alphabetic);
+            // What the system says has a code by its kind.
+            let told = cause.as_deref().is_some_and(|cause| {
+                let last = cause.rsplit("::").next().unwrap_or_default();
+                cause == "io::Error" || last != "Error" && ours.contains(last)
+            });
+            if has_words && !told && !code.is_match(words) {
+                without
+                    .push(format!("{name}:{line}: {words} [{}]", cause.as_deref().unwrap_or("-")));
+            }
+        }
+    }
+    assert!(seen > 500, "these are not all: {seen}");
+    assert!(without.is_empty(), "no code:\n{}", without.join("\n"));
+}
+
+#[test]
+fn every_code_has_a_page_and_every_page_a_code() {
+    let errors = fs::read_to_string(root().join("docs/ERRORS.md")).unwrap();
+    let mut pages = BTreeSet::new();
+    let mut letter = ' ';
+    for line in errors.lines() {
+        if let Some(part) = line.strip_prefix("## ") {
+            letter = part.chars().next().unwrap();
+        }
+        let Some(heading) = line.strip_prefix("### ") else { continue };
+        let (code, title) = heading.split_once(' ').expect(heading);
+        assert!(code.starts_with(letter) && !title.is_empty(), "{heading}");
+        assert!(pages.insert(code.to_owned()), "{code} is there twice");
+    }
+    let (text, bytes) = (code(), Regex::new(r#"b"([A-Z]\d{3})""#).unwrap());
+    let mut used = BTreeSet::new();
+    for found in read().values() {
+        for words in &found.strings {
+            used.extend(text.captures_iter(words).map(|found| found[1].to_owned()));
+        }
+    }
+    let own = fs::read_to_string(root().join("proto/wire/src/error_code.rs")).unwrap();
+    used.extend(bytes.captures_iter(&own).map(|found| found[1].to_owned()));
+    // Of words that clap says.
+    used.insert("A100".to_owned());
+    let all = |of: &BTreeSet<String>, not: &BTreeSet<String>| {
+        of.difference(not).cloned().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(all(&used, &pages), "", "without a page");
+    assert_eq!(all(&pages, &used), "", "pages of no error");
+}
