@@ -4,6 +4,7 @@ use std::{fmt::Write, process::ExitCode};
 
 use anyhow::bail;
 use serde_json::json;
+use wire::ErrorCode;
 
 use crate::output;
 
@@ -25,6 +26,10 @@ macro_rules! topics {
 
 /// In the order in which people need them.
 const TOPICS: &[Topic] = topics! {
+    "tutorial" "TUTORIAL" "From one laptop to a cluster, step by step",
+    "strix-halo" "STRIX-HALO" "Fine-tune Qwen2.5 on a Strix Halo",
+    "mi50" "MI50" "Mix an MI50 in",
+    "halo-forge" "HALO-FORGE" "Come from halo-forge",
     "raft" "RAFT" "Reward-ranked fine-tuning: what a cycle does, and every setting of a run",
     "data" "DATA" "Files of prompts and examples, chats, and what is checked of them",
     "verifiers" "VERIFIERS" "What judges samples: what each reads of a prompt, and what it pays",
@@ -44,10 +49,13 @@ const TOPICS: &[Topic] = topics! {
     "sandbox" "SANDBOX" "What contains the programs that a model wrote",
     "runbook" "RUNBOOK" "What to do when something is wrong",
     "upgrades" "UPGRADES" "Newer versions, box by box",
+    "log" "LOG" "Why there is a log, and what follows from it",
+    "storm" "STORM" "Why evals run in processes of their own",
     "reliability" "RELIABILITY" "What may break at any moment, and what was shown of it",
     "bounds" "BOUNDS" "What can grow, and how far",
     "performance" "PERFORMANCE" "What was measured, beside peers and limits",
     "figures" "RAFT-FIGURES" "RAFT measured: what each setting does to what is learned",
+    "errors" "ERRORS" "Codes of errors: what each means and what helps; `flotilla topics B102`",
     "fuzzing" "FUZZING" "Hostile input, and how parsers are tried",
 };
 
@@ -68,17 +76,32 @@ pub(crate) fn topics(topic: Option<&str>, json: bool) -> anyhow::Result<ExitCode
         }
         None => output::print(&list()),
         Some(name) => {
-            let Some(topic) = TOPICS.iter().find(|topic| topic.name == name) else {
-                bail!("there is no topic {name:?}\n{}", list());
+            let Some(text) = text(name) else {
+                bail!("there is no topic {name:?} (A114)\n{}", list());
             };
             if json {
-                output::print_json(&json!({ "topic": topic.name, "text": topic.text }))?;
+                output::print_json(&json!({ "topic": name, "text": text }))?;
             } else {
-                output::print(topic.text.trim_end());
+                output::print(text);
             }
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A page, or what the page of errors says of a code.
+fn text(name: &str) -> Option<&'static str> {
+    let page = |name| TOPICS.iter().find(|topic| topic.name == name).map(|topic| topic.text);
+    let text = match ErrorCode::parse(&name.to_ascii_uppercase()) {
+        None => page(name)?,
+        Some(code) => {
+            let errors = page("errors")?;
+            let start = errors.find(&format!("\n### {code} "))? + "\n### ".len();
+            let section = &errors[start..];
+            &section[..section.find("\n#").unwrap_or(section.len())]
+        }
+    };
+    Some(text.trim_end())
 }
 
 #[cfg(test)]
@@ -92,10 +115,21 @@ mod tests {
         let pages = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs")).unwrap();
         let pages = pages.map(|entry| entry.unwrap().path());
         let pages = pages.filter(|path| path.extension().is_some_and(|it| it == "md"));
-        let pages: BTreeSet<String> =
-            pages.map(|path| std::fs::read_to_string(path).unwrap()).collect();
-        assert_eq!(pages, TOPICS.iter().map(|topic| topic.text.to_owned()).collect());
+        for path in pages {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let is_a_topic = TOPICS.iter().any(|topic| topic.text == text);
+            assert!(is_a_topic || path.ends_with("SUMMARY.md"), "{}", path.display());
+        }
         let names: BTreeSet<_> = TOPICS.iter().map(|topic| topic.name).collect();
         assert_eq!(names.len(), TOPICS.len());
+    }
+
+    #[test]
+    fn a_code_is_a_topic() {
+        let told = text("b102").unwrap();
+        assert!(told.starts_with("B102 The bus cannot be reached\n"), "{told}");
+        assert!(!told.contains('#'), "{told}");
+        assert!(text("X101").unwrap().contains("report"));
+        assert_eq!(text("B999"), None);
     }
 }
