@@ -1,8 +1,6 @@
 //! The bucket of a closed fleet's members and join tokens: written by compare-and-set alone,
 //! read from the leader, followed as it changes. Knows nothing of what its values mean.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use futures::{Stream, stream};
 
@@ -10,14 +8,10 @@ use crate::{
     Bus, MEMBERS_BUCKET,
     kv::{self, Entry},
     prepare::PrepareError,
-    read::patiently_for,
+    read::patiently,
     request::{RequestError, code},
     tail::{Item, Tail, TailError},
 };
-
-/// Who is to be cut off is, though a server of a cluster was just lost: the others agree on another
-/// leader within 8 s.
-const FAILOVER: Duration = Duration::from_secs(15);
 
 /// What stands under a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,7 +74,7 @@ impl Bus {
     /// # Errors
     /// When the bucket cannot be read.
     pub async fn member_slot(&self, key: &str) -> Result<Slot, MembersError> {
-        let entry = patiently_for(FAILOVER, || self.kv_get_in(MEMBERS_BUCKET, key)).await;
+        let entry = patiently(|| self.kv_get_in(MEMBERS_BUCKET, key)).await;
         let Entry { revision, value } = entry.map_err(|source| failed("read", source))?;
         // An empty value is one that was let go.
         Ok(Slot { revision, value: value.filter(|value| !value.is_empty()) })
@@ -91,7 +85,7 @@ impl Bus {
     /// # Errors
     /// When the bucket cannot be read.
     pub async fn member_slots(&self, prefix: &str) -> Result<Vec<(String, Bytes)>, MembersError> {
-        let values = patiently_for(FAILOVER, || self.kv_list_in(MEMBERS_BUCKET, prefix)).await;
+        let values = patiently(|| self.kv_list_in(MEMBERS_BUCKET, prefix)).await;
         let values = values.map_err(|source| failed("list", source))?;
         let own = |(subject, value): (String, Bytes)| Some((key(&subject)?.to_owned(), value));
         Ok(values.into_iter().filter_map(own).collect())
@@ -109,7 +103,7 @@ impl Bus {
         revision: u64,
     ) -> Result<Written, MembersError> {
         let put = || self.kv_put_in(MEMBERS_BUCKET, key, value.clone(), Some(revision));
-        match patiently_for(FAILOVER, put).await {
+        match patiently(put).await {
             Ok(revision) => Ok(Written::New(revision)),
             Err(source) if source.is_code(code::WRONG_LAST_SEQUENCE) => Ok(Written::Changed),
             Err(source) => Err(failed("write", source)),

@@ -49,7 +49,7 @@ pub enum PresenceError {
     },
     #[error("command agent {agent}: it is not connected to the bus (B115)")]
     NotListening { agent: String },
-    #[error("{what}: the connection to the bus is closed (B115)")]
+    #[error("{what}: the connection to the bus is closed (B102)")]
     Closed {
         what: String,
         #[source]

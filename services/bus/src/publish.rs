@@ -49,8 +49,8 @@ impl Published {
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
     #[error(
-        "publish {subject}: {bytes} bytes, but the bus accepts at most {limit}; split the work \
-         into smaller jobs or raise the nats-server's max_payload (B112)"
+        "publish {subject}: {bytes} bytes, but the bus accepts at most {limit}; ask for \
+         fewer tokens or samples a prompt, or raise the nats-server's max_payload (B112)"
     )]
     TooLarge { subject: String, bytes: usize, limit: usize },
     #[error(

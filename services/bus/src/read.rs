@@ -11,8 +11,11 @@ use wire::{FactError, Record, with_authors};
 use crate::{
     Bus, STREAM,
     backoff::Backoff,
-    request::{ANSWER_LIMIT, RequestError, code},
+    request::{RequestError, code},
 };
+
+/// The servers of a cluster that lost one agree on another leader within 8 s.
+const FAILOVER: Duration = Duration::from_secs(15);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
@@ -214,23 +217,12 @@ impl Bus {
     }
 }
 
-/// Repeats a read while it fails in a way that passes, for as long as one answer may take.
-pub(crate) async fn patiently<T, F>(read: impl FnMut() -> F) -> Result<T, RequestError>
+/// Repeats what fails in a way that passes, until a cluster that lost a server goes on.
+pub(crate) async fn patiently<T, F>(mut read: impl FnMut() -> F) -> Result<T, RequestError>
 where
     F: Future<Output = Result<T, RequestError>>,
 {
-    patiently_for(ANSWER_LIMIT, read).await
-}
-
-/// As `patiently`, for so long.
-pub(crate) async fn patiently_for<T, F>(
-    limit: Duration,
-    mut read: impl FnMut() -> F,
-) -> Result<T, RequestError>
-where
-    F: Future<Output = Result<T, RequestError>>,
-{
-    let mut backoff = Backoff::until(Instant::now() + limit);
+    let mut backoff = Backoff::until(Instant::now() + FAILOVER);
     loop {
         match read().await {
             Err(error) if error.is_transient() && backoff.wait().await => {}

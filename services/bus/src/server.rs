@@ -84,7 +84,7 @@ pub struct ManagedServer {
 pub enum StartError {
     #[error(transparent)]
     Binary(#[from] BinaryError),
-    #[error("use {} for a nats-server (B107)", dir.display())]
+    #[error("use {} for a nats-server", dir.display())]
     Dir {
         dir: PathBuf,
         #[source]

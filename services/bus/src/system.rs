@@ -39,7 +39,7 @@ pub enum SystemError {
     },
     #[error("tell the nats-server at {urls} of the fleet's members: no answer (B102)")]
     Silent { urls: String },
-    #[error("the nats-server did not take a member's account: {description} (B103)")]
+    #[error("the nats-server did not take a member's account: {description} (B109)")]
     Rejected { description: String },
 }
 

@@ -191,7 +191,7 @@ async fn a_fact_that_is_too_large_is_refused_before_it_is_sent() {
     bus.publish(&control(1, &"x".repeat(limit - 100))).await.unwrap();
     let error = bus.publish(&control(2, &"x".repeat(limit))).await.unwrap_err();
     assert!(matches!(error, PublishError::TooLarge { .. }));
-    assert!(error.to_string().contains("split the work"), "{error}");
+    assert!(error.to_string().contains("raise the nats-server"), "{error}");
 }
 
 #[tokio::test]
