@@ -28,7 +28,7 @@ pub struct Adapter {
 
 #[derive(Debug, thiserror::Error)]
 pub enum AdapterError {
-    #[error("could not read or write {path}; is it a PEFT adapter directory? (M107)")]
+    #[error("could not read or write {path}; is it a PEFT adapter directory? (M101)")]
     File { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Settings(#[from] SettingsError),
@@ -41,14 +41,14 @@ pub enum AdapterError {
     )]
     Tables { path: PathBuf, name: String },
     #[error(
-        "a LoRA adapter needs a rank from 1 to {most}, at least one module and a finite alpha other than 0 (M107)"
+        "a LoRA adapter needs a rank from 1 to {most}, at least one module and a finite alpha other than 0 (R113)"
     )]
     Spec { most: usize },
     #[error(
         "the adapter's shapes do not fit this model; load it with the model it was trained on (M107)"
     )]
     OtherModel,
-    #[error("a bf16 model takes one adapter; merge the first into the base as files (M107)")]
+    #[error("a bf16 model takes one adapter; merge the first into the base as files (M113)")]
     Second,
     #[error("could not use the adapter's tensors")]
     Tensors(#[from] TensorFileError),

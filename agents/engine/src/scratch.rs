@@ -33,7 +33,7 @@ impl Default for Shape {
 pub enum ScratchError {
     #[error("could not write {path}")]
     Write { path: PathBuf, source: std::io::Error },
-    #[error("could not describe {path} as JSON (F106)")]
+    #[error("could not describe {path} as JSON (X101)")]
     Json { path: PathBuf, source: serde_json::Error },
 }
 

@@ -15,7 +15,7 @@ pub(crate) struct Sequence {
 #[derive(Debug, thiserror::Error)]
 pub enum SequenceError {
     #[error(
-        "the model's config.json names no eos_token_id to end a completion with; add it (M110)"
+        "the model's config.json names no eos_token_id to end a completion with; add it (M104)"
     )]
     NoEndToken,
     #[error(

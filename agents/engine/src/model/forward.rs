@@ -26,6 +26,13 @@ pub(crate) struct Pass<'a> {
     pub(crate) trained: Option<Trained<'a>>,
 }
 
+/// `scale * x Aᵀ` of a LoRA pair, also as it is multiplied, and the pair's other half.
+struct Low<'a> {
+    values: Tensor,
+    rows: Rows,
+    b: &'a Tensor,
+}
+
 /// What one projection computed.
 pub(crate) struct Projected {
     pub(crate) out: Tensor,
@@ -91,6 +98,35 @@ impl Model {
         input: &Tensor,
         attend: &mut Attend<'_>,
     ) -> Result<(Tensor, LayerTape)> {
+        let (mut tape, activated) = self.up_to_down(index, pass, input, attend)?;
+        let [down] = self.project(index, [Module::Down], pass, &activated)?;
+        tape.lows.push(down.low);
+        Ok((sum_of(&tape.middle, &down.out)?, tape))
+    }
+
+    /// The tape of a layer whose output is known: without its last product, a fourth of it.
+    pub(crate) fn tape(
+        &self,
+        index: usize,
+        pass: &Pass<'_>,
+        input: &Tensor,
+        attend: &mut Attend<'_>,
+    ) -> Result<LayerTape> {
+        let (mut tape, activated) = self.up_to_down(index, pass, input, attend)?;
+        let rows = Rows::new(pass.phase, &activated, self.precision())?;
+        let [low] = self.lows(index, [Module::Down], pass, &activated, &rows)?;
+        tape.lows.push(low.map(|low| low.values));
+        Ok(tape)
+    }
+
+    /// The tape but for the pair of the last product, and what that product reads.
+    fn up_to_down(
+        &self,
+        index: usize,
+        pass: &Pass<'_>,
+        input: &Tensor,
+        attend: &mut Attend<'_>,
+    ) -> Result<(LayerTape, Tensor)> {
         let layer = &self.weights.layers[index];
         let epsilon = self.config.norm_epsilon;
         let attention_input = norm::rms_norm(input, &layer.input_norm, epsilon)?;
@@ -115,9 +151,7 @@ impl Model {
         let modules = [Module::Gate, Module::Up];
         let [gate, up] = self.project(index, modules, pass, &feed_input)?;
         let activated = swiglu::swiglu(&gate.out, &up.out)?;
-        let [down] = self.project(index, [Module::Down], pass, &activated)?;
-        let result = sum_of(&middle, &down.out)?;
-        lows.extend([output.low, gate.low, up.low, down.low]);
+        lows.extend([output.low, gate.low, up.low]);
         let tape = LayerTape {
             input: input.clone(),
             unnormed,
@@ -130,7 +164,7 @@ impl Model {
             up: up.out,
             lows,
         };
-        Ok((result, tape))
+        Ok((tape, activated))
     }
 
     /// `x` by several modules, each with its pair of an adapter where it has one.
@@ -141,8 +175,34 @@ impl Model {
         pass: &Pass<'_>,
         x: &Tensor,
     ) -> Result<[Projected; N]> {
+        let rows = Rows::new(pass.phase, x, self.precision())?;
+        let lows = self.lows(index, modules, pass, x, &rows)?;
+        let linears = modules.map(|module| &self.weights.layers[index].linears[module as usize]);
+        let all = linears.iter().zip(&lows).map(|(linear, low)| {
+            let mut terms = vec![(&rows, linear.weight.clone())];
+            terms.extend(low.iter().map(|low| (&low.rows, low.b.into())));
+            Projection { terms, bias: linear.bias.as_ref() }
+        });
+        let outs = matmul::project_all(&all.collect::<Vec<_>>())?;
+        let projected = outs
+            .into_iter()
+            .zip(lows)
+            .map(|(out, low)| Projected { out, low: low.map(|low| low.values) });
+        let missing = || candle_core::Error::msg("a projection is missing");
+        let projected: Vec<_> = projected.collect();
+        projected.try_into().map_err(|_| missing())
+    }
+
+    /// What the first halves of the modules' pairs make of `x`, which is `rows`.
+    fn lows<'a, const N: usize>(
+        &'a self,
+        index: usize,
+        modules: [Module; N],
+        pass: &Pass<'a>,
+        x: &Tensor,
+        rows: &Rows,
+    ) -> Result<[Option<Low<'a>>; N]> {
         let (precision, &Pass { phase, trained, .. }) = (self.precision(), pass);
-        let rows = Rows::new(phase, x, precision)?;
         let adapter = trained.map_or(self.beside.as_deref(), |trained| Some(trained.adapter));
         let dropout = trained.and_then(|trained| trained.dropout);
         let mut pairs = Vec::with_capacity(N);
@@ -154,28 +214,16 @@ impl Model {
             pairs.push((place, pair, seen));
         }
         let down = pairs.iter().map(|(_, pair, seen)| {
-            let terms = vec![(seen.as_ref().unwrap_or(&rows), (&pair.a).into())];
+            let terms = vec![(seen.as_ref().unwrap_or(rows), (&pair.a).into())];
             Projection { terms, bias: None }
         });
         let narrow = matmul::project_all(&down.collect::<Vec<_>>())?;
         let mut lows = [const { None }; N];
-        for ((place, pair, _), low) in pairs.iter().zip(narrow) {
-            let low = (low * pair.scale)?;
-            lows[*place] = Some((Rows::new(phase, &low, precision)?, low, &pair.b));
+        for ((place, pair, _), values) in pairs.iter().zip(narrow) {
+            let values = (values * pair.scale)?;
+            let rows = Rows::new(phase, &values, precision)?;
+            lows[*place] = Some(Low { rows, values, b: &pair.b });
         }
-        let linears = modules.map(|module| &self.weights.layers[index].linears[module as usize]);
-        let all = linears.iter().zip(&lows).map(|(linear, low)| {
-            let mut terms = vec![(&rows, linear.weight.clone())];
-            terms.extend(low.iter().map(|(rows, _, b)| (rows, (*b).into())));
-            Projection { terms, bias: linear.bias.as_ref() }
-        });
-        let outs = matmul::project_all(&all.collect::<Vec<_>>())?;
-        let projected = outs.into_iter().zip(lows).map(|(out, low)| {
-            let low = low.map(|(_, low, _)| low);
-            Projected { out, low }
-        });
-        let missing = || candle_core::Error::msg("a projection is missing");
-        let projected: Vec<_> = projected.collect();
-        projected.try_into().map_err(|_| missing())
+        Ok(lows)
     }
 }

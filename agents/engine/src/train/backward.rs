@@ -129,7 +129,7 @@ impl Gradients {
             let index = tapes.len();
             let tape = match kept {
                 Kept::Tape(tape) => *tape,
-                Kept::Input(x) => model.layer(index, &pass, &x, &mut attend)?.1,
+                Kept::Input(x) => model.tape(index, &pass, &x, &mut attend)?,
             };
             let layer = &model.weights.layers[index];
             let mut back = LayerPass { gradients: self, model, trained, index, layer, tape: &tape };
