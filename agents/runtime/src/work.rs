@@ -288,7 +288,7 @@ impl Post {
         let work = async {
             work.await.unwrap_or_else(|_| {
                 Err(JobError::retry(anyhow::anyhow!(
-                    "the agent panicked; its log says where (E113)"
+                    "the agent panicked; its log says where (X101)"
                 )))
             })
         };

@@ -68,7 +68,7 @@ pub enum BaseError {
     Weights(#[from] WeightsError),
     #[error(
         "{id} is no directory here, is not whole in this machine's Hugging Face cache, and could \
-         not be downloaded; where the network allows, `hf download {id}`, or copy the model here and name its directory (H101)"
+         not be downloaded; where the network allows, `hf download {id}`, or copy the model here and name its directory"
     )]
     Download {
         id: String,

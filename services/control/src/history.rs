@@ -32,7 +32,7 @@ pub enum HistoryError {
     NotYet { run: RunId, cycle: u32 },
     #[error("the archive of cycle {cycle}: {why} (R107)")]
     Archive { cycle: u32, why: String },
-    #[error("put the page together: {0} (R107)")]
+    #[error("put the page together: {0} (X101)")]
     Page(String),
     #[error(transparent)]
     Store(#[from] StoreError),

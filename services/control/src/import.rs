@@ -53,7 +53,7 @@ pub enum ImportError {
     Shape,
     #[error("key {key}: expected {expected}, not {found} (R102)")]
     Value { key: String, expected: &'static str, found: String },
-    #[error("it names no prompts; name them with --prompts (R102)")]
+    #[error("it names no prompts; name them with --prompts (A100)")]
     NoPrompts,
     #[error("what comes of it is no spec that can run")]
     Spec(#[source] Box<crate::SubmitError>),

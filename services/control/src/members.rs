@@ -134,7 +134,7 @@ pub enum Refusal {
     )]
     Repeated,
     #[error(
-        "{name} is a user: its kit is not renewed; whoever administers the fleet makes a new one (flotilla user create) (K109)"
+        "{name} is a user: its kit is not renewed; whoever administers the fleet makes a new one (flotilla user create) (K103)"
     )]
     NotRenewed { name: String },
     #[error("{field}: {problem} (G101)")]

@@ -173,7 +173,7 @@ impl FleetArgs {
 /// What a fleet says of itself to those who join.
 pub(crate) async fn config(bus: &Bus) -> anyhow::Result<v1::FleetConfig> {
     let config = bus.fleet_config().await?;
-    config.context("there is no fleet on this NATS server; `flotilla up` starts one")
+    config.context("there is no fleet on this NATS server; `flotilla up` starts one (A103)")
 }
 
 #[cfg(test)]

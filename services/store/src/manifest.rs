@@ -40,7 +40,7 @@ pub struct TreeFile {
 pub enum ManifestError {
     #[error("it is not a manifest (S106)")]
     Syntax(#[source] serde_json::Error),
-    #[error("its schema is {0:?}, this version reads {SCHEMA:?}: update flotilla (S106)")]
+    #[error("its schema is {0:?}, this version reads {SCHEMA:?}: update flotilla (E111)")]
     Schema(String),
     #[error("it lists {0} files, the limit is {MAX_FILES} (S107)")]
     TooManyFiles(usize),

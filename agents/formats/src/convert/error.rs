@@ -23,7 +23,7 @@ pub enum ConvertError {
     Write { path: PathBuf, source: std::io::Error },
     #[error("{path} is not valid JSON (F106)")]
     Json { path: PathBuf, source: serde_json::Error },
-    #[error("{path}: tensor `{name}` {what} (M106)")]
+    #[error("{path}: tensor `{name}` {what} (M107)")]
     Adapter { path: PathBuf, name: String, what: String },
     #[error(
         "an adapter is written as f32, f16 or bf16, not q8_0: it is small, and B's rows too short (M111)"

@@ -328,13 +328,7 @@ pub const CHECKS: [Check; 56] = [
         "every example is padded to the longest allowed",
         "pad to the longest of a batch; group_by_length",
     ),
-    check(
-        "C-65",
-        Plan,
-        "by design",
-        "an eval is a process of its own that runs when no trainer does",
-        "",
-    ),
+    check("C-65", Plan, "by design", "an eval is a process of its own", ""),
     check(
         "C-66",
         Gpu,

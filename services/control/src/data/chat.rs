@@ -56,7 +56,7 @@ pub enum TemplateError {
 pub enum ChatError {
     #[error(
         "a conversation needs the base's chat template to be written; write \"prompt\" (and \
-         \"completion\") as text here (D107)"
+         \"completion\") as text here (D106)"
     )]
     NoTemplate,
     #[error(

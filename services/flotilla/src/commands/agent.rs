@@ -159,7 +159,7 @@ fn granted_only(granted: &Shown, args: &mut AgentArgs) -> anyhow::Result<()> {
     let Some(pool) = pool else { return Ok(()) };
     if let Some(wanted) = args.name.as_deref().filter(|wanted| *wanted != name.as_str()) {
         bail!(
-            "--name {wanted}: this kit is the one of {name}; leave --name out, or join again under that name (A102)"
+            "--name {wanted}: this kit is the one of {name}; leave --name out, or join again under that name (K105)"
         );
     }
     args.name = Some(name.to_string());
@@ -168,7 +168,7 @@ fn granted_only(granted: &Shown, args: &mut AgentArgs) -> anyhow::Result<()> {
     if let Some(role) = args.roles.iter().find(|role| !may(role)) {
         let granted: Vec<&str> = roles.iter().map(|role| role.as_str()).collect();
         bail!(
-            "--roles {role}: {name} was let in as {}; ask for a join token with that role (A102)",
+            "--roles {role}: {name} was let in as {}; ask for a join token with that role (K107)",
             granted.join(", ")
         );
     }
@@ -328,7 +328,7 @@ fn roles(
         });
     }
     if named.is_empty() && args.watch.watch.is_none() {
-        bail!("which roles? pass --roles with some of {}, or --watch DIR (A101)", ROLES.join(", "));
+        bail!("which roles? pass --roles with some of {}, or --watch DIR (A100)", ROLES.join(", "));
     }
     if roles.is_empty() && !named.is_empty() {
         bail!("none of the roles asked for can be done here; what was logged says why (A112)");

@@ -92,7 +92,8 @@ pub(crate) async fn restore(
     for copied in &about.streams {
         check(&args.from, copied).await?;
     }
-    let directory = fleet.dir.as_ref().context("pass --dir DIR, where the fleet is to be")?;
+    let directory =
+        fleet.dir.as_ref().context("pass --dir DIR, where the fleet is to be (A103)")?;
     empty(directory, &[keys::DIRECTORY])?;
     let directory = directory.canonicalize().context("find the fleet's directory")?;
     let unfinished = directory.join(UNFINISHED);
@@ -163,7 +164,7 @@ fn empty(directory: &Path, but_for: &[&str]) -> anyhow::Result<()> {
     for entry in entries {
         let name = entry.with_context(|| format!("read {}", directory.display()))?.file_name();
         if !but_for.iter().any(|allowed| name == *allowed) {
-            bail!("{} is not empty; name a new directory (A104)", directory.display());
+            bail!("{} is not empty; name a new directory (A110)", directory.display());
         }
     }
     Ok(())

@@ -144,7 +144,7 @@ async fn open_store(bus: &Bus, args: &CoordinatorArgs) -> anyhow::Result<Store> 
         (Some(url), _) => url.clone(),
         (None, Some(config)) => config.store,
         (None, None) => anyhow::bail!(
-            "where do files live? pass --store file:///DIR or s3://BUCKET/PREFIX the first time (A103)"
+            "where do files live? pass --store file:///DIR or s3://BUCKET/PREFIX the first time (S101)"
         ),
     };
     let store = Store::open(&url).await?;

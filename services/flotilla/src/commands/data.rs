@@ -16,7 +16,7 @@ use crate::{
 pub(crate) fn data(command: DataCommand, json: bool) -> anyhow::Result<ExitCode> {
     match command {
         DataCommand::Stats { files } => {
-            ensure!(!files.is_empty(), "name at least one file (A101)");
+            ensure!(!files.is_empty(), "name at least one file (A100)");
             let mut report = DataReport::default();
             for path in files {
                 let (file, warnings) =
@@ -112,7 +112,7 @@ fn wanted(held: &HeldArgs) -> anyhow::Result<Held> {
             Ok(Held::Share(share))
         }
         (None, Some(count)) => Ok(Held::Count(count)),
-        (None, None) => anyhow::bail!("name --share or --count (A101)"),
+        (None, None) => anyhow::bail!("name --share or --count (A100)"),
     }
 }
 

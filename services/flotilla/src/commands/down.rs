@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(50);
 
 pub(crate) async fn down(fleet: &FleetArgs) -> anyhow::Result<ExitCode> {
-    let directory = fleet.dir.as_ref().context("pass --dir DIR, the fleet's directory")?;
+    let directory = fleet.dir.as_ref().context("pass --dir DIR, the fleet's directory (A103)")?;
     let file = FleetFile::read(directory)?;
     let pid = file.as_ref().and_then(|file| Pid::from_raw(i32::try_from(file.pid).ok()?));
     let Some(pid) = pid.filter(|pid| is_up(*pid)) else {

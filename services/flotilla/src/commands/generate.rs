@@ -77,7 +77,7 @@ fn candle_dtype(dtype: Option<BaseDtype>) -> anyhow::Result<Dtype> {
     match dtype {
         None | Some(BaseDtype::F32) => Ok(Dtype::F32),
         Some(BaseDtype::Bf16) => Ok(Dtype::Bf16),
-        Some(BaseDtype::F16) => bail!("--dtype f16: candle holds weights as f32 or bf16 (M105)"),
+        Some(BaseDtype::F16) => bail!("--dtype f16: candle holds weights as f32 or bf16 (A101)"),
     }
 }
 

@@ -113,7 +113,7 @@ async fn tell(keys: &Keys) -> anyhow::Result<()> {
 }
 
 fn directory(fleet: &FleetArgs) -> anyhow::Result<&Path> {
-    fleet.dir.as_deref().context("pass --dir DIR, the fleet's directory")
+    fleet.dir.as_deref().context("pass --dir DIR, the fleet's directory (A103)")
 }
 
 fn show(keys: &Keys, json: bool) -> anyhow::Result<()> {

@@ -109,7 +109,7 @@ pub(crate) async fn up(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Result<ExitC
 
 fn prepare_directory(fleet: &FleetArgs) -> anyhow::Result<PathBuf> {
     let directory =
-        fleet.dir.as_ref().context("pass --dir DIR, where the fleet's files are to be")?;
+        fleet.dir.as_ref().context("pass --dir DIR, where the fleet's files are to be (A103)")?;
     std::fs::create_dir_all(directory)
         .and_then(|()| directory.canonicalize())
         .with_context(|| format!("use {} for a fleet", directory.display()))
@@ -161,7 +161,7 @@ fn keys(args: &UpArgs, directory: &Path, gateway: SocketAddr) -> anyhow::Result<
         let keys = directory.join(keys::DIRECTORY);
         bail!(
             "--open: this fleet has keys, and its agents look for a closed one; leave --open out, \
-             or begin another in a directory without {} (A102)",
+             or begin another in a directory without {} (K105)",
             keys.display()
         );
     }

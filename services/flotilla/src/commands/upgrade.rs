@@ -107,7 +107,7 @@ async fn members(args: &UpgradeArgs, control: &Control) -> anyhow::Result<Vec<Me
     let directories = match &args.agent_dir[..] {
         [] if packaged.exists() => vec![packaged],
         [] => bail!(
-            "which agents are this box's? pass --agent-dir DIR, as they were started with (A103)"
+            "which agents are this box's? pass --agent-dir DIR, as they were started with (A109)"
         ),
         named => named.to_vec(),
     };

@@ -62,7 +62,7 @@ pub(crate) fn verify(args: &VerifyArgs, json: bool) -> anyhow::Result<ExitCode> 
             break;
         }
         if let [first, ..] = &*once.lacking(&items) {
-            bail!("this box lacks {first} (V103)");
+            bail!("this box lacks {first} (E117)");
         }
         for judgement in once.judge(&items) {
             tally.count(&judgement.verdict);
@@ -104,7 +104,7 @@ fn settings(text: &str) -> anyhow::Result<v1::Verifier> {
     };
     let spec: VerifierSpec = serde_saphyr::from_str(&yaml)
         .map_err(|error| anyhow::anyhow!("{error}"))
-        .context("--verifier cannot be read; docs/VERIFIERS.md has examples")?;
+        .context("--verifier cannot be read; docs/VERIFIERS.md has examples (V103)")?;
     Ok(spec.verifier("verifier")?)
 }
 

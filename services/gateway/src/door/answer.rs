@@ -29,7 +29,7 @@ pub(super) enum Refusal {
     Range { size: u64 },
     #[error("{transfers} transfers are under way, which is the most; try again (G104)")]
     Busy { transfers: usize },
-    #[error("the store did not answer in {seconds} s (G110)")]
+    #[error("the store did not answer in {seconds} s (S105)")]
     Slow { seconds: u64 },
     #[error(transparent)]
     Fault(#[from] Fault),

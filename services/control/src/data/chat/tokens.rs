@@ -16,7 +16,7 @@ const FILE_BYTES_MAX: u64 = 256 << 20;
 pub enum TokensError {
     #[error("read {path}")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not a JSON object (D106)")]
+    #[error("{path} is not a JSON object (F106)")]
     Json { path: PathBuf, source: serde_json::Error },
 }
 

@@ -55,7 +55,7 @@ fn candle_dtype(dtype: LocalDtype) -> anyhow::Result<engine::Dtype> {
         LocalDtype::Bf16 => Ok(engine::Dtype::Bf16),
         LocalDtype::F16 | LocalDtype::Q8_0 => {
             bail!(
-                "candle holds weights as f32 or bf16: pass one of these, or --engine llama.cpp (M105)"
+                "candle holds weights as f32 or bf16: pass one of these, or --engine llama.cpp (A101)"
             )
         }
     }

@@ -121,7 +121,7 @@ fn agent_arguments(directory: &Path, args: &JoinArgs) -> anyhow::Result<Vec<std:
     let checked = Cli::try_parse_from(std::iter::once("flotilla".into()).chain(all.clone()));
     match checked {
         Ok(_) => Ok(all),
-        Err(error) => bail!("what stands behind `--` is for the agent: {} (A104)", error.render()),
+        Err(error) => bail!("what stands behind `--` is for the agent: {} (A100)", error.render()),
     }
 }
 
@@ -150,7 +150,7 @@ async fn admit(
     }
     if token.gateways.is_empty() {
         bail!(
-            "this join token names no gateway; make one with `flotilla token create --gateway HOST:PORT` (K106)"
+            "this join token names no gateway; make one with `flotilla token create --gateway HOST:PORT` (A117)"
         );
     }
     let public_key = identity.public_key()?;
