@@ -3,9 +3,9 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::{Path, PathBuf},
 };
 
+use docs::root;
 use proc_macro2::{Span, TokenStream, TokenTree};
 use regex::Regex;
 use syn::{
@@ -18,10 +18,6 @@ use walkdir::WalkDir;
 const WITHIN: &str = "agents/engine/src/ops";
 /// What developers measure with.
 const BENCH: &str = "services/flotilla/src/bench";
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 /// The program's files, without its tests, by their paths from the root.
 fn sources() -> Vec<(String, syn::File)> {

@@ -6,11 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use docs::root;
 use regex::Regex;
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 fn pages(directory: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(root().join(directory)).expect("a directory");

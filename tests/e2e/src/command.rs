@@ -113,3 +113,12 @@ pub(crate) fn run_on(
     let text = |reader: std::thread::JoinHandle<String>| reader.join().expect("reading a pipe");
     Output { code: status.code().unwrap_or(-1), stdout: text(stdout), stderr: text(stderr) }
 }
+
+/// Runs another program to its end; what it said when it failed.
+pub(crate) fn done(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+}

@@ -2,6 +2,8 @@
 
 use std::{net::Ipv4Addr, process::Command};
 
+use crate::command::done;
+
 /// This machine at one end of a veth pair, a namespace at the other.
 pub struct OtherHost {
     name: String,
@@ -79,11 +81,5 @@ impl Drop for OtherHost {
 }
 
 fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
-    let output = Command::new(program).args(arguments).output();
-    let output = output.map_err(|error| format!("{program}: {error}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(format!("{program} {arguments:?}: {}", said.trim()))
+    done(Command::new(program).args(arguments))
 }

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use crate::until;
+use crate::{command::done, until};
 
 /// A switch in a network of its own, where no firewall of this machine is in the way, and hosts.
 pub struct Lan {
@@ -154,7 +154,7 @@ impl Namespace {
     }
 
     fn ip(&self, arguments: &[&str]) -> Result<(), String> {
-        run(self.enter().args(["--", "ip"]).args(arguments))
+        done(self.enter().args(["--", "ip"]).args(arguments))
     }
 }
 
@@ -196,13 +196,5 @@ impl Host {
 }
 
 fn ip(arguments: &[&str]) -> Result<(), String> {
-    run(Command::new("ip").args(arguments))
-}
-
-fn run(command: &mut Command) -> Result<(), String> {
-    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+    done(Command::new("ip").args(arguments))
 }

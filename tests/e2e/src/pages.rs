@@ -15,14 +15,9 @@ pub enum Block {
 /// # Panics
 /// When there is no such page, or none are.
 pub fn blocks(page: &str) -> Vec<Block> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(page);
-    let text = std::fs::read_to_string(&path).expect(page);
     let mut blocks = Vec::new();
-    for (number, part) in text.split("\n```").enumerate() {
-        // Every second part is between two fences.
-        let (true, Some((head, body))) = (number % 2 == 1, part.split_once('\n')) else { continue };
+    for (head, text) in fenced(page) {
         let words: Vec<&str> = head.split(' ').collect();
-        let text = format!("{body}\n");
         match words[..] {
             ["sh", host] => {
                 blocks.push(Block::Run { host: host.into(), stays: false, script: text });
@@ -39,4 +34,22 @@ pub fn blocks(page: &str) -> Vec<Block> {
     }
     assert!(!blocks.is_empty(), "{page} has nothing to run");
     blocks
+}
+
+/// The blocks of a page that are in a language and nothing else, in order.
+///
+/// # Panics
+/// When there is no such page.
+pub fn in_language(page: &str, language: &str) -> Vec<String> {
+    let blocks = fenced(page).into_iter().filter(|(head, _)| head == language);
+    blocks.map(|(_, text)| text).collect()
+}
+
+/// What stands behind the fence, and what between it and the next.
+fn fenced(page: &str) -> Vec<(String, String)> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(page);
+    let text = std::fs::read_to_string(&path).expect(page);
+    // Every second part is between two fences.
+    let parts = text.split("\n```").skip(1).step_by(2).filter_map(|part| part.split_once('\n'));
+    parts.map(|(head, body)| (head.to_owned(), format!("{body}\n"))).collect()
 }

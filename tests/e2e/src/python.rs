@@ -6,6 +6,8 @@ use std::{
     process::{Command, Stdio},
 };
 
+use crate::command::done;
+
 /// What only the tests need, beside the client's own requirements.
 const FOR_TESTS: [&str; 3] =
     ["numpy==2.4.6", "openapi-spec-validator==0.9.0", "safetensors==0.8.0"];
@@ -98,17 +100,9 @@ fn install(directory: &Path, packages: &[&str]) -> Result<(), String> {
     if std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
         return Ok(());
     }
-    said(Command::new("python3").args(["-m", "venv", "--clear"]).arg(directory))?;
+    done(Command::new("python3").args(["-m", "venv", "--clear"]).arg(directory))?;
     let mut pip = Command::new(directory.join("bin/python"));
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-    said(pip.args(packages))?;
+    done(pip.args(packages))?;
     std::fs::write(&stamp, wanted).map_err(|error| error.to_string())
-}
-
-fn said(command: &mut Command) -> Result<(), String> {
-    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)))
 }

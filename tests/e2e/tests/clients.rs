@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use e2e::{Ended, Files, Fleet, Python, Sampling};
+use e2e::{Ended, Files, Fleet, Python, Sampling, pages::in_language};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -155,10 +155,7 @@ fn a_shell_steers_and_watches_a_run_as_the_docs_say() {
     let fleet = Fleet::open("trainer,evaluator");
     let files = Files::create(fleet.path());
     let run = fleet.submit(&files.sft(3000, 1500));
-    let docs = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/API.md"));
-    let docs = docs.unwrap();
-    let (_, block) = docs.split_once("```sh\n").expect("the commands");
-    let (commands, _) = block.split_once("```").expect("their end");
+    let commands = &in_language("API.md", "sh")[0];
     let commands = commands.replace("fleet/fleet.json", "fleet.json");
     let shell = Command::new("bash")
         .args(["-euo", "pipefail", "-c", &commands])
@@ -257,15 +254,6 @@ fn the_api_describes_itself_to_whoever_asks() {
     assert!(judged.starts_with("3.1.1 "), "{judged}");
 }
 
-/// The blocks of a page in one language, in order.
-fn blocks(page: &str, language: &str) -> Vec<String> {
-    let path = format!("{}/../../docs/{page}", env!("CARGO_MANIFEST_DIR"));
-    let text = std::fs::read_to_string(path).expect(page);
-    let fence = format!("```{language}\n");
-    let block = |rest: &str| rest.split_once("```").expect("its end").0.to_owned();
-    text.split(&fence).skip(1).map(block).collect()
-}
-
 /// Where the blocks of docs/SCRIPTS.md find what they name.
 fn desk(fleet: &Fleet, files: &Files) -> std::path::PathBuf {
     let desk = files.path("config.json").parent().expect("a directory").to_owned();
@@ -292,7 +280,7 @@ fn python_does_what_the_docs_say() {
     let desk = desk(&fleet, &files);
     files.sft(60, 30);
     let mut make = Command::new("bash");
-    let stubs = &blocks("SCRIPTS.md", "sh")[0];
+    let stubs = &in_language("SCRIPTS.md", "sh")[0];
     let bin = python.program("python").get_program().to_owned();
     let bin = std::path::Path::new(&bin).parent().expect("a directory").to_owned();
     let path = std::env::join_paths(
@@ -302,7 +290,7 @@ fn python_does_what_the_docs_say() {
     );
     make.args(["-euo", "pipefail", "-c", stubs]).current_dir(&desk).env("PATH", path.unwrap());
     ran(make, stubs);
-    let blocks = blocks("SCRIPTS.md", "python");
+    let blocks = in_language("SCRIPTS.md", "python");
     let run = |block: &str, name: &str, value: &str| {
         let mut command = python.program("python");
         command.args(["-c", block]).current_dir(&desk).env(name, value);
@@ -331,7 +319,7 @@ fn grpcurl_and_the_nats_command_do_what_the_docs_say() {
     if there == [false, false] {
         return;
     }
-    let blocks = blocks("SCRIPTS.md", "sh");
+    let blocks = in_language("SCRIPTS.md", "sh");
     let fleet = Fleet::open("trainer,evaluator");
     let files = Files::create(fleet.path());
     let run = fleet.submit(&files.sft(60, 30));
