@@ -62,10 +62,11 @@ pub(crate) fn project(projections: Vec<Projection<'_>>) {
             jobs[*job].project(panel, &mut room);
         }
     };
-    let tasks = 4 * rayon::current_num_threads();
+    // Small enough that none is waited for long at the end.
+    let tasks = 32 * rayon::current_num_threads();
     match panels.len() {
         0 | 1 => work(&panels),
-        count => panels.par_chunks(count.div_ceil(tasks)).for_each(work),
+        count => panels.par_chunks(count.div_ceil(tasks)).with_max_len(1).for_each(work),
     }
 }
 
