@@ -11,7 +11,7 @@ use futures::{
     StreamExt, TryStreamExt,
     stream::{self, BoxStream},
 };
-use object_store::{ObjectStoreExt, path::Path};
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, path::Path};
 use tokio_util::{io::ReaderStream, task::AbortOnDropHandle};
 use wire::Digest;
 
@@ -26,6 +26,8 @@ use crate::{
 /// Ranges asked for at once; each is its own request, so none meets the request timeout.
 const RANGES_IN_FLIGHT: usize = 4;
 const LOCAL_CHUNK: usize = 1 << 20;
+/// Chunks that are there already and go to another thread together.
+const WRITTEN_AT_ONCE: usize = 256;
 /// What came damaged from a remote store is asked for so often in all: bits flip on the way too.
 const FETCHES: u32 = 4;
 /// Below this, hashing is shorter than a trip to another thread.
@@ -81,15 +83,21 @@ impl Store {
         let starts = (0..bytes.div_ceil(PART_BYTES)).map(|n| n * PART_BYTES);
         let get = move |start: u64| {
             let (objects, key): (_, Path) = (objects.clone(), key.clone());
-            async move { objects.get_range(&key, start..bytes.min(start + PART_BYTES)).await }
+            let range = Some(GetRange::Bounded(start..bytes.min(start + PART_BYTES)));
+            let options = GetOptions { range, ..GetOptions::default() };
+            // As it comes: making one piece of it would copy all once more.
+            async move {
+                objects.get_opts(&key, options).await?.into_stream().try_collect::<Vec<_>>().await
+            }
         };
         // Each is read while what came before is hashed and written, and ended with the stream.
         let task = move |start| AbortOnDropHandle::new(tokio::spawn(get(start)));
         let got = stream::iter(starts).map(task).buffered(RANGES_IN_FLIGHT);
-        got.map(|got| match got {
+        let pieces = got.map(|got| match got {
             Ok(got) => got,
             Err(source) => Err(object_store::Error::JoinError { source }),
-        })
+        });
+        pieces.map_ok(|pieces| stream::iter(pieces.into_iter().map(Ok))).try_flatten()
     }
 
     /// Chunks in order; the last item is an error when the whole is not what was wanted.
@@ -155,12 +163,14 @@ impl Store {
             let (path, wanted, at) = (path?, wanted.clone(), at.to_owned());
             return blocking(move || copy_local(&path, file, &at, &wanted)).await;
         }
-        let mut chunks = self.chunks(wanted).await?;
+        let mut chunks = self.chunks(wanted).await?.try_ready_chunks(WRITTEN_AT_ONCE);
         let mut sink = (file, blake3::Hasher::new());
-        while let Some(chunk) = chunks.try_next().await? {
+        while let Some(chunks) = chunks.try_next().await.map_err(|failed| failed.1)? {
             let write = move || {
-                sink.0.write_all(&chunk)?;
-                sink.1.update(&chunk);
+                for chunk in chunks {
+                    sink.0.write_all(&chunk)?;
+                    sink.1.update(&chunk);
+                }
                 Ok(sink)
             };
             let written: io::Result<_> = blocking(write).await;
