@@ -1,6 +1,7 @@
 //! `flotilla bench engine`: what can run a model, beside each other on one machine in one run,
 //! on random weights in the shape of Qwen2.5-0.5B. Each task is a process of its own, so that its
-//! peak memory is its own.
+//! peak memory is its own. They take turns at each task, and the best of an engine's turns counts:
+//! the machine may be busy.
 
 mod candle;
 mod child;
@@ -37,6 +38,9 @@ const CHUNKS: usize = 8;
 const BATCH: usize = 2;
 const LENGTH: usize = 256;
 const STEPS: usize = 3;
+
+/// Turns of each engine at each task.
+const ROUNDS: usize = 3;
 
 /// What is measured, in the order of the report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -161,19 +165,24 @@ fn measure(args: &BenchArgs, tasks: &[Task]) -> anyhow::Result<Report> {
     let scratch = tempfile::tempdir().context("make a directory for the model")?;
     let model = model::write(scratch.path())?;
     let threads = args.threads.map_or(2, |threads| threads as usize);
-    let mut engines = vec![candle::measure(&model, threads, tasks)?];
-    let mut conversions = Vec::new();
+    let mut runners: Vec<Box<dyn Runner + '_>> =
+        vec![Box::new(candle::Worker::new(&model, threads)?)];
     let gguf = scratch.path().join("model.gguf");
-    conversions.push(llama::convert(&model, &gguf)?);
-    let llama = llama::measure(args.llama_cpp.as_deref(), &model, &gguf, threads, tasks);
-    engines.extend(or_without("llama.cpp", llama).flatten());
+    let mut conversions = vec![llama::convert(&model, &gguf)?];
+    let llama = llama::Programs::find(args.llama_cpp.as_deref(), &model, &gguf, threads);
+    if let Some(llama) = or_without("llama.cpp", llama).flatten() {
+        runners.push(Box::new(llama));
+    }
     if let Some(python) = &args.python {
-        engines.extend(or_without("PyTorch", torch::measure(python, &model, threads, tasks)));
+        if let Some(torch) = or_without("PyTorch", torch::Script::new(python, &model, threads)) {
+            runners.push(Box::new(torch));
+        }
         if let Some(converter) = &args.converter {
             let converted = torch::convert(python, converter, &model, scratch.path());
             conversions.extend(or_without("llama.cpp's converter", converted));
         }
     }
+    let engines = in_turns(runners, tasks)?;
     let sampled =
         if tasks == TASKS { sample(args, &engines, &model, &gguf, threads) } else { Vec::new() };
     Ok(Report {
@@ -219,19 +228,51 @@ struct Model {
     weight_bytes: u64,
 }
 
-fn speeds(
-    tasks: &[Task],
-    mut of: impl FnMut(Task) -> anyhow::Result<Option<Speed>>,
-) -> anyhow::Result<BTreeMap<String, Speed>> {
-    let mut speeds = BTreeMap::new();
-    for task in tasks.iter().copied() {
-        if let Some(speed) = of(task).with_context(|| format!("measure {}", task.name()))? {
-            // What comes after may be stopped before the report.
-            output::say(&format!("engines: {:.1} tokens/s", speed.tokens_per_s));
-            speeds.insert(task.name(), speed);
+/// What can do tasks.
+trait Runner {
+    /// With versions.
+    fn name(&self) -> &str;
+
+    /// `None` when it is not made for that.
+    fn speed(&self, task: Task) -> anyhow::Result<Option<Speed>>;
+}
+
+/// The first is ours, and must not fail.
+fn in_turns(mut runners: Vec<Box<dyn Runner + '_>>, tasks: &[Task]) -> anyhow::Result<Vec<Engine>> {
+    let names = runners.iter().map(|runner| runner.name().to_owned());
+    let mut engines: Vec<Engine> =
+        names.map(|name| Engine { name, speeds: BTreeMap::new() }).collect();
+    let turns = (1..=ROUNDS).flat_map(|round| tasks.iter().map(move |task| (round, *task)));
+    for (round, task) in turns {
+        let mut index = 0;
+        while let Some(runner) = runners.get(index) {
+            let name = runner.name().to_owned();
+            let speed = runner.speed(task).with_context(|| format!("{name}, {}", task.title()));
+            let speed = if index == 0 { Some(speed?) } else { or_without(&name, speed) };
+            let Some(speed) = speed else {
+                runners.remove(index);
+                engines.remove(index);
+                continue;
+            };
+            if let Some(speed) = speed {
+                // What comes after may be stopped before the report.
+                let (title, rate) = (task.title(), speed.tokens_per_s);
+                output::say(&format!("engines: {round}: {name}, {title}: {rate:.1} tokens/s"));
+                engines[index].keep(task, speed);
+            }
+            index += 1;
         }
     }
-    Ok(speeds)
+    Ok(engines)
+}
+
+impl Engine {
+    /// The fastest turn's speed, and the most memory of any.
+    fn keep(&mut self, task: Task, new: Speed) {
+        let best = self.speeds.entry(task.name()).or_insert(new);
+        best.tokens_per_s = best.tokens_per_s.max(new.tokens_per_s);
+        best.peak_rss_bytes = best.peak_rss_bytes.max(new.peak_rss_bytes);
+    }
 }
 
 /// A task's process has ended: its own figure, but for the perplexity, which counts all its time.

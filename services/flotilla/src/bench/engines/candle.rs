@@ -1,6 +1,10 @@
 //! The embedded engine, in a worker process a task.
 
-use std::{path::Path, process::Command, time::Instant};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
 
 use anyhow::{Context, bail};
 use engine::{
@@ -9,23 +13,38 @@ use engine::{
 };
 
 use super::{
-    BATCH, CHUNKS, CONTEXT, Engine, LENGTH, Model, NEW, PREFILL, PROMPT, STEPS, Said, Task, child,
-    path_text, speed, speeds,
+    BATCH, CHUNKS, CONTEXT, LENGTH, Model, NEW, PREFILL, PROMPT, Runner, STEPS, Said, Speed, Task,
+    child, path_text, speed,
 };
 use crate::output;
 
-pub(super) fn measure(model: &Model, threads: usize, tasks: &[Task]) -> anyhow::Result<Engine> {
-    let program = std::env::current_exe().context("find this program")?;
-    let speeds = speeds(tasks, |task| {
-        output::say(&format!("engines: candle, {} …", task.title()));
-        let mut command = Command::new(&program);
+/// This program, as a worker.
+pub(super) struct Worker<'a> {
+    program: PathBuf,
+    model: &'a Model,
+    threads: usize,
+}
+
+impl<'a> Worker<'a> {
+    pub(super) fn new(model: &'a Model, threads: usize) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("find this program")?;
+        Ok(Self { program, model, threads })
+    }
+}
+
+impl Runner for Worker<'_> {
+    fn name(&self) -> &str {
+        engine::ENGINE
+    }
+
+    fn speed(&self, task: Task) -> anyhow::Result<Option<Speed>> {
+        let Model { directory, text, .. } = self.model;
+        let mut command = Command::new(&self.program);
         command.args(["worker", "bench", "--task", &task.name()]);
-        command.args(["--model", &path_text(&model.directory), "--text", &path_text(&model.text)]);
-        command.env("RAYON_NUM_THREADS", threads.to_string());
-        let ended = child::run(&mut command)?;
-        speed(task, &ended).map(Some)
-    })?;
-    Ok(Engine { name: engine::ENGINE.into(), speeds })
+        command.args(["--model", &path_text(directory), "--text", &path_text(text)]);
+        command.env("RAYON_NUM_THREADS", self.threads.to_string());
+        speed(task, &child::run(&mut command)?).map(Some)
+    }
 }
 
 /// The worker's side: does one task and says how fast.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Engine, Report, TASKS, Task, raft};
+use super::{Engine, ROUNDS, Report, TASKS, Task, raft};
 use crate::bench::load_text;
 
 pub(super) fn write(report: &Report) -> String {
@@ -11,7 +11,8 @@ pub(super) fn write(report: &Report) -> String {
     let _ = writeln!(
         text,
         "### Engines side by side\n\n\
-         Random weights in the shape of Qwen2.5-0.5B (494 M parameters) in bf16, {} threads, one process a task.\n\n\
+         Random weights in the shape of Qwen2.5-0.5B (494 M parameters) in bf16, {} threads, one process a task.\n\
+         They take turns at each task; the fastest of {ROUNDS} counts, and the most memory.\n\n\
          Machine: {}. Load average before {}, after {}.\n",
         report.threads,
         report.machine,

@@ -11,8 +11,7 @@ use llama::Installation;
 use serde_json::Value;
 
 use super::{
-    CHUNKS, CONTEXT, Conversion, Engine, Model, NEW, PREFILL, PROMPT, Speed, Task, child,
-    path_text, speeds,
+    CHUNKS, CONTEXT, Conversion, Model, NEW, PREFILL, PROMPT, Runner, Speed, Task, child, path_text,
 };
 use crate::output;
 
@@ -30,46 +29,48 @@ pub(super) fn convert(model: &Model, out: &Path) -> anyhow::Result<Conversion> {
     })
 }
 
-/// `None` where there is no llama.cpp.
-pub(super) fn measure(
-    directory: Option<&Path>,
-    model: &Model,
-    gguf: &Path,
-    threads: usize,
-    tasks: &[Task],
-) -> anyhow::Result<Option<Engine>> {
-    let installation = match Installation::find(directory) {
-        Ok(installation) => installation,
-        Err(error) if directory.is_none() => {
-            output::say(&format!("engines: llama.cpp left out: {error}"));
-            return Ok(None);
-        }
-        Err(error) => return Err(error.into()),
-    };
-    let programs = Programs { installation, gguf: gguf.to_owned(), threads };
-    let speeds = speeds(tasks, |task| {
-        output::say(&format!("engines: llama.cpp, {} …", task.title()));
-        programs.speed(task, model)
-    })?;
-    let name = format!("llama.cpp {}", programs.installation.version);
-    Ok(Some(Engine { name, speeds }))
-}
-
-struct Programs {
+pub(super) struct Programs<'a> {
+    name: String,
     installation: Installation,
+    model: &'a Model,
     gguf: PathBuf,
     threads: usize,
 }
 
-impl Programs {
+impl<'a> Programs<'a> {
+    /// `None` where there is no llama.cpp.
+    pub(super) fn find(
+        directory: Option<&Path>,
+        model: &'a Model,
+        gguf: &Path,
+        threads: usize,
+    ) -> anyhow::Result<Option<Self>> {
+        let installation = match Installation::find(directory) {
+            Ok(installation) => installation,
+            Err(error) if directory.is_none() => {
+                output::say(&format!("engines: llama.cpp left out: {error}"));
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let name = format!("llama.cpp {}", installation.version);
+        Ok(Some(Self { name, installation, model, gguf: gguf.to_owned(), threads }))
+    }
+
     fn command(&self, program: &str) -> Command {
         let perplexity = self.installation.perplexity();
         let mut command = Command::new(perplexity.with_file_name(program));
         command.args(["-t", &self.threads.to_string(), "-m"]).arg(&self.gguf);
         command
     }
+}
 
-    fn speed(&self, task: Task, model: &Model) -> anyhow::Result<Option<Speed>> {
+impl Runner for Programs<'_> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn speed(&self, task: Task) -> anyhow::Result<Option<Speed>> {
         let (ended, tokens_per_s) = match task {
             Task::Prefill => {
                 let mut command = self.command("llama-bench");
@@ -97,7 +98,7 @@ impl Programs {
                 let began = Instant::now();
                 let mut command = self.command("llama-perplexity");
                 command.args(["-c", &CONTEXT.to_string(), "--chunks", &CHUNKS.to_string()]);
-                let ended = child::run(command.args(["-f", &path_text(&model.text)]))?;
+                let ended = child::run(command.args(["-f", &path_text(&self.model.text)]))?;
                 let said = format!("{}{}", ended.stdout, ended.stderr);
                 anyhow::ensure!(said.contains("[8]"), "llama-perplexity scored no 8 chunks");
                 (ended, (CHUNKS * CONTEXT) as f64 / began.elapsed().as_secs_f64())

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context;
 
-use super::{Conversion, Engine, Model, Task, child, path_text, speed, speeds};
+use super::{Conversion, Model, Runner, Speed, Task, child, path_text, speed};
 use crate::output;
 
 const SCRIPT: &str = include_str!("pytorch_tasks.py");
@@ -34,23 +34,36 @@ import torch, transformers, peft
 print(f'PyTorch {torch.__version__}, transformers {transformers.__version__}, PEFT {peft.__version__}')
 ";
 
-pub(super) fn measure(
-    python: &Path,
-    model: &Model,
+pub(super) struct Script<'a> {
+    name: String,
+    python: &'a Path,
+    script: PathBuf,
+    model: &'a Model,
     threads: usize,
-    tasks: &[Task],
-) -> anyhow::Result<Engine> {
-    let script = write_script(&model.directory.with_file_name("pytorch_tasks.py"), SCRIPT)?;
-    let versions = child::run(Command::new(python).args(["-c", VERSIONS]))?;
-    let speeds = speeds(tasks, |task| {
-        output::say(&format!("engines: PyTorch, {} …", task.title()));
-        let mut command = Command::new(python);
-        command.arg(&script).arg(&model.directory).args([task.name(), threads.to_string()]);
-        command.arg(&model.text).env("OMP_NUM_THREADS", threads.to_string());
-        let ended = child::run(&mut command)?;
-        speed(task, &ended).map(Some)
-    })?;
-    Ok(Engine { name: versions.stdout.trim().to_owned(), speeds })
+}
+
+impl<'a> Script<'a> {
+    pub(super) fn new(python: &'a Path, model: &'a Model, threads: usize) -> anyhow::Result<Self> {
+        let script = write_script(&model.directory.with_file_name("pytorch_tasks.py"), SCRIPT)?;
+        let versions = child::run(Command::new(python).args(["-c", VERSIONS]))?;
+        let name = versions.stdout.trim().to_owned();
+        Ok(Self { name, python, script, model, threads })
+    }
+}
+
+impl Runner for Script<'_> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn speed(&self, task: Task) -> anyhow::Result<Option<Speed>> {
+        let Model { directory, text, .. } = self.model;
+        let threads = self.threads.to_string();
+        let mut command = Command::new(self.python);
+        command.arg(&self.script).arg(directory).args([&task.name(), &threads]);
+        command.arg(text).env("OMP_NUM_THREADS", &threads);
+        speed(task, &child::run(&mut command)?).map(Some)
+    }
 }
 
 pub(super) fn convert(
