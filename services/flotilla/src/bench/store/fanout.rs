@@ -1,6 +1,9 @@
 //! An adapter to eight boxes at once, each behind a link of 1 Gb/s, as the store is: with peers and
 //! without. How long the last box takes beside what its link needs for the bytes, and how often the
 //! store sends the file.
+//!
+//! All boxes share this machine's cores, and the links are its work too: what they carry at most is
+//! found with plain sockets, each box sending its neighbour as many bytes.
 
 use std::{
     fs,
@@ -70,8 +73,15 @@ pub(super) async fn measure() -> anyhow::Result<Vec<Figure>> {
                 (0..ROUNDS).map(|_| round(with)).collect::<anyhow::Result<_>>()?;
             rounds.into_iter().min_by_key(|round| round.last).context("rounds")
         };
-        let alone = round(With::Store)?;
-        figures.extend(told(rate, &alone, &best(With::Peers)?, &best(With::Publisher)?));
+        let plain: Vec<f64> =
+            (0..ROUNDS).map(|_| plain(&network)).collect::<anyhow::Result<_>>()?;
+        figures.extend(told(
+            rate,
+            plain.into_iter().fold(f64::MAX, f64::min),
+            &round(With::Store)?,
+            &best(With::Peers)?,
+            &best(With::Publisher)?,
+        ));
     }
     Ok(figures)
 }
@@ -96,37 +106,67 @@ struct Round {
     busy: f64,
 }
 
-fn told(rate: u32, alone: &Round, together: &Round, published: &Round) -> [Figure; 2] {
+/// A trainer has what it publishes, so its publisher is among the peers of a fleet.
+fn told(
+    rate: u32,
+    plain: f64,
+    alone: &Round,
+    unpublished: &Round,
+    together: &Round,
+) -> [Figure; 2] {
     let ideal = BYTES as f64 * 8.0 / (f64::from(rate) * 1e6);
-    let [last, first, without, with] = [together.last, together.first, alone.last, published.last]
-        .map(|taken| taken.as_secs_f64());
+    let [last, first, alone_last, unpublished_last] =
+        [together.last, together.first, alone.last, unpublished.last]
+            .map(|taken| taken.as_secs_f64());
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let (time, egress) = match rate {
         1000 => ("store: 40 MB to 8, 1 Gb/s", "store: copies sent, 1 Gb/s"),
         _ => ("store: 40 MB to 8, 250 Mb/s", "store: copies sent, 250 Mb/s"),
     };
     let how = format!(
-        "the last of {BOXES}; the first {first:.3} s; {:.0} % of the line's rate, for {:.2} CPU s of \
-         {cores} cores that were busy to {:.0} %; with its publisher among the peers {with:.3} s; the \
-         store alone: {without:.3} s",
+        "the last of {BOXES}; the first {first:.3} s; {:.0} % of the line's rate, and {:.0} % of what \
+         links and cores make of plain sockets, {plain:.3} s, the slower of which is the limit's; for \
+         {:.2} CPU s of {cores} cores that were busy to {:.0} %; without its publisher among the peers \
+         {unpublished_last:.3} s; the store alone: {alone_last:.3} s",
         100.0 * ideal / last,
+        100.0 * plain / last,
         together.cpu_s,
         100.0 * together.busy
     );
+    let limit = Some(ideal.max(plain) / RATE);
     [
-        Figure { name: time, measured: last, unit: "s", limit: Some(ideal / RATE), how },
+        Figure { name: time, measured: last, unit: "s", limit, how },
         Figure {
             name: egress,
             measured: together.copies,
             unit: "x",
             limit: Some(COPIES),
             how: format!(
-                "bytes that left the store, headers included; with its publisher among the peers \
+                "bytes that left the store, headers included; without its publisher among the peers \
                  {:.2}; alone {:.2}",
-                published.copies, alone.copies
+                unpublished.copies, alone.copies
             ),
         },
     ]
+}
+
+/// Seconds until each box has as many bytes from its neighbour, by plain sockets, all at once.
+fn plain(network: &Network) -> anyhow::Result<f64> {
+    let mut boxes = Vec::new();
+    for index in 1..=BOXES {
+        let (listen, neighbour) = (at(index, PORT)?, at(index % BOXES + 1, PORT)?);
+        let part = Part::Plain { listen, neighbour, bytes: BYTES };
+        let mut one = Worker::start(network, index, &part)?;
+        one.hear::<String>()?;
+        boxes.push(one);
+    }
+    let began = Instant::now();
+    for one in &mut boxes {
+        one.say(&"go")?;
+    }
+    let done = all_done(&mut boxes)?;
+    let last = done.into_iter().max().context("boxes")?;
+    Ok(last.duration_since(began).as_secs_f64())
 }
 
 fn round(

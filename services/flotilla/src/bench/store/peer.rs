@@ -12,8 +12,14 @@ use hyper_util::{
 };
 use serde::{Deserialize, Serialize};
 use store::{Cache, Door, Elsewhere, Peer, Peers, Roll, Store};
-use tokio::net::TcpListener;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
 use wire::{AgentId, v1};
+
+/// Of a read or a write.
+const PIECE: usize = 256 << 10;
 
 /// What a box is to be.
 #[derive(Debug, Serialize, Deserialize)]
@@ -22,6 +28,8 @@ pub(super) enum Part {
     Store { listen: SocketAddr, directory: PathBuf },
     /// An agent's cache; with peers or without.
     Box { name: String, listen: SocketAddr, door: SocketAddr, cache: PathBuf, peers: bool },
+    /// Bytes to one neighbour and from another, and nothing but that.
+    Plain { listen: SocketAddr, neighbour: SocketAddr, bytes: usize },
 }
 
 /// Of a box to the others.
@@ -62,6 +70,9 @@ pub(crate) fn work(part: &str) -> anyhow::Result<()> {
         Part::Box { name, listen, door, cache, peers } => {
             let door = Door { gateway: door.to_string(), ca: None, bearer: None };
             runtime.block_on(fetch(name.parse()?, listen, &door, (cache, peers)))
+        }
+        Part::Plain { listen, neighbour, bytes } => {
+            runtime.block_on(pass(listen, neighbour, bytes))
         }
     }
 }
@@ -125,6 +136,33 @@ async fn fetch(
     say(&"done")?;
     // Others may have it from here until all are done.
     let _ = hear().await;
+    Ok(())
+}
+
+async fn pass(listen: SocketAddr, neighbour: SocketAddr, bytes: usize) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(listen).await.context("listen for the bench")?;
+    let sending = tokio::spawn(async move {
+        let (mut to, _) = listener.accept().await?;
+        let piece = vec![0; PIECE];
+        for left in (0..bytes).step_by(PIECE) {
+            to.write_all(&piece[..PIECE.min(bytes - left)]).await?;
+        }
+        to.shutdown().await
+    });
+    say(&"ready")?;
+    hear().await?;
+    let mut from = TcpStream::connect(neighbour).await.context("connect to a neighbour")?;
+    let (mut piece, mut count) = (vec![0; PIECE], 0);
+    loop {
+        match from.read(&mut piece).await? {
+            0 => break,
+            read => count += read,
+        }
+    }
+    anyhow::ensure!(count == bytes, "{count} bytes came of {bytes}");
+    say(&"done")?;
+    // Its neighbour may not have all yet.
+    sending.await??;
     Ok(())
 }
 
