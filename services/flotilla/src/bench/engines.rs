@@ -238,40 +238,44 @@ trait Runner {
 }
 
 /// The first is ours, and must not fail.
-fn in_turns(mut runners: Vec<Box<dyn Runner + '_>>, tasks: &[Task]) -> anyhow::Result<Vec<Engine>> {
-    let names = runners.iter().map(|runner| runner.name().to_owned());
-    let mut engines: Vec<Engine> =
-        names.map(|name| Engine { name, speeds: BTreeMap::new() }).collect();
+fn in_turns(runners: Vec<Box<dyn Runner + '_>>, tasks: &[Task]) -> anyhow::Result<Vec<Engine>> {
+    let with_engine = runners.into_iter().map(|runner| {
+        let name = runner.name().to_owned();
+        (runner, Engine { name, speeds: BTreeMap::new() })
+    });
+    let mut all: Vec<_> = with_engine.collect();
     let turns = (1..=ROUNDS).flat_map(|round| tasks.iter().map(move |task| (round, *task)));
     for (round, task) in turns {
         let mut index = 0;
-        while let Some(runner) = runners.get(index) {
-            let name = runner.name().to_owned();
-            let speed = runner.speed(task).with_context(|| format!("{name}, {}", task.title()));
-            let speed = if index == 0 { Some(speed?) } else { or_without(&name, speed) };
-            let Some(speed) = speed else {
-                runners.remove(index);
-                engines.remove(index);
+        while let Some((runner, engine)) = all.get_mut(index) {
+            let taken = engine.take_turn(&**runner, task, round);
+            if index == 0 {
+                taken?;
+            } else if or_without(&engine.name, taken).is_none() {
+                all.remove(index);
                 continue;
-            };
-            if let Some(speed) = speed {
-                // What comes after may be stopped before the report.
-                let (title, rate) = (task.title(), speed.tokens_per_s);
-                output::say(&format!("engines: {round}: {name}, {title}: {rate:.1} tokens/s"));
-                engines[index].keep(task, speed);
             }
             index += 1;
         }
     }
-    Ok(engines)
+    Ok(all.into_iter().map(|(_, engine)| engine).collect())
 }
 
 impl Engine {
-    /// The fastest turn's speed, and the most memory of any.
-    fn keep(&mut self, task: Task, new: Speed) {
+    /// Keeps the fastest turn's speed, and the most memory of any.
+    fn take_turn(&mut self, runner: &dyn Runner, task: Task, round: usize) -> anyhow::Result<()> {
+        let (name, title) = (&self.name, task.title());
+        let speed = runner.speed(task).with_context(|| format!("measure {}", task.name()))?;
+        let Some(new) = speed else { return Ok(()) };
+        // What comes after may be stopped before the report.
+        output::say(&format!(
+            "engines: {round}: {name}, {title}: {:.1} tokens/s",
+            new.tokens_per_s
+        ));
         let best = self.speeds.entry(task.name()).or_insert(new);
         best.tokens_per_s = best.tokens_per_s.max(new.tokens_per_s);
         best.peak_rss_bytes = best.peak_rss_bytes.max(new.peak_rss_bytes);
+        Ok(())
     }
 }
 
