@@ -11,7 +11,7 @@ use futures::{
     StreamExt, TryStreamExt,
     stream::{self, BoxStream},
 };
-use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, path::Path};
+use object_store::{GetOptions, ObjectStore, ObjectStoreExt, path::Path};
 use tokio_util::{io::ReaderStream, task::AbortOnDropHandle};
 use wire::Digest;
 
@@ -83,8 +83,8 @@ impl Store {
         let starts = (0..bytes.div_ceil(PART_BYTES)).map(|n| n * PART_BYTES);
         let get = move |start: u64| {
             let (objects, key): (_, Path) = (objects.clone(), key.clone());
-            let range = Some(GetRange::Bounded(start..bytes.min(start + PART_BYTES)));
-            let options = GetOptions { range, ..GetOptions::default() };
+            let range = start..bytes.min(start + PART_BYTES);
+            let options = GetOptions::new().with_range(Some(range));
             // As it comes: making one piece of it would copy all once more.
             async move {
                 objects.get_opts(&key, options).await?.into_stream().try_collect::<Vec<_>>().await

@@ -20,7 +20,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use futures::{Stream, StreamExt, TryStreamExt, stream::BoxStream};
 use object_store::{
-    GetOptions, GetRange, ObjectStore, ObjectStoreExt,
+    GetOptions, ObjectStore, ObjectStoreExt,
     multipart::{MultipartStore, PartId},
     path::Path,
     signer::{Method, SignedUrlOptions, Signer},
@@ -100,7 +100,7 @@ impl Objects {
             return self.read_file(&key, file?, range).await;
         }
         let (at, at_key) = (self.at.clone(), key.clone());
-        let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
+        let options = GetOptions::new().with_range(Some(range));
         let got = self.at.objects.get_opts(&key, options).await;
         let got = got.map_err(|source| self.at.fault(&key, source))?;
         Ok(got.into_stream().map_err(move |source| at.fault(&at_key, source)).boxed())

@@ -7,7 +7,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;
-use object_store::{GetOptions, GetRange, ObjectStore};
+use object_store::{GetOptions, ObjectStore};
 use tokio::{
     sync::mpsc,
     task::JoinSet,
@@ -305,7 +305,7 @@ impl Job {
         let fault = |source| Failure::Store(self.at.fault(key, source).into());
         let start = self.parts.range(take.parts.start).start;
         let range = start..self.parts.range(take.parts.end - 1).end;
-        let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
+        let options = GetOptions::new().with_range(Some(range));
         let got = self.at.objects.get_opts(key, options).await.map_err(fault)?;
         self.wanted.check_size(got.meta.size).map_err(Failure::Store)?;
         let mut pieces = got.into_stream();
