@@ -12,7 +12,10 @@ mod model;
 mod raft;
 mod torch;
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use anyhow::Context;
 use generator::Choice;
@@ -182,6 +185,7 @@ fn measure(args: &BenchArgs, tasks: &[Task]) -> anyhow::Result<Report> {
             conversions.extend(or_without("llama.cpp's converter", converted));
         }
     }
+    model::evict(&[&model.weights(), &gguf])?;
     let engines = in_turns(runners, tasks)?;
     let sampled =
         if tasks == TASKS { sample(args, &engines, &model, &gguf, threads) } else { Vec::new() };
@@ -223,9 +227,15 @@ fn or_without<T>(peer: &str, measured: anyhow::Result<T>) -> Option<T> {
 
 /// A model and a text for it, in a directory that is removed after.
 struct Model {
-    directory: std::path::PathBuf,
-    text: std::path::PathBuf,
+    directory: PathBuf,
+    text: PathBuf,
     weight_bytes: u64,
+}
+
+impl Model {
+    fn weights(&self) -> PathBuf {
+        self.directory.join("model.safetensors")
+    }
 }
 
 /// What can do tasks.

@@ -1,9 +1,10 @@
 //! The model of the comparison: random weights in the shape of Qwen2.5-0.5B, one token a byte.
 
-use std::path::Path;
+use std::{fs::File, path::Path};
 
 use anyhow::Context;
 use engine::{Device, Dtype, Shape};
+use rustix::fs::{Advice, fadvise};
 use serde_json::Value;
 
 use super::{CHUNKS, CONTEXT, Model};
@@ -34,9 +35,23 @@ pub(super) fn write(scratch: &Path) -> anyhow::Result<Model> {
     let mut bytes: Vec<u8> = (b'a'..=b'z').cycle().take(CHUNKS * CONTEXT).collect();
     bytes.push(b'\n');
     std::fs::write(&text, bytes).context("write the text")?;
-    let weights = directory.join("model.safetensors");
-    let weight_bytes = std::fs::metadata(&weights).context("measure the weights")?.len();
-    Ok(Model { directory, text, weight_bytes })
+    let mut model = Model { directory, text, weight_bytes: 0 };
+    model.weight_bytes = std::fs::metadata(model.weights()).context("measure the weights")?.len();
+    Ok(model)
+}
+
+/// From memory to the disk alone. On a box, each engine brings a model's file into memory in its own
+/// way; where the pages of a file lie that was just written is no engine's doing.
+pub(super) fn evict(files: &[&Path]) -> anyhow::Result<()> {
+    for path in files {
+        let evict = || {
+            let file = File::open(path)?;
+            file.sync_all()?;
+            Ok::<_, std::io::Error>(fadvise(&file, 0, None, Advice::DontNeed)?)
+        };
+        evict().with_context(|| format!("evict {} from memory", path.display()))?;
+    }
+    Ok(())
 }
 
 /// Gives the configuration its vocabulary, and an end token that no text has.
