@@ -186,10 +186,10 @@ fn document(load: &[f64], figures: &[Value]) -> Value {
 fn print(figures: &[Figure], load: &[f64]) {
     let headings = ["", ">measured", ">limit", ">ratio", "how"];
     output::print(&output::table(headings, figures.iter().map(Figure::row)));
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let machine = engines::machine();
     let over = figures.iter().filter(|figure| figure.is_over()).count();
     output::print(&format!(
-        "\n{over} over the limit; load average at the start {} on {cores} cores",
+        "\n{over} over the limit; load average at the start {}; {machine}",
         load_text(load)
     ));
 }

@@ -47,6 +47,8 @@ pub struct S3Server {
 #[derive(Clone, Default)]
 struct Seen {
     requests: Arc<Mutex<Vec<String>>>,
+    /// Those of them that copied an object within the store.
+    copied: Arc<Mutex<Vec<String>>>,
     /// Requests that showed a bearer, which S3 has no use for.
     bearers: Arc<AtomicUsize>,
     weather: Arc<Mutex<Weather>>,
@@ -98,6 +100,11 @@ impl S3Server {
     /// `METHOD /path?query` of every request so far.
     pub fn requests(&self) -> Vec<String> {
         lock(&self.seen.requests).clone()
+    }
+
+    /// Those of them that copied an object to another key, without its bytes.
+    pub fn copied(&self) -> Vec<String> {
+        lock(&self.seen.copied).clone()
     }
 
     /// How many requests so far showed a bearer, which is nobody's business here.
@@ -170,7 +177,11 @@ async fn serve(listener: net::TcpListener, service: s3s::service::S3Service, see
     while let Ok((socket, _)) = listener.accept().await {
         let (service, seen) = (service.clone(), seen.clone());
         let noting = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-            lock(&seen.requests).push(format!("{} {}", request.method(), request.uri()));
+            let asked = format!("{} {}", request.method(), request.uri());
+            if request.headers().contains_key("x-amz-copy-source") {
+                lock(&seen.copied).push(asked.clone());
+            }
+            lock(&seen.requests).push(asked);
             let shown = request.headers().get("authorization");
             if shown.is_some_and(|shown| shown.as_bytes().starts_with(b"Bearer")) {
                 seen.bearers.fetch_add(1, Ordering::Relaxed);

@@ -141,13 +141,15 @@ pub(super) struct Report {
 pub(super) async fn bench(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     let args = args.clone();
     let report = tokio::task::spawn_blocking(move || measure(&args, &TASKS)).await??;
+    let figures = figures::of(&report);
     if as_json {
-        let figures: Vec<_> = figures::of(&report).iter().map(super::Figure::json).collect();
+        let figures: Vec<_> = figures.iter().map(super::Figure::json).collect();
         let mut document = super::document(&report.load_before, &figures);
         document["engines"] = json!(report);
         return output::print_json(&document);
     }
-    output::print(&text(&report));
+    super::print(&figures, &report.load_before);
+    output::print(&format!("\n{}", text(&report)));
     Ok(())
 }
 

@@ -12,7 +12,8 @@ pub(super) fn write(report: &Report) -> String {
         text,
         "### Engines side by side\n\n\
          Random weights in the shape of Qwen2.5-0.5B (494 M parameters) in bf16, {} threads, one process a task.\n\
-         They take turns at each task; the fastest of {ROUNDS} counts, and the most memory.\n\n\
+         They take turns at each task; the fastest of {ROUNDS} counts, and the most memory. Generate\n\
+         orders come once, after that.\n\n\
          Machine: {}. Load average before {}, after {}.\n",
         report.threads,
         report.machine,
