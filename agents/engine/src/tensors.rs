@@ -101,7 +101,7 @@ impl TensorFile {
             let failed = |source| TensorFileError::File { path: self.path.clone(), source };
             let file = Arc::new(file.map_err(failed)?);
             // What is read from disk then comes in pages of 2 MiB where the file system has them,
-            // and the processor looks up fewer. Without them it is a few percent slower.
+            // and the processor looks up fewer. A system that refuses is slower, and nothing else.
             #[cfg(target_os = "linux")]
             let _ = file.advise(memmap2::Advice::HugePage);
             self.mapped.get_or_init(|| file);

@@ -187,7 +187,7 @@ fn measure(args: &BenchArgs, tasks: &[Task]) -> anyhow::Result<Report> {
             conversions.extend(or_without("llama.cpp's converter", converted));
         }
     }
-    model::evict(&[&model.weights(), &gguf])?;
+    model::evict(&[&model.weights, &gguf])?;
     let engines = in_turns(runners, tasks)?;
     let sampled =
         if tasks == TASKS { sample(args, &engines, &model, &gguf, threads) } else { Vec::new() };
@@ -231,13 +231,8 @@ fn or_without<T>(peer: &str, measured: anyhow::Result<T>) -> Option<T> {
 struct Model {
     directory: PathBuf,
     text: PathBuf,
+    weights: PathBuf,
     weight_bytes: u64,
-}
-
-impl Model {
-    fn weights(&self) -> PathBuf {
-        self.directory.join("model.safetensors")
-    }
 }
 
 /// What can do tasks.

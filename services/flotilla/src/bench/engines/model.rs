@@ -35,9 +35,9 @@ pub(super) fn write(scratch: &Path) -> anyhow::Result<Model> {
     let mut bytes: Vec<u8> = (b'a'..=b'z').cycle().take(CHUNKS * CONTEXT).collect();
     bytes.push(b'\n');
     std::fs::write(&text, bytes).context("write the text")?;
-    let mut model = Model { directory, text, weight_bytes: 0 };
-    model.weight_bytes = std::fs::metadata(model.weights()).context("measure the weights")?.len();
-    Ok(model)
+    let weights = directory.join("model.safetensors");
+    let weight_bytes = std::fs::metadata(&weights).context("measure the weights")?.len();
+    Ok(Model { directory, text, weights, weight_bytes })
 }
 
 /// From memory to the disk alone. On a box, each engine brings a model's file into memory in its own

@@ -99,8 +99,10 @@ enum With {
 struct Round {
     first: Duration,
     last: Duration,
-    /// That left the store, and the publisher if it is there.
-    copies: (f64, f64),
+    /// That left the store.
+    copies: f64,
+    /// That left the publisher, if it is there.
+    published: f64,
     /// Of all boxes and the store, for they share this machine's cores.
     cpu_s: f64,
     /// Of what all cores had, what was used, by anybody.
@@ -139,13 +141,13 @@ fn told(
         Figure { name: time, measured: last, unit: "s", limit, how },
         Figure {
             name: egress,
-            measured: together.copies.0.max(together.copies.1),
+            measured: together.copies.max(together.published),
             unit: "x",
             limit: Some(COPIES),
             how: format!(
                 "the most that left one of the store, {:.2}, and the publisher, {:.2}, headers \
                  included; the store's without its publisher among the peers {:.2}; alone {:.2}",
-                together.copies.0, together.copies.1, unpublished.copies.0, alone.copies.0
+                together.copies, together.published, unpublished.copies, alone.copies
             ),
         },
     ]
@@ -189,8 +191,8 @@ fn round(
     let pids = boxes.iter().map(|one| one.process.id()).chain([store.process.id()]);
     let pids: Vec<u32> = pids.collect();
     let cpu = || pids.iter().map(|pid| cpu_seconds(*pid)).sum::<anyhow::Result<f64>>();
-    let sent = || -> anyhow::Result<_> { Ok((network.sent(STORE)?, network.sent(PUBLISHER)?)) };
-    let (sent_before, cpu_before) = (sent()?, cpu()?);
+    let (sent_before, cpu_before) = (network.sent(STORE)?, cpu()?);
+    let published_before = network.sent(PUBLISHER)?;
     let (busy_before, all_before) = machine_seconds()?;
     let began = Instant::now();
     for one in &mut boxes[..BOXES] {
@@ -198,8 +200,8 @@ fn round(
     }
     let done = all_done(&mut boxes[..BOXES])?;
     let (busy, all) = machine_seconds()?;
-    let (sent, cpu_s) = (sent()?, cpu()? - cpu_before);
-    let copies = |after: u64, before: u64| (after - before) as f64 / BYTES as f64;
+    let (sent, cpu_s) = (network.sent(STORE)? - sent_before, cpu()? - cpu_before);
+    let published = network.sent(PUBLISHER)? - published_before;
     for index in 1..=boxes.len() {
         fs::remove_dir_all(cache(scratch, index))?;
     }
@@ -207,7 +209,8 @@ fn round(
     Ok(Round {
         first: after(done.iter().min()),
         last: after(done.iter().max()),
-        copies: (copies(sent.0, sent_before.0), copies(sent.1, sent_before.1)),
+        copies: sent as f64 / BYTES as f64,
+        published: published as f64 / BYTES as f64,
         cpu_s,
         busy: (busy - busy_before) / (all - all_before),
     })
