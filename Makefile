@@ -4,13 +4,27 @@
 CARGO ?= cargo
 NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
 
-.PHONY: demo build static deb test test-torch lint tools browser bench sim fuzz chaos
+.PHONY: help demo build static deb test test-torch lint tools browser bench sim fuzz chaos
 
 # What is built says from which commit: 0.1.0+g1234abc. Outside of a checkout it is the package's
 # version alone.
 PACKAGE_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 COMMIT := $(shell git describe --always --dirty=.dirty --exclude '*' --abbrev=7 2>/dev/null)
 demo build static deb bench: export FLOTILLA_VERSION := $(PACKAGE_VERSION)$(if $(COMMIT),+g$(COMMIT))
+
+help:
+	@echo "make demo          run a whole fleet on this machine; about a minute after the build"
+	@echo "make build         build the release program"
+	@echo "make static, deb   build one static binary, a Debian package"
+	@echo "make test          run everything CI runs"
+	@echo "make test-torch    run the tests of the PyTorch trainer (fetches about 2 GB)"
+	@echo "make lint          check formatting, run clippy with warnings as errors"
+	@echo "make tools         fetch nats-server and llama.cpp into .tools"
+	@echo "make browser       install chromium for the tests of the web page (root)"
+	@echo "make sim           simulate fleets with faults: SEED=7, or SEEDS=10000"
+	@echo "make chaos         kill processes of a real fleet: CHAOS_KILLS=200, CHAOS_SEED=n"
+	@echo "make bench         measure this machine: ARGS='engine --json'"
+	@echo "make fuzz          fuzz a parser: TARGET=facts SECONDS=60"
 
 demo: tools
 	$(CARGO) run --release --bin flotilla -- demo $(ARGS)

@@ -86,7 +86,7 @@ install | upgrade)
 join)
     if [ -z "${TOKEN_FILE:-}" ]; then
         if [ -z "${FLOTILLA_NATS:-}" ] || [ -z "${ROLES:-}" ]; then
-            fail "which fleet? set TOKEN_FILE, or FLOTILLA_NATS and ROLES for an open one"
+            fail "no fleet given; set TOKEN_FILE, or FLOTILLA_NATS and ROLES for an open one"
         fi
         plain ROLES "$ROLES"
     else

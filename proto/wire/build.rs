@@ -4,7 +4,8 @@ use std::{env, fs, path::PathBuf};
 
 use prost::Message;
 
-const FILES: [&str; 6] = [
+/// Proto files to compile, relative to the folder `proto`.
+const PROTO_FILES: [&str; 6] = [
     "flotilla/v1/common.proto",
     "flotilla/v1/facts.proto",
     "flotilla/v1/fleet.proto",
@@ -13,13 +14,14 @@ const FILES: [&str; 6] = [
     "flotilla/v1/members.proto",
 ];
 
-/// Read by our own, which is faster.
-const PBJSON_NUMBER: &str = "::pbjson::private::NumberDeserialize";
+/// Path of pbjson's number reader in the generated code. It is replaced by `crate::number::Number`,
+/// which is faster.
+const PBJSON_NUMBER_TYPE: &str = "::pbjson::private::NumberDeserialize";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=../flotilla");
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    let descriptors = protox::compile(FILES, [".."])?;
+    let descriptors = protox::compile(PROTO_FILES, [".."])?;
     let encoded = descriptors.encode_to_vec();
     fs::write(out.join("flotilla.bin"), &encoded)?;
 
@@ -28,8 +30,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .compile_well_known_types()
         .extern_path(".google.protobuf", "::pbjson_types")
         .compile_fds(descriptors)?;
-    // Fields of a newer version are ignored, and its values are as if not said, so boxes one
-    // version apart work together.
+    // Ignore fields of a newer version and treat its unknown enum values as unset, so that hosts
+    // one version apart can work together.
     pbjson_build::Builder::new()
         .register_descriptors(&encoded)?
         .btree_map(["."])
@@ -38,6 +40,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .build(&[".flotilla"])?;
     let serde = out.join("flotilla.v1.serde.rs");
     let generated = fs::read_to_string(&serde)?;
-    fs::write(&serde, generated.replace(PBJSON_NUMBER, "crate::number::Number"))?;
+    fs::write(&serde, generated.replace(PBJSON_NUMBER_TYPE, "crate::number::Number"))?;
     Ok(())
 }

@@ -1,45 +1,52 @@
-//! LoRA adapters in memory: which projections carry a pair, and how strongly it counts.
+//! LoRA adapters in memory: the projections that have a low-rank pair, and the scale of each pair.
 
 mod peft;
 
-use crate::random::Random;
-use crate::tensors::TensorFileError;
+use crate::random::RandomStream;
+use crate::tensor_file::TensorFileError;
 use candle_core::{DType, Device, Tensor};
-use formats::peft::{MAX_RANK, Settings, SettingsError};
-use formats::{Config, LoraSpec, Module};
+use formats::peft::{AdapterSettings, AdapterSettingsError, MAX_RANK};
+use formats::{LayerModule, LoraSpec, ModelConfig};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// One low-rank pair: the module gains `scale * B A`. `a` is `[rank, in]`, `b` is `[out, rank]`.
+/// A low-rank pair: the weight of its projection changes by `scale * B A`.
 #[derive(Debug, Clone)]
-pub(crate) struct Pair {
+pub(crate) struct AdapterPair {
+    /// The matrix A, `[rank, in]`.
     pub(crate) a: Tensor,
+    /// The matrix B, `[out, rank]`.
     pub(crate) b: Tensor,
+    /// The factor of the product.
     pub(crate) scale: f64,
 }
 
-/// An adapter in memory, f32 on the CPU or, while training, on the model's device.
+/// A LoRA adapter in memory: f32 on the CPU or, during training, on the model's device.
 #[derive(Debug, Clone)]
-pub struct Adapter {
-    pub(crate) pairs: BTreeMap<(usize, Module), Pair>,
-    /// What `adapter_config.json` says; saved again as it was read.
-    pub(crate) settings: Settings,
+pub struct LoraAdapter {
+    /// The pairs by layer and module.
+    pub(crate) pairs: BTreeMap<(usize, LayerModule), AdapterPair>,
+    /// The content of `adapter_config.json`, saved again as it was read.
+    pub(crate) settings: AdapterSettings,
 }
 
+/// The reason why an adapter cannot be created, read, saved or used.
 #[derive(Debug, thiserror::Error)]
 pub enum AdapterError {
     #[error("could not read or write {path}; is it a PEFT adapter directory? (M101)")]
     File { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
-    Settings(#[from] SettingsError),
+    Settings(#[from] AdapterSettingsError),
     #[error(
-        "{path}: tensor `{name}` belongs to nothing this model has; was the adapter trained on another base model? (M107)"
+        "{path}: tensor `{name}` matches no module of this model; check that the adapter was \
+         trained on this base model (M107)"
     )]
     UnknownTensor { path: PathBuf, name: String },
+    /// A tensor changes the embedding or the head.
     #[error(
         "{path}: tensor `{name}` changes the embedding or the head, which is not supported; train an adapter of projections only (M107)"
     )]
-    Tables { path: PathBuf, name: String },
+    EmbeddingOrHead { path: PathBuf, name: String },
     #[error(
         "a LoRA adapter needs a rank from 1 to {most}, at least one module and a finite alpha other than 0 (R113)"
     )]
@@ -48,58 +55,66 @@ pub enum AdapterError {
         "the adapter's shapes do not fit this model; load it with the model it was trained on (M107)"
     )]
     OtherModel,
+    /// A bf16 model has an adapter already.
     #[error("a bf16 model takes one adapter; merge the first into the base as files (M113)")]
-    Second,
+    SecondAdapter,
     #[error("could not use the adapter's tensors")]
     Tensors(#[from] TensorFileError),
     #[error("tensor operation failed on the adapter (X101)")]
     Tensor(#[from] candle_core::Error),
 }
 
-impl Adapter {
-    /// A is Kaiming-uniform as in PEFT, B is zero: the model starts unchanged.
-    pub fn new(spec: &LoraSpec, config: &Config, seed: u64) -> Result<Self, AdapterError> {
+impl LoraAdapter {
+    /// Creates an adapter: A is Kaiming-uniform as in PEFT and B is zero, so that the model is
+    /// unchanged at first.
+    ///
+    /// # Errors
+    /// When the rank, the modules or alpha are invalid.
+    pub fn new(spec: &LoraSpec, config: &ModelConfig, seed: u64) -> Result<Self, AdapterError> {
         let sane = (1..=MAX_RANK).contains(&spec.rank) && !spec.modules.is_empty();
         if !sane || !spec.alpha.is_finite() || spec.alpha == 0.0 {
             return Err(AdapterError::Spec { most: MAX_RANK });
         }
-        let settings = Settings::plain(spec);
+        let settings = AdapterSettings::from_spec(spec);
         let mut pairs = BTreeMap::new();
         for layer in 0..config.layers {
             for module in spec.modules.iter().copied() {
-                let (outputs, inputs) = module.shape(config);
-                let mut random = Random::of_part(seed, &module.parameter(layer, "lora_A"));
-                let a = kaiming_uniform(&mut random, spec.rank, inputs)?;
+                let (outputs, inputs) = module.weight_shape(config);
+                let mut random =
+                    RandomStream::for_part(seed, &module.parameter_name(layer, "lora_A"));
+                let a = draw_kaiming_uniform(&mut random, spec.rank, inputs)?;
                 let b = Tensor::from_vec(
                     vec![0f32; outputs * spec.rank],
                     (outputs, spec.rank),
                     &Device::Cpu,
                 )?;
-                let scale = settings.scale(layer, module, spec.rank);
-                pairs.insert((layer, module), Pair { a, b, scale });
+                let scale = settings.module_scale(layer, module, spec.rank);
+                pairs.insert((layer, module), AdapterPair { a, b, scale });
             }
         }
         Ok(Self { pairs, settings })
     }
 
+    /// Returns the number of elements of all matrices.
     pub fn parameter_count(&self) -> usize {
         self.pairs.values().map(|pair| pair.a.elem_count() + pair.b.elem_count()).sum()
     }
 
-    /// Parameters under the base model's names, with `lora_A.weight` and `lora_B.weight`.
-    pub(crate) fn named(&self) -> Vec<(String, Tensor)> {
+    /// Returns the matrices by name: the base model's names, with `lora_A.weight` or
+    /// `lora_B.weight`.
+    pub(crate) fn named_parameters(&self) -> Vec<(String, Tensor)> {
         let mut named = Vec::with_capacity(2 * self.pairs.len());
         for ((layer, module), pair) in &self.pairs {
             named.extend([
-                (module.parameter(*layer, "lora_A.weight"), pair.a.clone()),
-                (module.parameter(*layer, "lora_B.weight"), pair.b.clone()),
+                (module.parameter_name(*layer, "lora_A.weight"), pair.a.clone()),
+                (module.parameter_name(*layer, "lora_B.weight"), pair.b.clone()),
             ]);
         }
         named
     }
 
-    /// Takes new values for all of them.
-    pub(crate) fn replace(
+    /// Replaces all matrices by new values of these names.
+    pub(crate) fn replace_parameters(
         &mut self,
         mut values: BTreeMap<String, Tensor>,
     ) -> candle_core::Result<()> {
@@ -108,21 +123,26 @@ impl Adapter {
             values.remove(&name).ok_or_else(missing)
         };
         for ((layer, module), pair) in &mut self.pairs {
-            pair.a = take(module.parameter(*layer, "lora_A.weight"))?;
-            pair.b = take(module.parameter(*layer, "lora_B.weight"))?;
+            pair.a = take(module.parameter_name(*layer, "lora_A.weight"))?;
+            pair.b = take(module.parameter_name(*layer, "lora_B.weight"))?;
         }
         Ok(())
     }
 
-    pub(crate) fn check_fits(&self, config: &Config) -> Result<(), AdapterError> {
-        let fits = |((layer, module), pair): (&(usize, Module), &Pair)| {
+    /// Checks that layers and shapes match a model.
+    ///
+    /// # Errors
+    /// `AdapterError::OtherModel` if they do not.
+    pub(crate) fn check_fits(&self, config: &ModelConfig) -> Result<(), AdapterError> {
+        let fits = |((layer, module), pair): (&(usize, LayerModule), &AdapterPair)| {
             let shape = (pair.b.dims().first(), pair.a.dims().last());
-            let (outputs, inputs) = module.shape(config);
+            let (outputs, inputs) = module.weight_shape(config);
             *layer < config.layers && shape == (Some(&outputs), Some(&inputs))
         };
         if self.pairs.iter().all(fits) { Ok(()) } else { Err(AdapterError::OtherModel) }
     }
 
+    /// Copies the adapter to a device.
     pub(crate) fn to_device(&self, device: &Device) -> candle_core::Result<Self> {
         let mut moved = self.clone();
         for pair in moved.pairs.values_mut() {
@@ -131,8 +151,8 @@ impl Adapter {
         Ok(moved)
     }
 
-    /// As a model with such matrices computes with it.
-    pub(crate) fn cast(&self, precision: DType) -> candle_core::Result<Self> {
+    /// Converts the matrices to the element type of a model's matrices.
+    pub(crate) fn cast_matrices(&self, precision: DType) -> candle_core::Result<Self> {
         let mut cast = self.clone();
         for pair in cast.pairs.values_mut() {
             (pair.a, pair.b) = (pair.a.to_dtype(precision)?, pair.b.to_dtype(precision)?);
@@ -141,10 +161,14 @@ impl Adapter {
     }
 }
 
-/// torch's `kaiming_uniform_(a=sqrt(5))`: uniform within 1 / sqrt(inputs).
-fn kaiming_uniform(random: &mut Random, rank: usize, inputs: usize) -> candle_core::Result<Tensor> {
+/// Draws a matrix as torch's `kaiming_uniform_(a=sqrt(5))`: uniform within 1 / sqrt(inputs).
+fn draw_kaiming_uniform(
+    random: &mut RandomStream,
+    rank: usize,
+    inputs: usize,
+) -> candle_core::Result<Tensor> {
     let bound = 1.0 / (inputs as f64).sqrt();
-    let draw = |_| ((2.0 * random.uniform() - 1.0) * bound) as f32;
+    let draw = |_| ((2.0 * random.next_uniform() - 1.0) * bound) as f32;
     let values: Vec<f32> = (0..rank * inputs).map(draw).collect();
     Tensor::from_vec(values, (rank, inputs), &Device::Cpu)
 }

@@ -1,24 +1,26 @@
-//! What a model thinks of a short text, token by token: by this, models that should be the same
-//! are told apart.
+//! Log-probabilities of a short text, token by token. They show which weights a model holds: equal
+//! models give equal values.
 
 use crate::adapter::AdapterError;
-use crate::model::Model;
+use crate::model::LanguageModel;
 use crate::perplexity;
 use crate::sequence::{SequenceError, check_vocabulary};
-use crate::tokenizer::{Tokenizer, TokenizerError};
-use formats::Config;
+use crate::tokenizer::{ModelTokenizer, TokenizerError};
+use formats::ModelConfig;
 
-/// Of the text, so many tokens before a scored one are seen at most.
-const CONTEXT: usize = 256;
+/// The number of tokens that are kept of a text, from its end.
+const CONTEXT_TOKENS_MAX: usize = 256;
 
-/// A text, as a model reads it.
+/// A canary text as tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Canary {
+pub struct CanaryText {
+    /// The tokens, at most 256.
     pub tokens: Vec<u32>,
-    /// Places of those that are scored.
+    /// The indices of the scored tokens, ascending.
     pub scored: Vec<usize>,
 }
 
+/// The reason why a canary text has no log-probabilities.
 #[derive(Debug, thiserror::Error)]
 pub enum CanaryError {
     #[error("could not tokenize the canary")]
@@ -27,34 +29,35 @@ pub enum CanaryError {
     Text(#[from] SequenceError),
     #[error("the canary {text:?} has no token to predict behind its first of {tokens} (R114)")]
     TooShort { text: String, tokens: usize },
-    #[error("could not put the adapter to the model")]
+    #[error("could not attach the adapter to the model")]
     Adapter(#[from] AdapterError),
     #[error("tensor operation failed on the canary (X101)")]
     Tensor(#[from] candle_core::Error),
 }
 
-impl Canary {
-    /// Special tokens are read letter by letter. Of a long text, its end is taken. Its last
-    /// tokens are scored, but for parts of characters: llama.cpp's server tells nothing of them.
+impl CanaryText {
+    /// Tokenizes a text; special tokens in it are plain characters. At most the last 256 tokens are
+    /// kept, and the last `most_scored` of them are scored. Tokens that are only part of a
+    /// character are not scored, because llama.cpp's server does not report them.
     ///
     /// # Errors
-    /// When there is none to score, or they are not the model's.
-    pub fn read(
-        tokenizer: &Tokenizer,
-        config: &Config,
+    /// When no token can be scored, or a token is not in the model's vocabulary.
+    pub fn from_text(
+        tokenizer: &ModelTokenizer,
+        config: &ModelConfig,
         text: &str,
         most_scored: usize,
     ) -> Result<Self, CanaryError> {
         let tokens = tokenizer.encode_plain(text)?.tokens;
         check_vocabulary(&tokens, config)?;
-        let most = CONTEXT.min(config.max_positions);
+        let most = CONTEXT_TOKENS_MAX.min(config.max_positions);
         let tokens = tokens[tokens.len().saturating_sub(most)..].to_vec();
         let mut scored = Vec::new();
         for (place, token) in tokens.iter().enumerate().skip(1).rev() {
             if scored.len() == most_scored {
                 break;
             }
-            if !tokenizer.decode(&[*token])?.contains(char::REPLACEMENT_CHARACTER) {
+            if !tokenizer.decode_tokens(&[*token])?.contains(char::REPLACEMENT_CHARACTER) {
                 scored.push(place);
             }
         }
@@ -65,13 +68,13 @@ impl Canary {
         Ok(Self { tokens, scored })
     }
 
-    /// Natural logarithms of the probabilities of the scored tokens.
+    /// Returns the natural log-probabilities of the scored tokens.
     ///
     /// # Errors
-    /// When the model cannot be computed.
-    pub fn score(&self, model: &Model) -> Result<Vec<f32>, CanaryError> {
+    /// When a tensor operation fails.
+    pub fn score_tokens(&self, model: &LanguageModel) -> Result<Vec<f32>, CanaryError> {
         let first = self.scored.first().copied().unwrap_or(self.tokens.len());
-        let losses = perplexity::losses(model, &self.tokens, first..self.tokens.len())?;
+        let losses = perplexity::token_losses(model, &self.tokens, first..self.tokens.len())?;
         Ok(self.scored.iter().map(|place| -losses[place - first] as f32).collect())
     }
 }

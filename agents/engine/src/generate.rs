@@ -1,23 +1,28 @@
-//! Batched generation with continuous batching: requests are admitted at any time, `step` moves
-//! every running sample by one token. A sample depends on its prompt, sampling parameters, seed
-//! and the weights only: never on what else is in the batch, on the order or on the threads.
+//! Batched generation with continuous batching: requests are admitted at any time, and each step
+//! moves every running sample by one token.
+//!
+//! A sample depends only on its prompt, sampling parameters, seed and the weights, never on the
+//! rest of the batch, the order or the threads.
 
-mod cache;
+mod kv_cache;
 mod request;
 mod sampler;
 
-use crate::canary::{Canary, CanaryError};
-use crate::model::Model;
-use crate::ops::{host, loss::row_nll, matmul::Phase, on_pool, wide};
-use crate::random::Random;
+use crate::canary::{CanaryError, CanaryText};
+use crate::model::LanguageModel;
+use crate::ops::{host_f32, loss::row_nll, matmul::MatmulPhase, run_on_pool, run_vectorised};
+use crate::random::RandomStream;
 use crate::sequence::check_vocabulary;
-use crate::tokenizer::{Tokenizer, TokenizerError};
-use cache::{Cache, Owner};
+use crate::tokenizer::{ModelTokenizer, TokenizerError};
 use candle_core::{Device, Tensor};
+use kv_cache::{KvCache, RowOwner};
 use rayon::prelude::*;
-pub use request::{AdmitError, Completion, Finish, Prompt, Request, Sampling};
+pub use request::{
+    AdmitError, FinishReason, PromptInput, PromptRequest, SampleCompletion, SamplingParameters,
+};
 use std::collections::VecDeque;
 
+/// An error that ends a generation.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerateError {
     #[error("could not turn a completion into text")]
@@ -26,78 +31,102 @@ pub enum GenerateError {
     Tensor(#[from] candle_core::Error),
 }
 
-/// Owns the model and everything that is running on it.
-pub struct Generator<Tag> {
-    model: Model,
-    tokenizer: Tokenizer,
+/// A model and the samples that run on it, in a fixed number of slots.
+///
+/// A request waits until slots are free. Its prompt is computed once (prefill); each sample starts
+/// with a copy of the prompt's cache, takes a slot, and draws one token a step until it is
+/// finished:
+///
+/// ```text
+/// admit_request -> waiting -> prefill -> running (one token a step) -> finished
+/// ```
+///
+/// The caller alternates `admit_request` and `generate_step` until `is_idle`.
+pub struct BatchGenerator<Tag> {
+    model: LanguageModel,
+    tokenizer: ModelTokenizer,
+    /// The largest number of running samples, at least 1.
     slots: usize,
-    waiting: VecDeque<Waiting<Tag>>,
-    running: Vec<Running<Tag>>,
+    /// The requests with samples that have not started, in order of admission.
+    waiting: VecDeque<WaitingRequest<Tag>>,
+    running: Vec<RunningSample<Tag>>,
 }
 
-/// A request some of whose samples have not started.
-struct Waiting<Tag> {
-    request: Request<Tag>,
+/// A request with samples that have not started.
+struct WaitingRequest<Tag> {
+    request: PromptRequest<Tag>,
+    /// The tokens of the prompt.
     prompt: Vec<u32>,
+    /// The number of samples that have started.
     started: usize,
-    prefix: Option<Prefix>,
+    /// The computed prompt, after prefill.
+    prefix: Option<PromptPrefix>,
 }
 
-/// What the samples of a prompt share: its cache and the logits after its last token.
-struct Prefix {
-    cache: Cache,
+/// The state that all samples of a prompt start from: its cache, and the logits after its last
+/// token.
+struct PromptPrefix {
+    cache: KvCache,
     logits: Vec<f32>,
 }
 
-struct Running<Tag> {
+/// A sample that occupies a slot.
+struct RunningSample<Tag> {
     tag: Tag,
     index: usize,
     seed: u64,
-    random: Random,
-    sampling: Sampling,
+    random: RandomStream,
+    sampling: SamplingParameters,
     prompt_tokens: usize,
     tokens: Vec<u32>,
-    cache: Cache,
+    cache: KvCache,
+    /// The sum of the tokens' log-probabilities so far, in nats.
     logprob: f64,
-    finish: Option<Finish>,
+    /// The reason why the sample ended; `None` while it runs.
+    finish: Option<FinishReason>,
 }
 
-/// Bounds the rows of one prefill pass (a longer prompt goes alone).
-const PREFILL_TOKENS: usize = 2048;
+/// The largest number of rows of one prefill pass; a longer prompt has a pass of its own.
+const PREFILL_TOKENS_MAX: usize = 2048;
 
-impl<Tag: Clone + Send> Generator<Tag> {
-    /// `slots` sequences run at once. Merge an adapter first: [`Model::with_adapter`].
-    pub fn new(model: Model, tokenizer: Tokenizer, slots: usize) -> Self {
+impl<Tag: Clone + Send> BatchGenerator<Tag> {
+    /// Creates a generator of `slots` sequences at once, at least 1. Apply an adapter to the model
+    /// before, with `LanguageModel::with_adapter`.
+    pub fn new(model: LanguageModel, tokenizer: ModelTokenizer, slots: usize) -> Self {
         let slots = slots.max(1);
         Self { model, tokenizer, slots, waiting: VecDeque::new(), running: Vec::new() }
     }
 
-    /// Slots that neither a running nor a waiting sample will take.
+    /// Returns the number of slots that no running or waiting sample needs.
     pub fn free_slots(&self) -> usize {
-        let waiting = |one: &Waiting<Tag>| one.request.seeds.len() - one.started;
+        let waiting = |one: &WaitingRequest<Tag>| one.request.seeds.len() - one.started;
         let taken = self.running.len() + self.waiting.iter().map(waiting).sum::<usize>();
         self.slots.saturating_sub(taken)
     }
 
-    /// What the model thinks of a text: see [`Canary`].
+    /// Returns the log-probabilities of a canary text; see `CanaryText`.
     ///
     /// # Errors
-    /// When the text is not the model's, or the model cannot be computed.
-    pub fn canary(&self, text: &str, most_scored: usize) -> Result<Vec<f32>, CanaryError> {
-        Canary::read(&self.tokenizer, &self.model.config, text, most_scored)?.score(&self.model)
+    /// When the text does not fit the model, or a tensor operation fails.
+    pub fn score_canary(&self, text: &str, most_scored: usize) -> Result<Vec<f32>, CanaryError> {
+        CanaryText::from_text(&self.tokenizer, &self.model.config, text, most_scored)?
+            .score_tokens(&self.model)
     }
 
-    /// Nothing is running or waiting.
+    /// Returns true if no sample is running or waiting.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// Queues the request's samples; they start, first come first served, as slots become free.
-    pub fn admit(&mut self, request: Request<Tag>) -> Result<(), AdmitError> {
-        request.sampling.check()?;
+    /// Queues the samples of a request. They start in order of admission, as slots become free.
+    ///
+    /// # Errors
+    /// When the prompt or a sampling parameter is invalid. The other requests are unaffected.
+    pub fn admit_request(&mut self, request: PromptRequest<Tag>) -> Result<(), AdmitError> {
+        request.sampling.check_ranges()?;
         let prompt = match &request.prompt {
-            Prompt::Text(text) => self.tokenizer.encode(text)?,
-            Prompt::Tokens(tokens) => tokens.clone(),
+            PromptInput::Text(text) => self.tokenizer.encode_prompt(text)?,
+            PromptInput::Tokens(tokens) => tokens.clone(),
         };
         check_vocabulary(&prompt, &self.model.config)?;
         let (tokens, positions) = (prompt.len(), self.model.config.max_positions);
@@ -106,7 +135,7 @@ impl<Tag: Clone + Send> Generator<Tag> {
             _ if tokens > positions => Err(AdmitError::PromptTooLong { tokens, positions }),
             _ => {
                 if !request.seeds.is_empty() {
-                    let waiting = Waiting { request, prompt, started: 0, prefix: None };
+                    let waiting = WaitingRequest { request, prompt, started: 0, prefix: None };
                     self.waiting.push_back(waiting);
                 }
                 Ok(())
@@ -114,18 +143,20 @@ impl<Tag: Clone + Send> Generator<Tag> {
         }
     }
 
-    /// Moves every running sample by one token, starts what fits, returns what finished.
-    pub fn step(&mut self) -> Result<Vec<Completion<Tag>>, GenerateError> {
-        self.advance()?;
-        self.start()?;
+    /// Moves every running sample by one token, starts the samples that fit, and returns the
+    /// finished ones.
+    pub fn generate_step(&mut self) -> Result<Vec<SampleCompletion<Tag>>, GenerateError> {
+        self.advance_running()?;
+        self.start_waiting()?;
         let mut completions = Vec::new();
         for sample in self.running.extract_if(.., |sample| sample.finish.is_some()) {
-            completions.extend(sample.completion(&self.tokenizer)?);
+            completions.extend(sample.into_completion(&self.tokenizer)?);
         }
         Ok(completions)
     }
 
-    fn advance(&mut self) -> Result<(), candle_core::Error> {
+    /// Draws the next token of every running sample.
+    fn advance_running(&mut self) -> Result<(), candle_core::Error> {
         if self.running.is_empty() {
             return Ok(());
         }
@@ -133,31 +164,34 @@ impl<Tag: Clone + Send> Generator<Tag> {
         for (index, sample) in self.running.iter().enumerate() {
             tokens.extend(sample.tokens.last());
             let position = sample.prompt_tokens + sample.tokens.len() - 1;
-            owners.push(Owner { cache: index, position });
+            owners.push(RowOwner { cache: index, position });
         }
-        let mut caches: Vec<&mut Cache> =
+        let mut caches: Vec<&mut KvCache> =
             self.running.iter_mut().map(|sample| &mut sample.cache).collect();
-        let logits = on_pool(|| {
-            let hidden = forward(&self.model, Phase::Decode, &tokens, &owners, &mut caches)?;
-            logits(&self.model, &hidden)
+        let logits = run_on_pool(|| {
+            let hidden =
+                forward_rows(&self.model, MatmulPhase::Decode, &tokens, &owners, &mut caches)?;
+            logits_on_cpu(&self.model, &hidden)
         })?;
         let (vocabulary, positions) = (logits.dim(1)?, self.model.config.max_positions);
         let eos = &self.model.config.eos_tokens;
-        let logits = host(&logits)?;
+        let logits = host_f32(&logits)?;
         let samples = self.running.par_iter_mut().zip(logits.par_chunks_exact(vocabulary));
-        samples.for_each(|(sample, logits)| sample.draw(logits, eos, positions));
+        samples.for_each(|(sample, logits)| sample.draw_token(logits, eos, positions));
         Ok(())
     }
 
-    fn start(&mut self) -> Result<(), candle_core::Error> {
+    /// Starts waiting samples while slots are free. Each draws its first token from the logits of
+    /// its prompt.
+    fn start_waiting(&mut self) -> Result<(), candle_core::Error> {
         while self.running.len() < self.slots && !self.waiting.is_empty() {
-            self.prefill()?;
+            self.prefill_prompts()?;
             let positions = self.model.config.max_positions;
             while self.running.len() < self.slots {
                 let Some(front) = self.waiting.front_mut() else { break };
                 let Some(prefix) = &front.prefix else { break };
-                let mut sample = front.sample(prefix);
-                sample.draw(&prefix.logits, &self.model.config.eos_tokens, positions);
+                let mut sample = front.start_sample(prefix);
+                sample.draw_token(&prefix.logits, &self.model.config.eos_tokens, positions);
                 self.running.push(sample);
                 front.started += 1;
                 if front.started == front.request.seeds.len() {
@@ -168,13 +202,15 @@ impl<Tag: Clone + Send> Generator<Tag> {
         Ok(())
     }
 
-    /// Runs the prompts at the front of the queue that the free slots will need, in one pass.
-    fn prefill(&mut self) -> Result<(), candle_core::Error> {
+    /// Computes in one pass the prompts at the front of the queue that the free slots need, up to
+    /// `PREFILL_TOKENS_MAX` tokens.
+    fn prefill_prompts(&mut self) -> Result<(), candle_core::Error> {
         let mut free = self.slots - self.running.len();
         let (mut tokens, mut owners, mut lasts) = (Vec::new(), Vec::new(), Vec::new());
         let mut chosen = Vec::new();
         for waiting in &mut self.waiting {
-            let full = !tokens.is_empty() && tokens.len() + waiting.prompt.len() > PREFILL_TOKENS;
+            let full =
+                !tokens.is_empty() && tokens.len() + waiting.prompt.len() > PREFILL_TOKENS_MAX;
             if free == 0 || full {
                 break;
             }
@@ -183,35 +219,37 @@ impl<Tag: Clone + Send> Generator<Tag> {
                 continue;
             }
             let cache = chosen.len();
-            owners.extend((0..waiting.prompt.len()).map(|position| Owner { cache, position }));
+            owners.extend((0..waiting.prompt.len()).map(|position| RowOwner { cache, position }));
             tokens.extend_from_slice(&waiting.prompt);
             lasts.push(tokens.len() as u32 - 1);
-            chosen.push((waiting, Cache::new(self.model.config.layers)));
+            chosen.push((waiting, KvCache::new(self.model.config.layers)));
         }
         if chosen.is_empty() {
             return Ok(());
         }
-        let mut caches: Vec<&mut Cache> = chosen.iter_mut().map(|(_, cache)| cache).collect();
-        let logits = on_pool(|| {
-            let hidden = forward(&self.model, Phase::Prefill, &tokens, &owners, &mut caches)?;
+        let mut caches: Vec<&mut KvCache> = chosen.iter_mut().map(|(_, cache)| cache).collect();
+        let logits = run_on_pool(|| {
+            let hidden =
+                forward_rows(&self.model, MatmulPhase::Prefill, &tokens, &owners, &mut caches)?;
             let lasts = Tensor::new(lasts, &self.model.device)?;
-            logits(&self.model, &hidden.index_select(&lasts, 0)?)
+            logits_on_cpu(&self.model, &hidden.index_select(&lasts, 0)?)
         })?;
         for ((waiting, cache), logits) in chosen.into_iter().zip(logits.to_vec2()?) {
-            waiting.prefix = Some(Prefix { cache, logits });
+            waiting.prefix = Some(PromptPrefix { cache, logits });
         }
         Ok(())
     }
 }
 
-impl<Tag: Clone> Waiting<Tag> {
-    fn sample(&self, prefix: &Prefix) -> Running<Tag> {
+impl<Tag: Clone> WaitingRequest<Tag> {
+    /// Creates the next sample, with a copy of the prompt's cache.
+    fn start_sample(&self, prefix: &PromptPrefix) -> RunningSample<Tag> {
         let seed = self.request.seeds[self.started];
-        Running {
+        RunningSample {
             tag: self.request.tag.clone(),
             index: self.started,
             seed,
-            random: Random::new(seed),
+            random: RandomStream::new(seed),
             sampling: self.request.sampling,
             prompt_tokens: self.prompt.len(),
             tokens: Vec::new(),
@@ -222,22 +260,36 @@ impl<Tag: Clone> Waiting<Tag> {
     }
 }
 
-impl<Tag> Running<Tag> {
-    /// `None` while it is running.
-    fn completion(self, tokenizer: &Tokenizer) -> Result<Option<Completion<Tag>>, TokenizerError> {
+impl<Tag> RunningSample<Tag> {
+    /// Converts a finished sample to its completion; `None` while it runs.
+    fn into_completion(
+        self,
+        tokenizer: &ModelTokenizer,
+    ) -> Result<Option<SampleCompletion<Tag>>, TokenizerError> {
         let Self { tag, index, seed, prompt_tokens, tokens, logprob, finish, .. } = self;
         let Some(finish) = finish else { return Ok(None) };
         let spoken = match finish {
-            Finish::Stop => &tokens[..tokens.len() - 1],
-            Finish::Length => &tokens[..],
+            FinishReason::Stop => &tokens[..tokens.len() - 1],
+            FinishReason::Length => &tokens[..],
         };
-        let text = tokenizer.decode(spoken)?;
-        Ok(Some(Completion { tag, index, seed, prompt_tokens, tokens, text, finish, logprob }))
+        let text = tokenizer.decode_tokens(spoken)?;
+        Ok(Some(SampleCompletion {
+            tag,
+            index,
+            seed,
+            prompt_tokens,
+            tokens,
+            text,
+            finish,
+            logprob,
+        }))
     }
 
-    fn draw(&mut self, logits: &[f32], eos: &[u32], positions: usize) {
-        let token = sampler::draw(logits, &self.sampling, &mut self.random);
-        self.logprob -= wide(
+    /// Draws a token from logits, and ends the sample at an end token (`eos`), at its largest
+    /// length or at the model's last position.
+    fn draw_token(&mut self, logits: &[f32], eos: &[u32], positions: usize) {
+        let token = sampler::draw_token(logits, &self.sampling, &mut self.random);
+        self.logprob -= run_vectorised(
             #[inline(always)]
             || row_nll(logits, token as usize),
         );
@@ -245,60 +297,64 @@ impl<Tag> Running<Tag> {
         // The token just drawn would be fed at position prompt + tokens - 1.
         let full = self.prompt_tokens + self.tokens.len() > positions;
         if eos.contains(&token) {
-            self.finish = Some(Finish::Stop);
+            self.finish = Some(FinishReason::Stop);
         } else if full || self.tokens.len() >= self.sampling.max_new_tokens {
-            self.finish = Some(Finish::Length);
+            self.finish = Some(FinishReason::Length);
         }
     }
 }
 
-/// Hidden states of the tokens, each the next of its owner's.
-fn forward(
-    model: &Model,
-    phase: Phase,
+/// Computes the hidden states of tokens; each token is the next one of its owner's sequence.
+fn forward_rows(
+    model: &LanguageModel,
+    phase: MatmulPhase,
     tokens: &[u32],
-    owners: &[Owner],
-    caches: &mut [&mut Cache],
+    owners: &[RowOwner],
+    caches: &mut [&mut KvCache],
 ) -> candle_core::Result<Tensor> {
     let positions: Vec<u32> = owners.iter().map(|owner| owner.position as u32).collect();
-    let heads = model.heads();
+    let heads = model.head_shape();
     let mut attend = |layer, query: &Tensor, key: &Tensor, value: &Tensor| {
-        cache::attend(&heads, layer, [query, key, value], owners, caches)
+        kv_cache::attend_cached(&heads, layer, [query, key, value], owners, caches)
     };
-    model.hidden(phase, tokens, &positions, &mut attend)
+    model.hidden_states(phase, tokens, &positions, &mut attend)
 }
 
-/// In main memory.
-fn logits(model: &Model, hidden: &Tensor) -> candle_core::Result<Tensor> {
-    model.logits(hidden)?.to_device(&Device::Cpu)?.contiguous()
+/// Computes the logits of hidden states, in main memory.
+fn logits_on_cpu(model: &LanguageModel, hidden: &Tensor) -> candle_core::Result<Tensor> {
+    model.compute_logits(hidden)?.to_device(&Device::Cpu)?.contiguous()
 }
 
-/// What became of one request.
-pub type Answer<Tag> = Result<Vec<Completion<Tag>>, AdmitError>;
+/// The completions of a request, or the reason why it was rejected.
+pub type RequestResult<Tag> = Result<Vec<SampleCompletion<Tag>>, AdmitError>;
 
-/// Runs all requests. One result a request, in their order, completions by seed index; `progress`
-/// hears (samples done, samples in all).
+/// Runs all requests. Returns one result a request, in their order, with completions by the index
+/// of their seed. `progress` is called with (finished samples, all samples).
+///
+/// # Errors
+/// When a tensor operation or the decoding of a sample fails. A rejected request has an error in
+/// its own result instead.
 pub fn generate_all<Tag: Clone + Send>(
-    model: &Model,
-    tokenizer: &Tokenizer,
+    model: &LanguageModel,
+    tokenizer: &ModelTokenizer,
     slots: usize,
-    requests: Vec<Request<Tag>>,
+    requests: Vec<PromptRequest<Tag>>,
     mut progress: impl FnMut(usize, usize),
-) -> Result<Vec<Answer<Tag>>, GenerateError> {
-    let mut generator = Generator::new(model.clone(), tokenizer.clone(), slots);
+) -> Result<Vec<RequestResult<Tag>>, GenerateError> {
+    let mut generator = BatchGenerator::new(model.clone(), tokenizer.clone(), slots);
     let (mut total, mut done) = (0, 0);
     let mut results = Vec::with_capacity(requests.len());
     for (index, request) in requests.into_iter().enumerate() {
-        let Request { tag, prompt, seeds, sampling } = request;
+        let PromptRequest { tag, prompt, seeds, sampling } = request;
         let samples = seeds.len();
-        let request = Request { tag: (index, tag), prompt, seeds, sampling };
-        results.push(generator.admit(request).map(|()| Vec::with_capacity(samples)));
+        let request = PromptRequest { tag: (index, tag), prompt, seeds, sampling };
+        results.push(generator.admit_request(request).map(|()| Vec::with_capacity(samples)));
         if results.last().is_some_and(Result::is_ok) {
             total += samples;
         }
     }
     while !generator.is_idle() {
-        for completion in generator.step()? {
+        for completion in generator.generate_step()? {
             done += 1;
             let (request, tag) = completion.tag.clone();
             if let Ok(completions) = &mut results[request] {

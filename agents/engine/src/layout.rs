@@ -1,36 +1,44 @@
-//! How [`chunks`](crate::chunks) cuts a text, for a program that is given text and not tokens.
+//! The split of a text into chunks as `score_chunks` makes it, for a program that gets text instead
+//! of tokens.
 
-use crate::perplexity::{PerplexityError, bytes_of};
+use crate::perplexity::{PerplexityError, count_bytes};
 use crate::sequence::check_vocabulary;
-use crate::tokenizer::{Encoded, Tokenizer};
-use formats::Config;
+use crate::tokenizer::{EncodedText, ModelTokenizer};
+use formats::ModelConfig;
 
-/// Chunks of a text, and the text they are read from.
+/// The chunks of a text, and the text that they are read from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layout {
+pub struct ChunkLayout {
+    /// The number of chunks to score.
     pub chunks: usize,
-    /// Scored ones.
+    /// The number of scored tokens.
     pub tokens: usize,
-    /// That the scored tokens stand for.
+    /// The bytes of text that the scored tokens stand for.
     pub bytes: usize,
+    /// The text to pass to the program.
     pub text: String,
-    /// The text has one chunk more than counts, and half of another: a tokenizer that yields
-    /// some hundred tokens more or less than ours shows by the number of chunks.
-    pub has_one_more: bool,
+    /// True if the text has one chunk more than are scored, plus half of another. A tokenizer that
+    /// yields some hundred tokens more or fewer than ours then yields another number of chunks.
+    pub has_extra_chunk: bool,
 }
 
-/// What may stand between a text and words of no meaning without changing the text's last tokens.
+/// The texts to try between the given text and filler words, so that the text's last tokens do not
+/// change.
 const SEPARATORS: [&str; 5] = ["\n", " ", "\n\n", " 0", "x"];
 
-/// The chunks of `context` tokens that count, at most `limit`, and the text cut or lengthened so
-/// that it has just one more. Where tokens do not allow that, the text is as it was.
-pub fn layout(
-    tokenizer: &Tokenizer,
-    config: &Config,
+/// Returns the layout of at most `limit` chunks of `context` tokens. The text is cut or lengthened
+/// so that it has exactly one chunk more; if its tokens do not allow that, it is unchanged.
+///
+/// # Errors
+/// When the context is impossible for the model, the text is shorter than two chunks, or a token is
+/// not in the vocabulary.
+pub fn layout_chunks(
+    tokenizer: &ModelTokenizer,
+    config: &ModelConfig,
     text: &str,
     context: usize,
     limit: Option<usize>,
-) -> Result<Layout, PerplexityError> {
+) -> Result<ChunkLayout, PerplexityError> {
     let most = config.max_positions;
     if !(4..=most).contains(&context) {
         return Err(PerplexityError::Context { context, least: 4, most });
@@ -44,15 +52,15 @@ pub fn layout(
     }
     let chunks = (tokens / context).min(limit.unwrap_or(usize::MAX)).max(1);
     let scored = |chunk: usize| chunk * context + context / 2 + 1..(chunk + 1) * context;
-    let layout = |text: String, has_one_more| Layout {
+    let layout = |text: String, has_one_more| ChunkLayout {
         chunks,
         tokens: chunks * scored(0).len(),
-        bytes: (0..chunks).map(|chunk| bytes_of(&encoded.spans, scored(chunk))).sum(),
+        bytes: (0..chunks).map(|chunk| count_bytes(&encoded.spans, scored(chunk))).sum(),
         text: text + "\n",
-        has_one_more,
+        has_extra_chunk: has_one_more,
     };
     for separator in SEPARATORS {
-        let fitted = fitted(tokenizer, text, &encoded, separator, chunks, context)?;
+        let fitted = fit_text(tokenizer, text, &encoded, separator, chunks, context)?;
         if let Some(fitted) = fitted {
             return Ok(layout(fitted, true));
         }
@@ -60,12 +68,12 @@ pub fn layout(
     Ok(layout(text.to_owned(), false))
 }
 
-/// The text with one chunk more than counts. `None` when the chunks that count would change, or
-/// the number of tokens comes out wrong.
-fn fitted(
-    tokenizer: &Tokenizer,
+/// Returns the text with one chunk more than are scored. Returns `None` if the scored chunks would
+/// change, or the number of chunks would be wrong.
+fn fit_text(
+    tokenizer: &ModelTokenizer,
     text: &str,
-    encoded: &Encoded,
+    encoded: &EncodedText,
     separator: &str,
     chunks: usize,
     context: usize,
@@ -74,16 +82,16 @@ fn fitted(
     let mut longer = text.to_owned();
     if let Some(missing) = wanted.checked_sub(encoded.tokens.len()) {
         longer.push_str(separator);
-        // Each is at least a token.
+        // Each filler word is at least one token.
         longer.push_str(&" x".repeat(missing + 1));
     }
-    let Encoded { spans, .. } = tokenizer.encode_plain(&longer)?;
+    let EncodedText { spans, .. } = tokenizer.encode_plain(&longer)?;
     let mut starts = spans.iter().take(wanted + 1).skip(counted).map(|span| span.start);
     let Some(cut) = starts.rfind(|start| longer.is_char_boundary(*start)) else {
         return Ok(None);
     };
     longer.truncate(cut);
-    let Encoded { tokens, .. } = tokenizer.encode_plain(&longer)?;
+    let EncodedText { tokens, .. } = tokenizer.encode_plain(&longer)?;
     let is_same = tokens.get(..counted) == Some(&encoded.tokens[..counted]);
     Ok((is_same && tokens.len() / context == chunks + 1).then_some(longer))
 }

@@ -1,8 +1,9 @@
-//! candle models for the embedded backend: load, generate, fine-tune and score small language
-//! models in Hugging Face directories. Synchronous; knows nothing of the bus, the store or jobs.
+//! candle models for the embedded backend: load, sample, fine-tune and score small language models
+//! in Hugging Face directories. Synchronous; does not know the bus, the store or jobs.
 //!
-//! Threads: everything parallel, matrix products included, runs on rayon's current pool. One knob,
-//! `RAYON_NUM_THREADS` (or a pool the caller installs), bounds it, and no result depends on it.
+//! Threads: everything parallel, matrix products included, runs on rayon's current pool. Only
+//! `RAYON_NUM_THREADS` (or a pool that the caller installs) bounds it, and no result depends on the
+//! number of threads.
 
 mod adapter;
 mod canary;
@@ -16,29 +17,34 @@ mod perplexity;
 mod random;
 mod scratch;
 mod sequence;
-mod tensors;
+mod tensor_file;
 mod tokenizer;
 mod train;
 
-pub use adapter::{Adapter, AdapterError};
-pub use canary::{Canary, CanaryError};
+pub use adapter::{AdapterError, LoraAdapter};
+pub use canary::{CanaryError, CanaryText};
 pub use candle_core::Device;
-pub use formats::{Architecture, Config, ConfigError, LoraSpec, Module};
+pub use formats::{Architecture, LayerModule, LoraSpec, ModelConfig, ModelConfigError};
 pub use generate::{
-    AdmitError, Answer, Completion, Finish, GenerateError, Generator, Prompt, Request, Sampling,
-    generate_all,
+    AdmitError, BatchGenerator, FinishReason, GenerateError, PromptInput, PromptRequest,
+    RequestResult, SampleCompletion, SamplingParameters, generate_all,
 };
-pub use layout::{Layout, layout};
-pub use load::{LoadError, load};
-pub use model::{Dtype, Model, ModelError, parse_device};
-pub use perplexity::{Document, Perplexity, PerplexityError, chunks, documents, sliding};
-pub use scratch::{ScratchError, Shape, write_scratch};
+pub use layout::{ChunkLayout, layout_chunks};
+pub use load::{ModelLoadError, load_model};
+pub use model::{LanguageModel, MatrixDtype, ModelError, parse_device};
+pub use perplexity::{
+    PerplexityError, PerplexityScore, ScoredDocument, score_chunks, score_documents, score_sliding,
+};
+pub use scratch::{ScratchError, ScratchShape, write_scratch_model};
 pub use sequence::SequenceError;
-pub use tensors::TensorFileError;
-pub use tokenizer::{Tokenizer, TokenizerError};
-pub use train::{Decay, Example, Method, ResumeError, StepReport, TrainError, TrainSpec, Trainer};
+pub use tensor_file::TensorFileError;
+pub use tokenizer::{ModelTokenizer, TokenizerError};
+pub use train::{
+    CompletionExample, LearningRateDecay, ModelTrainer, ResumeError, StepReport, TrainError,
+    TrainMethod, TrainSpec,
+};
 
-/// What produced a figure or a file, for records: `candle-<version>`.
+/// The name of the engine in records, `candle-<version>`.
 pub const ENGINE: &str = "candle-0.11.1";
 
 #[cfg(test)]

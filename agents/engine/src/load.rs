@@ -1,12 +1,14 @@
-//! A model ready for use: weights, adapter and tokenizer together.
+//! Loads a model ready for use: weights, adapter and tokenizer together.
 
 use crate::{
-    Adapter, AdapterError, Dtype, Model, ModelError, Tokenizer, TokenizerError, parse_device,
+    AdapterError, LanguageModel, LoraAdapter, MatrixDtype, ModelError, ModelTokenizer,
+    TokenizerError, parse_device,
 };
 use std::path::Path;
 
+/// The step that failed while loading a model.
 #[derive(Debug, thiserror::Error)]
-pub enum LoadError {
+pub enum ModelLoadError {
     #[error("choose the device")]
     Device(#[source] ModelError),
     #[error("load the model")]
@@ -21,21 +23,23 @@ pub enum LoadError {
     Mismatch(#[source] TokenizerError),
 }
 
-/// The model of a directory on a device (see [`parse_device`]), with an adapter if one is given,
-/// and its tokenizer.
-pub fn load(
+/// Loads the model of a directory on a device (see `parse_device`), with an adapter if one is
+/// given, and its tokenizer.
+pub fn load_model(
     base: &Path,
     adapter: Option<&Path>,
     device: &str,
-    dtype: Dtype,
-) -> Result<(Model, Tokenizer), LoadError> {
-    let device = parse_device(device).map_err(LoadError::Device)?;
-    let tokenizer = Tokenizer::load(base).map_err(LoadError::Tokenizer)?;
-    let mut model = Model::load_as(base, &device, dtype).map_err(LoadError::Model)?;
-    tokenizer.check_fits(model.config()).map_err(LoadError::Mismatch)?;
+    dtype: MatrixDtype,
+) -> Result<(LanguageModel, ModelTokenizer), ModelLoadError> {
+    let device = parse_device(device).map_err(ModelLoadError::Device)?;
+    let tokenizer = ModelTokenizer::load_tokenizer(base).map_err(ModelLoadError::Tokenizer)?;
+    let mut model =
+        LanguageModel::load_with_dtype(base, &device, dtype).map_err(ModelLoadError::Model)?;
+    tokenizer.check_fits(model.model_config()).map_err(ModelLoadError::Mismatch)?;
     if let Some(path) = adapter {
-        let adapter = Adapter::load(path, model.config()).map_err(LoadError::Adapter)?;
-        model = model.adapted(&adapter).map_err(LoadError::Merge)?;
+        let adapter =
+            LoraAdapter::load_peft(path, model.model_config()).map_err(ModelLoadError::Adapter)?;
+        model = model.into_adapted(&adapter).map_err(ModelLoadError::Merge)?;
     }
     Ok((model, tokenizer))
 }

@@ -5,63 +5,74 @@ mod gguf;
 mod memory;
 pub(crate) mod weights;
 
-use crate::adapter::{Adapter, AdapterError};
-use crate::ops::{attention::Heads, matmul, matrix::Matrix, rope};
-use crate::random::Random;
-use crate::tensors::{self, TensorFile, TensorFileError};
+use crate::adapter::{AdapterError, LoraAdapter};
+use crate::ops::{attention::HeadShape, matmul, matrix::WeightMatrix, rope};
+use crate::random::RandomStream;
+use crate::tensor_file::{self, TensorFile, TensorFileError};
 use candle_core::{DType, Device, Tensor};
 use formats::{
-    Config, ConfigError, DirError, GgufModelError, SIDE_FILES, SINGLE_FILE, weight_files,
+    GgufModelError, ModelConfig, ModelConfigError, ModelDirError, SIDE_FILES, SINGLE_WEIGHTS_FILE,
+    list_weight_files,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use weights::{Kind, Parameter, Source, Weights};
+use weights::{DecoderWeights, ModelParameter, ParameterKind, ParameterSource};
 
-/// What a model's matrices are held as. All else, and every sum, is f32.
+/// The element type of a model's matrices. Everything else, and every sum, is f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Dtype {
+pub enum MatrixDtype {
     #[default]
     F32,
     Bf16,
 }
 
-impl Dtype {
+impl MatrixDtype {
+    /// The names of the types, in their order.
     pub const NAMES: [&str; 2] = ["f32", "bf16"];
 
+    /// Parses the name of a type.
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::F32, Self::Bf16].into_iter().find(|dtype| dtype.name() == name)
+        [Self::F32, Self::Bf16].into_iter().find(|dtype| dtype.type_name() == name)
     }
 
-    pub fn name(self) -> &'static str {
+    /// Returns the name of the type.
+    pub fn type_name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
 
-    fn of(self, kind: Kind) -> DType {
+    /// Returns the element type of a kind of parameter: only matrices can be bf16.
+    fn for_kind(self, kind: ParameterKind) -> DType {
         match (self, kind) {
-            (Self::Bf16, Kind::Matrix) => DType::BF16,
-            (Self::Bf16, Kind::Bias | Kind::Norm) | (Self::F32, _) => DType::F32,
+            (Self::Bf16, ParameterKind::Matrix) => DType::BF16,
+            (Self::Bf16, ParameterKind::Bias | ParameterKind::Norm) | (Self::F32, _) => DType::F32,
         }
     }
 }
 
-/// Cloning shares the weights.
+/// A decoder-only language model in memory. A clone shares the weights.
+///
+/// An f32 model merges an adapter into its weights. A bf16 model keeps it separate, because bf16
+/// weights would lose most of the adapter's small change.
 #[derive(Debug, Clone)]
-pub struct Model {
-    pub(crate) config: Config,
-    pub(crate) weights: Weights,
-    /// Computed apart: in bf16 a weight would lose what little an adapter adds to it.
-    pub(crate) beside: Option<Arc<Adapter>>,
+pub struct LanguageModel {
+    pub(crate) config: ModelConfig,
+    pub(crate) weights: DecoderWeights,
+    /// The adapter of a bf16 model, computed beside the weights.
+    pub(crate) unmerged_adapter: Option<Arc<LoraAdapter>>,
     pub(crate) device: Device,
-    pub(crate) dtype: Dtype,
+    pub(crate) dtype: MatrixDtype,
+    /// The rotary frequencies of each pair of elements.
     frequencies: Vec<f32>,
+    /// The directory that the model was loaded from.
     source: Option<PathBuf>,
 }
 
+/// The reason why a model cannot be loaded, created or saved.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     #[error("could not use the model's configuration")]
-    Config(#[from] ConfigError),
+    Config(#[from] ModelConfigError),
     #[error(
         "device `{name}` is not available: use cpu, or cuda[:N] or metal[:N] in a build with that feature (M109)"
     )]
@@ -69,7 +80,7 @@ pub enum ModelError {
     #[error("could not read or write {path}")]
     File { path: PathBuf, source: std::io::Error },
     #[error("could not find the model's weights")]
-    Dir(#[from] DirError),
+    Dir(#[from] ModelDirError),
     #[error("could not use the model")]
     Gguf(#[from] GgufModelError),
     #[error("could not use the model's weights")]
@@ -78,13 +89,17 @@ pub enum ModelError {
         "the model that config.json describes has {parameters} parameters, {needed_gib} GiB as {dtype}, and {available_gib} GiB of memory are available; take a smaller model, bf16 or a larger box (M108)"
     )]
     TooLarge { parameters: u128, needed_gib: u128, available_gib: u128, dtype: &'static str },
+    /// The model has an unmerged adapter.
     #[error("a bf16 model is not saved with an adapter beside it; merge the two as files (M113)")]
-    Beside,
+    UnmergedAdapter,
     #[error("tensor operation failed on the model (X101)")]
     Tensor(#[from] candle_core::Error),
 }
 
-/// `cpu`, `cuda`, `cuda:1`, `metal`, …
+/// Parses the name of a device: `cpu`, `cuda`, `cuda:1`, `metal`, …
+///
+/// # Errors
+/// When the device is unknown or not available.
 pub fn parse_device(name: &str) -> Result<Device, ModelError> {
     let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
     let unavailable = |source| ModelError::Device { name: name.into(), source };
@@ -98,166 +113,206 @@ pub fn parse_device(name: &str) -> Result<Device, ModelError> {
 }
 
 /// The weights of a directory, by name.
-struct Files<'a> {
+struct DirectoryWeights<'a> {
     dir: &'a Path,
-    places: BTreeMap<String, &'a TensorFile>,
-    dtype: Dtype,
+    /// The file of each tensor.
+    files_by_name: BTreeMap<String, &'a TensorFile>,
+    dtype: MatrixDtype,
     device: &'a Device,
 }
 
-impl Files<'_> {
-    fn file(&self, name: &str) -> Result<&TensorFile, TensorFileError> {
-        let missing =
-            || TensorFileError::Missing { path: self.dir.join(SINGLE_FILE), name: name.into() };
-        self.places.get(name).copied().ok_or_else(missing)
+impl DirectoryWeights<'_> {
+    /// Returns the file that contains a tensor.
+    fn find_file(&self, name: &str) -> Result<&TensorFile, TensorFileError> {
+        let missing = || TensorFileError::Missing {
+            path: self.dir.join(SINGLE_WEIGHTS_FILE),
+            name: name.into(),
+        };
+        self.files_by_name.get(name).copied().ok_or_else(missing)
     }
 }
 
-impl Source for Files<'_> {
+impl ParameterSource for DirectoryWeights<'_> {
     type Error = TensorFileError;
 
-    fn vector(&mut self, parameter: Parameter) -> Result<Tensor, TensorFileError> {
-        let Parameter { name, shape, kind } = parameter;
-        self.file(&name)?.read(&name, Some(&shape), self.dtype.of(kind), self.device)
+    fn load_vector(&mut self, parameter: ModelParameter) -> Result<Tensor, TensorFileError> {
+        let ModelParameter { name, shape, kind } = parameter;
+        self.find_file(&name)?.read_tensor(
+            &name,
+            Some(&shape),
+            self.dtype.for_kind(kind),
+            self.device,
+        )
     }
 
-    /// Mapped, if the file has it as it is held.
-    fn matrix(&mut self, parameter: Parameter) -> Result<Matrix, TensorFileError> {
+    /// Maps the matrix into memory if the file has it in the wanted type; otherwise reads it.
+    fn load_matrix(&mut self, parameter: ModelParameter) -> Result<WeightMatrix, TensorFileError> {
         let mapped = match self.dtype {
-            Dtype::Bf16 if self.device.is_cpu() => {
-                self.file(&parameter.name)?.map(&parameter.name, &parameter.shape)?
+            MatrixDtype::Bf16 if self.device.is_cpu() => {
+                self.find_file(&parameter.name)?.map_matrix(&parameter.name, &parameter.shape)?
             }
             _ => None,
         };
         match mapped {
-            Some(mapped) => Ok(Matrix::Mapped(mapped)),
-            None => Ok(self.vector(parameter)?.into()),
+            Some(mapped) => Ok(WeightMatrix::Mapped(mapped)),
+            None => Ok(self.load_vector(parameter)?.into()),
         }
     }
 }
 
-impl Model {
-    /// Reads `config.json` and `model.safetensors` (or its shards), of f32, bf16 or f16, as f32.
-    pub fn load(dir: &Path, device: &Device) -> Result<Self, ModelError> {
-        Self::load_as(dir, device, Dtype::F32)
+impl LanguageModel {
+    /// Loads a model as f32 from `config.json` and `model.safetensors` (or its shards), whose
+    /// tensors are f32, bf16 or f16.
+    pub fn load_f32(dir: &Path, device: &Device) -> Result<Self, ModelError> {
+        Self::load_with_dtype(dir, device, MatrixDtype::F32)
     }
 
-    /// A directory, or a GGUF file. A tensor at a time: beside the model itself no more than a block of a file is in memory.
-    pub fn load_as(dir: &Path, device: &Device, dtype: Dtype) -> Result<Self, ModelError> {
+    /// Loads a model from a directory or a GGUF file. Reads one tensor at a time: beside the model
+    /// itself, at most one block of a file is in memory.
+    pub fn load_with_dtype(
+        dir: &Path,
+        device: &Device,
+        dtype: MatrixDtype,
+    ) -> Result<Self, ModelError> {
         if dir.is_file() {
             return Self::load_gguf(dir, device, dtype);
         }
-        let config = Config::load(dir)?;
-        memory::check(&config, dtype, device)?;
-        let files = weight_files(dir)?;
+        let config = ModelConfig::from_dir(dir)?;
+        memory::check_memory(&config, dtype, device)?;
+        let files = list_weight_files(dir)?;
         let files = files.iter().map(|path| TensorFile::open(path));
         let files = files.collect::<Result<Vec<_>, _>>()?;
         let mut places = BTreeMap::new();
         for file in &files {
-            places.extend(file.names().into_iter().map(|name| (name, file)));
+            places.extend(file.tensor_names().into_iter().map(|name| (name, file)));
         }
-        let weights = Weights::build(&config, Files { dir, places, dtype, device })?;
-        Ok(Self { source: Some(dir.into()), ..Self::of(config, weights, device, dtype) })
+        let weights = DecoderWeights::build(
+            &config,
+            DirectoryWeights { dir, files_by_name: places, dtype, device },
+        )?;
+        Ok(Self { source: Some(dir.into()), ..Self::from_parts(config, weights, device, dtype) })
     }
 
-    fn of(config: Config, weights: Weights, device: &Device, dtype: Dtype) -> Self {
-        let frequencies = rope::frequencies(&config);
+    /// Creates a model from its configuration and weights.
+    fn from_parts(
+        config: ModelConfig,
+        weights: DecoderWeights,
+        device: &Device,
+        dtype: MatrixDtype,
+    ) -> Self {
+        let frequencies = rope::rotary_frequencies(&config);
         let device = device.clone();
-        Self { config, weights, beside: None, device, dtype, frequencies, source: None }
+        Self { config, weights, unmerged_adapter: None, device, dtype, frequencies, source: None }
     }
 
-    /// Random weights: normal with `initializer_range`, biases zero, norms one. Each tensor has
-    /// its own random stream, named after it.
-    pub fn init(config: Config, seed: u64, device: &Device) -> Result<Self, ModelError> {
-        memory::check(&config, Dtype::F32, device)?;
+    /// Creates a model with random weights: matrices normal with `initializer_range`, biases zero,
+    /// norms one. Each tensor has its own random stream, named after it.
+    pub fn init_random(
+        config: ModelConfig,
+        seed: u64,
+        device: &Device,
+    ) -> Result<Self, ModelError> {
+        memory::check_memory(&config, MatrixDtype::F32, device)?;
         let deviation = config.initializer_range;
-        let weights = Weights::build(&config, |Parameter { name, shape, kind }| {
+        let weights = DecoderWeights::build(&config, |ModelParameter { name, shape, kind }| {
             let count: usize = shape.iter().product();
             let values: Vec<f32> = match kind {
-                Kind::Norm => vec![1.0; count],
-                Kind::Bias => vec![0.0; count],
-                Kind::Matrix => {
-                    let mut random = Random::of_part(seed, &name);
-                    (0..count).map(|_| (random.normal() * deviation) as f32).collect()
+                ParameterKind::Norm => vec![1.0; count],
+                ParameterKind::Bias => vec![0.0; count],
+                ParameterKind::Matrix => {
+                    let mut random = RandomStream::for_part(seed, &name);
+                    (0..count).map(|_| (random.next_normal() * deviation) as f32).collect()
                 }
             };
             Tensor::from_vec(values, shape, device)
         })?;
-        Ok(Self::of(config, weights, device, Dtype::F32))
+        Ok(Self::from_parts(config, weights, device, MatrixDtype::F32))
     }
 
-    /// A new model in the shape a directory describes; its tokenizer goes where it is saved.
-    pub fn init_from(dir: &Path, seed: u64, device: &Device) -> Result<Self, ModelError> {
-        let model = Self::init(Config::load(dir)?, seed, device)?;
+    /// Creates a random model with the configuration of a directory. `save_directory` copies the
+    /// tokenizer of that directory.
+    pub fn init_from_directory(dir: &Path, seed: u64, device: &Device) -> Result<Self, ModelError> {
+        let model = Self::init_random(ModelConfig::from_dir(dir)?, seed, device)?;
         Ok(Self { source: Some(dir.into()), ..model })
     }
 
-    pub fn config(&self) -> &Config {
+    /// Returns the model's configuration.
+    pub fn model_config(&self) -> &ModelConfig {
         &self.config
     }
 
+    /// Returns the number of parameters.
     pub fn parameter_count(&self) -> usize {
-        self.weights.named().iter().map(|(_, matrix)| matrix.count()).sum()
+        self.weights.named_parameters().iter().map(|(_, matrix)| matrix.element_count()).sum()
     }
 
-    /// Of its matrices.
-    pub(crate) fn precision(&self) -> DType {
-        self.dtype.of(Kind::Matrix)
+    /// Returns the element type of the matrices.
+    pub(crate) fn matrix_dtype(&self) -> DType {
+        self.dtype.for_kind(ParameterKind::Matrix)
     }
 
-    pub(crate) fn heads(&self) -> Heads {
-        let Config { heads, kv_heads, head_dim, .. } = self.config;
-        Heads { count: heads, kv_count: kv_heads, dim: head_dim }
+    /// Returns the shape of the attention heads.
+    pub(crate) fn head_shape(&self) -> HeadShape {
+        let ModelConfig { heads, kv_heads, head_dim, .. } = self.config;
+        HeadShape { count: heads, kv_count: kv_heads, dim: head_dim }
     }
 
-    /// The same model with the adapter; the receiver is left as it is.
-    pub fn with_adapter(&self, adapter: &Adapter) -> Result<Self, AdapterError> {
-        self.clone().adapted(adapter)
+    /// Returns the model with an adapter; `self` is unchanged.
+    pub fn with_adapter(&self, adapter: &LoraAdapter) -> Result<Self, AdapterError> {
+        self.clone().into_adapted(adapter)
     }
 
-    /// With the adapter merged in, which for the weights of an f32 model that nobody else has
-    /// takes no more memory, or in bf16 beside it.
-    pub fn adapted(mut self, adapter: &Adapter) -> Result<Self, AdapterError> {
+    /// Returns the model with an adapter. An f32 model merges it, which needs no more memory for
+    /// weights that are not shared; a bf16 model keeps it unmerged.
+    ///
+    /// # Errors
+    /// When the adapter does not fit, or a bf16 model has one already.
+    pub fn into_adapted(mut self, adapter: &LoraAdapter) -> Result<Self, AdapterError> {
         adapter.check_fits(&self.config)?;
-        if self.dtype == Dtype::Bf16 {
-            if self.beside.is_some() {
-                return Err(AdapterError::Second);
+        if self.dtype == MatrixDtype::Bf16 {
+            if self.unmerged_adapter.is_some() {
+                return Err(AdapterError::SecondAdapter);
             }
-            self.beside = Some(Arc::new(adapter.to_device(&self.device)?.cast(self.precision())?));
+            self.unmerged_adapter = Some(Arc::new(
+                adapter.to_device(&self.device)?.cast_matrices(self.matrix_dtype())?,
+            ));
             return Ok(self);
         }
         for ((layer, module), pair) in &adapter.pairs {
             let (a, b) = (pair.a.to_device(&self.device)?, pair.b.to_device(&self.device)?);
             let scaled = (b * pair.scale)?;
             let weight = &mut self.weights.layers[*layer].linears[*module as usize].weight;
-            *weight = (weight.tensor()? + matmul::product(&scaled, &a)?)?.into();
+            *weight = (weight.to_tensor()? + matmul::multiply_f32(&scaled, &a)?)?.into();
         }
         Ok(self)
     }
 
-    /// What produced a figure: the engine, and how it held the weights if not as f32.
-    pub fn engine(&self) -> String {
+    /// Returns the engine's name for records, with `-bf16` appended if the matrices are bf16.
+    pub fn engine_name(&self) -> String {
         match self.dtype {
-            Dtype::F32 => crate::ENGINE.to_owned(),
-            Dtype::Bf16 => format!("{}-bf16", crate::ENGINE),
+            MatrixDtype::F32 => crate::ENGINE.to_owned(),
+            MatrixDtype::Bf16 => format!("{}-bf16", crate::ENGINE),
         }
     }
 
-    /// Writes `model.safetensors` and `config.json`, and copies the tokenizer's files from
-    /// the directory the model was loaded from, if it was.
-    pub fn save(&self, dir: &Path) -> Result<(), ModelError> {
+    /// Writes `model.safetensors` and `config.json`. Copies the tokenizer's files if the model was
+    /// loaded from another directory.
+    ///
+    /// # Errors
+    /// When the model has an unmerged adapter, or a file cannot be written.
+    pub fn save_directory(&self, dir: &Path) -> Result<(), ModelError> {
         let file = |path: &Path| {
             let path = path.to_owned();
             move |source| ModelError::File { path, source }
         };
-        if self.beside.is_some() {
-            return Err(ModelError::Beside);
+        if self.unmerged_adapter.is_some() {
+            return Err(ModelError::UnmergedAdapter);
         }
         std::fs::create_dir_all(dir).map_err(file(dir))?;
-        tensors::write(&dir.join(SINGLE_FILE), self.weights.tensors()?)?;
+        tensor_file::write_tensors(&dir.join(SINGLE_WEIGHTS_FILE), self.weights.named_tensors()?)?;
         let path = dir.join("config.json");
         let mut config = self.config.to_json();
-        if self.dtype == Dtype::Bf16 {
+        if self.dtype == MatrixDtype::Bf16 {
             for field in ["dtype", "torch_dtype"] {
                 config[field] = "bfloat16".into();
             }
@@ -276,8 +331,9 @@ impl Model {
         Ok(())
     }
 
-    /// Where the model came from, if from a directory.
-    pub fn source(&self) -> Option<&Path> {
+    /// Returns the directory that the model was loaded from; `None` for a GGUF file or a random
+    /// model without one.
+    pub fn source_directory(&self) -> Option<&Path> {
         self.source.as_deref()
     }
 }

@@ -1,6 +1,8 @@
-//! The tensor operations of a decoder, forward and backward. Each has a CPU kernel over slices and
-//! a composed form from candle's own operations: what other devices run, and what tests compare
-//! the kernel with. Kernels split work over rows, never over sums: no result depends on threads.
+//! The tensor operations of a decoder, forward and backward.
+//!
+//! Each operation has a CPU kernel over slices, and a composed form of candle's own operations for
+//! other devices and for tests of the kernel. Kernels split work over rows, never over sums, so no
+//! result depends on the number of threads.
 
 pub(crate) mod attention;
 pub(crate) mod loss;
@@ -18,17 +20,25 @@ use std::marker::PhantomData;
 use std::ops::{Deref, Range};
 
 /// Read access to the elements of a contiguous tensor in main memory.
-struct Host<Guard, T> {
+struct HostSlice<Guard, T> {
     storage: Guard,
     range: Range<usize>,
     element: PhantomData<T>,
 }
 
-pub(crate) fn host(tensor: &Tensor) -> Result<impl Deref<Target = [f32]> + Sync> {
-    host_of::<f32>(tensor)
+/// Returns the f32 elements of a contiguous tensor in main memory.
+///
+/// # Errors
+/// When the tensor is on another device, not contiguous or of another type.
+pub(crate) fn host_f32(tensor: &Tensor) -> Result<impl Deref<Target = [f32]> + Sync> {
+    host_slice::<f32>(tensor)
 }
 
-pub(crate) fn host_of<T: WithDType>(tensor: &Tensor) -> Result<impl Deref<Target = [T]> + Sync> {
+/// Returns the elements of a contiguous tensor in main memory.
+///
+/// # Errors
+/// When the tensor is on another device, not contiguous or of another type.
+pub(crate) fn host_slice<T: WithDType>(tensor: &Tensor) -> Result<impl Deref<Target = [T]> + Sync> {
     let (storage, layout) = tensor.storage_and_layout();
     let Some((start, end)) = layout.contiguous_offsets() else {
         bail!("expected a contiguous tensor, got strides {:?}", layout.stride());
@@ -37,10 +47,10 @@ pub(crate) fn host_of<T: WithDType>(tensor: &Tensor) -> Result<impl Deref<Target
         Storage::Cpu(cpu) => cpu.as_slice::<T>().map(|_| ())?,
         _ => bail!("expected a tensor in main memory"),
     }
-    Ok(Host { storage, range: start..end, element: PhantomData })
+    Ok(HostSlice { storage, range: start..end, element: PhantomData })
 }
 
-impl<Guard: Deref<Target = Storage>, T: WithDType> Deref for Host<Guard, T> {
+impl<Guard: Deref<Target = Storage>, T: WithDType> Deref for HostSlice<Guard, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -53,11 +63,11 @@ impl<Guard: Deref<Target = Storage>, T: WithDType> Deref for Host<Guard, T> {
     }
 }
 
-/// Elements a task should have to be worth another thread.
+/// The number of elements that a task should touch to be worth another thread.
 const TASK_ELEMENTS: usize = 16 * 1024;
 
-/// Calls `kernel(first row, rows)` on blocks of rows, in parallel when there is enough to do.
-/// `cost` is roughly how many elements are touched for each element written.
+/// Calls `kernel(first row, rows)` on blocks of rows, in parallel if there is enough work. `cost`
+/// is roughly the number of elements touched for each element written.
 pub(crate) fn for_row_blocks<T: Send>(
     out: &mut [T],
     width: usize,
@@ -65,34 +75,36 @@ pub(crate) fn for_row_blocks<T: Send>(
     kernel: impl Fn(usize, &mut [T]) + Sync + Send,
 ) {
     let rows = (TASK_ELEMENTS / (width * cost).max(1)).max(1);
-    for_blocks_of(rows, out, width, kernel);
+    for_sized_blocks(rows, out, width, kernel);
 }
 
-/// As [`for_row_blocks`], with so many rows in a block.
-pub(crate) fn for_blocks_of<T: Send>(
+/// Calls `kernel(first row, rows)` on blocks of `rows` rows, in parallel if there is more than one
+/// block.
+pub(crate) fn for_sized_blocks<T: Send>(
     rows: usize,
     out: &mut [T],
     width: usize,
     kernel: impl Fn(usize, &mut [T]) + Sync + Send,
 ) {
     if out.len() <= rows * width {
-        return wide(
+        return run_vectorised(
             #[inline(always)]
             || kernel(0, out),
         );
     }
     let blocks = out.par_chunks_mut(rows * width).enumerate();
     blocks.for_each(|(block, out)| {
-        wide(
+        run_vectorised(
             #[inline(always)]
             || kernel(block * rows, out),
         );
     });
 }
 
-/// Compiles the work for the widest vectors there may be, and runs it with those there are. What
-/// is not inlined into the work stays narrow: closures are `#[inline(always)]`.
-pub(crate) fn wide<R>(work: impl FnMut() -> R) -> R {
+/// Compiles `work` for each vector width and runs the widest one that the processor supports.
+/// Functions that are not inlined into `work` keep the narrow width, so closures are
+/// `#[inline(always)]`.
+pub(crate) fn run_vectorised<R>(work: impl FnMut() -> R) -> R {
     /// A closure itself would be called by a shim that is not inlined.
     struct Work<F>(F);
 
@@ -108,12 +120,12 @@ pub(crate) fn wide<R>(work: impl FnMut() -> R) -> R {
     pulp::Arch::new().dispatch(Work(work))
 }
 
-/// Of two tensors of one shape.
-pub(crate) fn sum_of(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+/// Adds two tensors of one shape.
+pub(crate) fn add_tensors(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if !a.device().is_cpu() || a.shape() != b.shape() {
         return a + b;
     }
-    let (left, right) = (host(a)?, host(b)?);
+    let (left, right) = (host_f32(a)?, host_f32(b)?);
     let mut out = vec![0f32; left.len()];
     for_row_blocks(
         &mut out,
@@ -131,21 +143,21 @@ pub(crate) fn sum_of(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     Tensor::from_vec(out, a.shape(), a.device())
 }
 
-/// Runs `work` as a task of rayon's current pool, so that its many small parallel parts need no
-/// hand-over from a thread outside.
-pub(crate) fn on_pool<R: Send>(work: impl FnOnce() -> R + Send) -> R {
+/// Runs `work` as a task of rayon's current pool, so that its many small parallel parts are not
+/// handed over from an outside thread.
+pub(crate) fn run_on_pool<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     rayon::join(work, || ()).0
 }
 
 #[cfg(test)]
 pub(crate) mod testing {
-    use crate::random::Random;
+    use crate::random::RandomStream;
     use candle_core::{Device, Tensor};
 
     pub(crate) fn random(shape: &[usize], seed: u64) -> Tensor {
-        let mut random = Random::new(seed);
+        let mut random = RandomStream::new(seed);
         let count = shape.iter().product();
-        let values: Vec<f32> = (0..count).map(|_| random.normal() as f32).collect();
+        let values: Vec<f32> = (0..count).map(|_| random.next_normal() as f32).collect();
         Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
     }
 

@@ -1,39 +1,44 @@
-//! Perplexity of a text or of prompt and completion pairs, by three protocols. All sums are f64.
+//! Perplexity of a text, or of prompt and completion pairs, by three protocols. All sums are f64.
 //!
-//! Bits per byte divide the summed loss by UTF-8 bytes of text: of the scored tokens for chunks
-//! (a token that is only part of a character counts that character's bytes), of the whole text for
-//! a sliding window, of the completion for a document (an end token has none). Figures of
-//! different tokenizers compare by sliding window or by documents, which read every byte.
+//! Bits per byte divide the summed loss by the UTF-8 bytes of text: for chunks, the bytes of the
+//! scored tokens (a token that is part of a character counts that character's bytes); for a sliding
+//! window, the bytes of the whole text; for a document, the bytes of the completion (an end token
+//! has 0). To compare different tokenizers, use the sliding window or documents, which read every
+//! byte.
 
-use crate::model::Model;
-use crate::ops::{attention::causal_attention, loss::Scored, matmul::Phase, on_pool};
-use crate::sequence::{Sequence, SequenceError, check_vocabulary};
-use crate::tokenizer::{Encoded, Tokenizer, TokenizerError};
+use crate::model::LanguageModel;
+use crate::ops::{attention::causal_attention, loss::ScoredRows, matmul::MatmulPhase, run_on_pool};
+use crate::sequence::{SequenceError, TokenSequence, check_vocabulary};
+use crate::tokenizer::{EncodedText, ModelTokenizer, TokenizerError};
 use candle_core::Tensor;
 use std::ops::Range;
 
+/// A measured perplexity.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Perplexity {
+pub struct PerplexityScore {
     pub perplexity: f64,
-    /// Standard error of `perplexity`.
+    /// The standard error of `perplexity`.
     pub stderr: f64,
-    /// Nats a token.
+    /// The mean negative log-likelihood in nats per token.
     pub mean_nll: f64,
+    /// The summed loss in bits, per byte of text.
     pub bits_per_byte: f64,
-    /// Scored tokens.
+    /// The number of scored tokens.
     pub tokens: usize,
-    /// Chunks, windows or documents.
+    /// The number of chunks, windows or documents.
     pub chunks: usize,
+    /// The engine that measured it.
     pub engine: String,
 }
 
-/// `prompt` is context, `completion` and the end token are scored.
+/// A document to score: `prompt` is context, `completion` and the end token are scored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Document {
+pub struct ScoredDocument {
     pub prompt: String,
     pub completion: String,
 }
 
+/// The reason why a perplexity cannot be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum PerplexityError {
     #[error(
@@ -64,20 +69,21 @@ pub enum PerplexityError {
     Tensor(#[from] candle_core::Error),
 }
 
-/// `llama-perplexity`'s protocol: one final newline is dropped, then disjoint chunks of `context`
-/// tokens, the second half of each scored; at most `limit` chunks, and a rest too short for a
-/// chunk is left out. `progress` hears (chunks done, chunks in all).
-pub fn chunks(
-    model: &Model,
-    tokenizer: &Tokenizer,
+/// Measures by the protocol of `llama-perplexity`: drops one final newline, splits the text into
+/// disjoint chunks of `context` tokens, and scores the second half of each. Scores at most `limit`
+/// chunks; a remainder shorter than a chunk is ignored. `progress` is called with (finished chunks,
+/// all chunks).
+pub fn score_chunks(
+    model: &LanguageModel,
+    tokenizer: &ModelTokenizer,
     text: &str,
     context: usize,
     limit: Option<usize>,
     progress: impl FnMut(usize, usize),
-) -> Result<Perplexity, PerplexityError> {
+) -> Result<PerplexityScore, PerplexityError> {
     check_context(model, context, 4)?;
     let text = text.strip_suffix('\n').unwrap_or(text);
-    let Encoded { mut tokens, spans } = tokenizer.encode_plain(text)?;
+    let EncodedText { mut tokens, spans } = tokenizer.encode_plain(text)?;
     check_vocabulary(&tokens, &model.config)?;
     if tokens.len() < 2 * context {
         return Err(PerplexityError::TooShort {
@@ -87,35 +93,35 @@ pub fn chunks(
         });
     }
     let count = (tokens.len() / context).min(limit.unwrap_or(usize::MAX)).max(1);
-    if let Some(bos) = tokenizer.bos() {
+    if let Some(bos) = tokenizer.bos_token() {
         tokens.chunks_exact_mut(context).for_each(|chunk| chunk[0] = bos);
     }
     let scored = context / 2 + 1..context;
     let windows = (0..count).map(|chunk| {
         let start = chunk * context;
-        let bytes = bytes_of(&spans, start + scored.start..start + scored.end);
-        Window { tokens: &tokens[start..start + context], scored: scored.clone(), bytes }
+        let bytes = count_bytes(&spans, start + scored.start..start + scored.end);
+        ScoringWindow { tokens: &tokens[start..start + context], scored: scored.clone(), bytes }
     });
-    Ok(score(model, &windows.collect::<Vec<_>>(), progress)?)
+    Ok(score_windows(model, &windows.collect::<Vec<_>>(), progress)?)
 }
 
-/// Hugging Face's sliding window over the text less one final newline: every token but the first is scored once,
-/// with at least `context - stride` tokens before it where the text has them. At
-/// `stride == context` the first token of each window goes unscored.
-pub fn sliding(
-    model: &Model,
-    tokenizer: &Tokenizer,
+/// Measures with Hugging Face's sliding window over the text without one final newline. Every token
+/// but the first is scored once, with at least `context - stride` tokens before it if the text has
+/// them. With `stride == context` the first token of each window is not scored.
+pub fn score_sliding(
+    model: &LanguageModel,
+    tokenizer: &ModelTokenizer,
     text: &str,
     context: usize,
     stride: usize,
     progress: impl FnMut(usize, usize),
-) -> Result<Perplexity, PerplexityError> {
+) -> Result<PerplexityScore, PerplexityError> {
     check_context(model, context, 2)?;
     if !(1..=context).contains(&stride) {
         return Err(PerplexityError::Stride { stride, context });
     }
     let text = text.strip_suffix('\n').unwrap_or(text);
-    let Encoded { tokens, spans } = tokenizer.encode_plain(text)?;
+    let EncodedText { tokens, spans } = tokenizer.encode_plain(text)?;
     check_vocabulary(&tokens, &model.config)?;
     if tokens.len() < 2 {
         return Err(PerplexityError::TooShort { tokens: tokens.len(), context, needed: 2 });
@@ -125,25 +131,25 @@ pub fn sliding(
     while scored_to < tokens.len() {
         let end = (start + context).min(tokens.len());
         let from = scored_to.max(start + 1).min(end);
-        let bytes = bytes_of(&spans, scored_to..end);
+        let bytes = count_bytes(&spans, scored_to..end);
         let scored = from - start..end - start;
-        windows.push(Window { tokens: &tokens[start..end], scored, bytes });
+        windows.push(ScoringWindow { tokens: &tokens[start..end], scored, bytes });
         (start, scored_to) = (start + stride, end);
     }
-    Ok(score(model, &windows, progress)?)
+    Ok(score_windows(model, &windows, progress)?)
 }
 
-/// Each document is its own context.
-pub fn documents(
-    model: &Model,
-    tokenizer: &Tokenizer,
-    documents: &[Document],
+/// Measures documents, each in a context of its own.
+pub fn score_documents(
+    model: &LanguageModel,
+    tokenizer: &ModelTokenizer,
+    documents: &[ScoredDocument],
     progress: impl FnMut(usize, usize),
-) -> Result<Perplexity, PerplexityError> {
+) -> Result<PerplexityScore, PerplexityError> {
     let mut sequences = Vec::with_capacity(documents.len());
     for (document, line) in documents.iter().zip(1..) {
-        let Document { prompt, completion } = document;
-        let sequence = Sequence::of_pair(tokenizer, &model.config, prompt, completion)
+        let ScoredDocument { prompt, completion } = document;
+        let sequence = TokenSequence::from_pair(tokenizer, &model.config, prompt, completion)
             .map_err(|source| PerplexityError::Document { line, source })?;
         let (tokens, most) = (sequence.tokens.len(), model.config.max_positions);
         if tokens > most {
@@ -154,11 +160,17 @@ pub fn documents(
     if sequences.iter().all(|sequence| sequence.scored.is_empty()) {
         return Err(PerplexityError::NothingToScore { documents: documents.len() });
     }
-    let windows: Vec<Window<'_>> = sequences.iter().map(Window::of_sequence).collect();
-    Ok(score(model, &windows, progress)?)
+    let windows: Vec<ScoringWindow<'_>> =
+        sequences.iter().map(ScoringWindow::from_sequence).collect();
+    Ok(score_windows(model, &windows, progress)?)
 }
 
-fn check_context(model: &Model, context: usize, least: usize) -> Result<(), PerplexityError> {
+/// Checks that a context has at least `least` tokens and fits the model.
+fn check_context(
+    model: &LanguageModel,
+    context: usize,
+    least: usize,
+) -> Result<(), PerplexityError> {
     let most = model.config.max_positions;
     if (least..=most).contains(&context) {
         Ok(())
@@ -167,62 +179,70 @@ fn check_context(model: &Model, context: usize, least: usize) -> Result<(), Perp
     }
 }
 
-/// One context; `scored` are the positions whose token is predicted.
-struct Window<'a> {
+/// One context to score.
+struct ScoringWindow<'a> {
     tokens: &'a [u32],
+    /// The positions whose tokens are predicted and scored.
     scored: Range<usize>,
+    /// The bytes of text that count for bits per byte.
     bytes: usize,
 }
 
-impl<'a> Window<'a> {
-    fn of_sequence(sequence: &'a Sequence) -> Self {
-        let Sequence { tokens, scored, completion_bytes } = sequence;
+impl<'a> ScoringWindow<'a> {
+    /// Creates the window of a prompt and completion.
+    fn from_sequence(sequence: &'a TokenSequence) -> Self {
+        let TokenSequence { tokens, scored, completion_bytes } = sequence;
         Self { tokens, scored: scored.clone(), bytes: *completion_bytes }
     }
 }
 
-/// Bytes from the start of the range's first token to the end of its last.
-pub(crate) fn bytes_of(spans: &[Range<usize>], range: Range<usize>) -> usize {
+/// Returns the bytes from the start of the range's first token to the end of its last.
+pub(crate) fn count_bytes(spans: &[Range<usize>], range: Range<usize>) -> usize {
     let text = &spans[range];
     let start = text.first().map_or(0, |first| first.start);
     text.last().map_or(0, |last| last.end.saturating_sub(start))
 }
 
-/// Bounds the rows of one forward pass.
-const PASS_TOKENS: usize = 2048;
+/// The largest number of rows of one forward pass; a longer window has a pass of its own.
+const PASS_TOKENS_MAX: usize = 2048;
 
-fn score(
-    model: &Model,
-    windows: &[Window<'_>],
+/// Scores windows, several in one pass.
+fn score_windows(
+    model: &LanguageModel,
+    windows: &[ScoringWindow<'_>],
     mut progress: impl FnMut(usize, usize),
-) -> candle_core::Result<Perplexity> {
+) -> candle_core::Result<PerplexityScore> {
     let mut losses = Vec::new();
     let mut done = 0;
     while done < windows.len() {
         let mut rows = 0;
         let fitting = windows[done..].iter().take_while(|window| {
             rows += window.tokens.len();
-            rows <= PASS_TOKENS
+            rows <= PASS_TOKENS_MAX
         });
         let pass = &windows[done..done + fitting.count().max(1)];
-        losses.extend(on_pool(|| score_pass(model, pass))?);
+        losses.extend(run_on_pool(|| score_pass(model, pass))?);
         done += pass.len();
         progress(done, windows.len());
     }
-    Ok(summary(model, &losses, windows))
+    Ok(summarize_losses(model, &losses, windows))
 }
 
-/// Of the scored tokens of one context.
-pub(crate) fn losses(
-    model: &Model,
+/// Returns the loss in nats of each scored token of one context.
+pub(crate) fn token_losses(
+    model: &LanguageModel,
     tokens: &[u32],
     scored: Range<usize>,
 ) -> candle_core::Result<Vec<f64>> {
-    let window = Window { tokens, scored, bytes: 0 };
-    on_pool(|| score_pass(model, &[window]))
+    let window = ScoringWindow { tokens, scored, bytes: 0 };
+    run_on_pool(|| score_pass(model, &[window]))
 }
 
-fn score_pass(model: &Model, windows: &[Window<'_>]) -> candle_core::Result<Vec<f64>> {
+/// Computes the losses of all windows of one pass.
+fn score_pass(
+    model: &LanguageModel,
+    windows: &[ScoringWindow<'_>],
+) -> candle_core::Result<Vec<f64>> {
     let (mut tokens, mut positions, mut sequences) = (Vec::new(), Vec::new(), Vec::new());
     let (mut rows, mut targets) = (Vec::new(), Vec::new());
     for window in windows {
@@ -233,17 +253,24 @@ fn score_pass(model: &Model, windows: &[Window<'_>]) -> candle_core::Result<Vec<
         rows.extend(window.scored.clone().map(|position| (start + position - 1) as u32));
         targets.extend_from_slice(&window.tokens[window.scored.clone()]);
     }
-    let heads = model.heads();
-    let hidden =
-        model.hidden(Phase::Prefill, &tokens, &positions, &mut |_, query, key, value| {
-            causal_attention(&heads, query, key, value, &sequences)
-        })?;
+    let heads = model.head_shape();
+    let hidden = model.hidden_states(
+        MatmulPhase::Prefill,
+        &tokens,
+        &positions,
+        &mut |_, query, key, value| causal_attention(&heads, query, key, value, &sequences),
+    )?;
     let rows = hidden.index_select(&Tensor::new(rows.as_slice(), &model.device)?, 0)?;
-    let head = model.weights.output();
-    Scored { hidden: &rows, head, targets: &targets }.negative_log_likelihoods()
+    let head = model.weights.output_matrix();
+    ScoredRows { hidden: &rows, head, targets: &targets }.negative_log_likelihoods()
 }
 
-fn summary(model: &Model, losses: &[f64], windows: &[Window<'_>]) -> Perplexity {
+/// Computes the perplexity of losses in nats.
+fn summarize_losses(
+    model: &LanguageModel,
+    losses: &[f64],
+    windows: &[ScoringWindow<'_>],
+) -> PerplexityScore {
     let count = losses.len() as f64;
     let total: f64 = losses.iter().sum();
     let squares: f64 = losses.iter().map(|loss| loss * loss).sum();
@@ -251,13 +278,13 @@ fn summary(model: &Model, losses: &[f64], windows: &[Window<'_>]) -> Perplexity 
     let mean_nll = total / count;
     let variance = (squares / count - mean_nll * mean_nll).max(0.0);
     let perplexity = mean_nll.exp();
-    Perplexity {
+    PerplexityScore {
         perplexity,
         stderr: perplexity * (variance / (count - 1.0).max(1.0)).sqrt(),
         mean_nll,
         bits_per_byte: total / std::f64::consts::LN_2 / bytes.max(1) as f64,
         tokens: losses.len(),
         chunks: windows.len(),
-        engine: model.engine(),
+        engine: model.engine_name(),
     }
 }

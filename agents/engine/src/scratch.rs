@@ -1,13 +1,13 @@
 //! Writes the directory of a model that does not exist yet: a byte-level tokenizer and the
-//! configuration of a small Qwen2, for [`crate::Model::init`] to fill with random weights.
+//! configuration of a small Qwen2, for `LanguageModel::init_random` to fill with random weights.
 
-use formats::{Architecture, Config};
+use formats::{Architecture, ModelConfig};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
-/// The shape of a small Qwen2. The default is the demo's: 0.77 M parameters.
+/// The shape of a small Qwen2. The default is the demo's, with 0.77 M parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct ScratchShape {
     pub hidden_size: usize,
     pub intermediate_size: usize,
     pub layers: usize,
@@ -16,7 +16,7 @@ pub struct Shape {
     pub max_positions: usize,
 }
 
-impl Default for Shape {
+impl Default for ScratchShape {
     fn default() -> Self {
         Self {
             hidden_size: 128,
@@ -29,6 +29,7 @@ impl Default for Shape {
     }
 }
 
+/// The reason why the directory cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ScratchError {
     #[error("could not write {path}")]
@@ -37,15 +38,17 @@ pub enum ScratchError {
     Json { path: PathBuf, source: serde_json::Error },
 }
 
+/// The number of byte tokens; also the id of the end token, the first special token.
 const BYTES: u32 = 256;
+/// The special tokens, which follow the byte tokens.
 const SPECIAL_TOKENS: [&str; 4] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"];
 
 /// Writes `config.json`, `tokenizer.json`, `tokenizer_config.json` and `generation_config.json`
 /// into `dir`, and returns the configuration.
-pub fn write_scratch(dir: &Path, shape: &Shape) -> Result<Config, ScratchError> {
+pub fn write_scratch_model(dir: &Path, shape: &ScratchShape) -> Result<ModelConfig, ScratchError> {
     std::fs::create_dir_all(dir)
         .map_err(|source| ScratchError::Write { path: dir.into(), source })?;
-    let config = config(shape);
+    let config = scratch_config(shape);
     write_json(&dir.join("config.json"), &config.to_json())?;
     write_json(&dir.join("tokenizer.json"), &byte_tokenizer())?;
     write_json(&dir.join("tokenizer_config.json"), &tokenizer_config(shape.max_positions))?;
@@ -53,8 +56,9 @@ pub fn write_scratch(dir: &Path, shape: &Shape) -> Result<Config, ScratchError> 
     Ok(config)
 }
 
-fn config(shape: &Shape) -> Config {
-    Config {
+/// Returns the configuration of a shape.
+fn scratch_config(shape: &ScratchShape) -> ModelConfig {
+    ModelConfig {
         architecture: Architecture::Qwen2,
         vocab_size: BYTES as usize + SPECIAL_TOKENS.len(),
         hidden_size: shape.hidden_size,
@@ -70,12 +74,12 @@ fn config(shape: &Shape) -> Config {
         attention_bias: true,
         tied_embeddings: true,
         eos_tokens: vec![BYTES],
-        // Hugging Face's 0.02 suits widths around 2 500; a narrow model hardly learns from it.
+        // Hugging Face's 0.02 suits widths around 2 500; a narrow model hardly learns with it.
         initializer_range: 1.0 / (shape.hidden_size.max(1) as f64).sqrt(),
     }
 }
 
-/// A BPE without merges: one token a byte, named in the ByteLevel alphabet.
+/// Returns a BPE tokenizer without merges: one token a byte, named in the ByteLevel alphabet.
 fn byte_tokenizer() -> Value {
     let mut vocab: Map<String, Value> =
         byte_alphabet().zip(0u32..).map(|(name, id)| (name.to_string(), json!(id))).collect();
@@ -102,7 +106,7 @@ fn byte_tokenizer() -> Value {
     })
 }
 
-/// The printable character GPT-2's byte-level alphabet gives to each byte, 0 to 255.
+/// Yields the printable character of each byte, 0 to 255, in GPT-2's byte-level alphabet.
 fn byte_alphabet() -> impl Iterator<Item = char> {
     let mut stand_ins = (256..).filter_map(char::from_u32);
     (0..=255u8).filter_map(move |byte| match byte {
@@ -111,6 +115,7 @@ fn byte_alphabet() -> impl Iterator<Item = char> {
     })
 }
 
+/// Returns the content of `tokenizer_config.json`.
 fn tokenizer_config(max_positions: usize) -> Value {
     json!({
         "tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": false,
@@ -120,6 +125,7 @@ fn tokenizer_config(max_positions: usize) -> Value {
     })
 }
 
+/// Writes a JSON file.
 fn write_json(path: &Path, value: &Value) -> Result<(), ScratchError> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|source| ScratchError::Json { path: path.into(), source })?;
@@ -130,20 +136,20 @@ fn write_json(path: &Path, value: &Value) -> Result<(), ScratchError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokenizer::Tokenizer;
+    use crate::tokenizer::ModelTokenizer;
 
     #[test]
     fn every_text_survives_the_byte_tokenizer() {
         let dir = tempfile::tempdir().unwrap();
-        let config = write_scratch(dir.path(), &Shape::default()).unwrap();
-        assert_eq!(Config::load(dir.path()).unwrap(), config);
-        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        let config = write_scratch_model(dir.path(), &ScratchShape::default()).unwrap();
+        assert_eq!(ModelConfig::from_dir(dir.path()).unwrap(), config);
+        let tokenizer = ModelTokenizer::load_tokenizer(dir.path()).unwrap();
         let text: String = (0..0x500).filter_map(char::from_u32).collect::<String>() + "  €😀\r\n";
-        let tokens = tokenizer.encode(&text).unwrap();
+        let tokens = tokenizer.encode_prompt(&text).unwrap();
         let bytes: Vec<u8> = tokens.iter().map(|token| *token as u8).collect();
         assert_eq!(bytes, text.as_bytes(), "a token's id is its byte");
-        assert_eq!(tokenizer.decode(&tokens).unwrap(), text);
-        assert_eq!(tokenizer.encode("<|endoftext|>").unwrap(), [BYTES]);
+        assert_eq!(tokenizer.decode_tokens(&tokens).unwrap(), text);
+        assert_eq!(tokenizer.encode_prompt("<|endoftext|>").unwrap(), [BYTES]);
         assert_eq!(tokenizer.encode_plain("<|endoftext|>").unwrap().tokens.len(), 13);
     }
 }

@@ -1,17 +1,19 @@
 //! Prompt and completion as one sequence of tokens, of which the completion and the end-of-sequence
-//! token are scored. Training and scoring read pairs in this one way.
+//! token are scored. Training and scoring share this conversion.
 
-use crate::tokenizer::{Tokenizer, TokenizerError};
-use formats::Config;
+use crate::tokenizer::{ModelTokenizer, TokenizerError};
+use formats::ModelConfig;
 use std::ops::Range;
 
-pub(crate) struct Sequence {
+/// The tokens of a prompt, its completion and the end.
+pub(crate) struct TokenSequence {
     pub(crate) tokens: Vec<u32>,
-    /// Positions whose token is predicted and counted; never 0, which has nothing before it.
+    /// The positions whose tokens are predicted and counted; never 0, because no token precedes it.
     pub(crate) scored: Range<usize>,
     pub(crate) completion_bytes: usize,
 }
 
+/// The reason why a text is not a sequence of the model's tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum SequenceError {
     #[error(
@@ -26,15 +28,19 @@ pub enum SequenceError {
     Tokenizer(#[from] TokenizerError),
 }
 
-impl Sequence {
-    pub(crate) fn of_pair(
-        tokenizer: &Tokenizer,
-        config: &Config,
+impl TokenSequence {
+    /// Tokenizes a prompt and a completion, and appends the end token.
+    ///
+    /// # Errors
+    /// When the model has no end token, or a token is not in its vocabulary.
+    pub(crate) fn from_pair(
+        tokenizer: &ModelTokenizer,
+        config: &ModelConfig,
         prompt: &str,
         completion: &str,
     ) -> Result<Self, SequenceError> {
         let end = *config.eos_tokens.first().ok_or(SequenceError::NoEndToken)?;
-        let mut tokens = tokenizer.encode(prompt)?;
+        let mut tokens = tokenizer.encode_prompt(prompt)?;
         let scored_from = tokens.len().max(1);
         tokens.extend(tokenizer.encode_continuation(completion)?);
         tokens.push(end);
@@ -44,7 +50,8 @@ impl Sequence {
     }
 }
 
-pub(crate) fn check_vocabulary(tokens: &[u32], config: &Config) -> Result<(), SequenceError> {
+/// Checks that all tokens are in the model's vocabulary.
+pub(crate) fn check_vocabulary(tokens: &[u32], config: &ModelConfig) -> Result<(), SequenceError> {
     let vocab_size = config.vocab_size;
     match tokens.iter().find(|token| **token as usize >= vocab_size) {
         Some(token) => Err(SequenceError::BeyondVocabulary { token: *token, vocab_size }),

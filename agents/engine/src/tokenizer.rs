@@ -1,26 +1,29 @@
-//! A model directory's `tokenizer.json`. Two ways of reading text: as a prompt, where special
-//! tokens written in it count as such, and as plain text, where they are only characters.
+//! The `tokenizer.json` of a model directory. It reads text in two ways: as a prompt, in which
+//! special tokens are recognised, and as plain text, in which they are only characters.
 
-use formats::{Config, GgufModel, GgufModelError};
+use formats::{GgufModel, GgufModelError, ModelConfig};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-/// Cheap enough to clone once per job, not per request.
+/// The tokenizer of a model. A clone is cheap enough for each job, but not for each request.
 #[derive(Clone)]
-pub struct Tokenizer {
+pub struct ModelTokenizer {
+    /// The tokenizer that recognises special tokens.
     prompts: tokenizers::Tokenizer,
+    /// The tokenizer that reads special tokens as characters.
     plain: tokenizers::Tokenizer,
     bos: Option<u32>,
 }
 
-/// Tokens with the bytes of the text each stands for; a token that is part of a character has the
-/// whole character's bytes.
-pub(crate) struct Encoded {
+/// Tokens, and the range of bytes of the text that each stands for. A token that is part of a
+/// character has the range of the whole character.
+pub(crate) struct EncodedText {
     pub(crate) tokens: Vec<u32>,
     pub(crate) spans: Vec<Range<usize>>,
 }
 
+/// The reason why a tokenizer cannot be loaded or used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
     #[error(
@@ -39,20 +42,22 @@ pub enum TokenizerError {
     Decode { tokens: usize, source: tokenizers::Error },
 }
 
-impl Tokenizer {
-    pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
-        let mut prompts = if dir.is_file() { from_gguf(dir)? } else { from_directory(dir)? };
+impl ModelTokenizer {
+    /// Loads the tokenizer of a model directory or a GGUF file.
+    pub fn load_tokenizer(dir: &Path) -> Result<Self, TokenizerError> {
+        let mut prompts = if dir.is_file() { read_gguf(dir)? } else { read_directory(dir)? };
         prompts.with_padding(None);
-        let prompts = without_truncation(prompts)?;
+        let prompts = remove_truncation(prompts)?;
         let mut plain = prompts.clone();
         plain.set_encode_special_tokens(true);
         let mut tokenizer = Self { prompts, plain, bos: None };
-        tokenizer.bos = tokenizer.encode("")?.first().copied();
+        tokenizer.bos = tokenizer.encode_prompt("")?.first().copied();
         Ok(tokenizer)
     }
 
-    /// Every token must be one of the model's. A model may have more, which many pad for speed.
-    pub fn check_fits(&self, config: &Config) -> Result<(), TokenizerError> {
+    /// Checks that every token is in the model's vocabulary. A model may have more tokens; many pad
+    /// their vocabulary for speed.
+    pub fn check_fits(&self, config: &ModelConfig) -> Result<(), TokenizerError> {
         let vocab_size = config.vocab_size;
         let last = self.prompts.get_vocab(true).into_iter().max_by_key(|(_, id)| *id);
         match last {
@@ -63,52 +68,55 @@ impl Tokenizer {
         }
     }
 
-    /// The token the tokenizer puts before every text, if it does.
-    pub fn bos(&self) -> Option<u32> {
+    /// Returns the token that the tokenizer puts before every text, if any.
+    pub fn bos_token(&self) -> Option<u32> {
         self.bos
     }
 
-    /// A prompt, as transformers would: with the beginning token if the tokenizer adds one.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        Ok(encode(&self.prompts, text, true)?.tokens)
+    /// Encodes a prompt as transformers does, with the beginning token if the tokenizer adds one.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        Ok(encode_text(&self.prompts, text, true)?.tokens)
     }
 
-    /// What follows a prompt: nothing is added.
+    /// Encodes the text after a prompt; no token is added.
     pub fn encode_continuation(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        Ok(encode(&self.prompts, text, false)?.tokens)
+        Ok(encode_text(&self.prompts, text, false)?.tokens)
     }
 
-    /// Text to be scored: `<|im_end|>` and the like are read letter by letter.
-    pub(crate) fn encode_plain(&self, text: &str) -> Result<Encoded, TokenizerError> {
-        encode(&self.plain, text, true)
+    /// Encodes text to be scored; `<|im_end|>` and the like are read as characters.
+    pub(crate) fn encode_plain(&self, text: &str) -> Result<EncodedText, TokenizerError> {
+        encode_text(&self.plain, text, true)
     }
 
-    /// Without special tokens; bytes that are not UTF-8 become U+FFFD.
-    pub fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
-        caught(|| self.prompts.decode(tokens, true))
+    /// Decodes tokens without the special ones; invalid UTF-8 becomes U+FFFD.
+    pub fn decode_tokens(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
+        catch_panics(|| self.prompts.decode(tokens, true))
             .map_err(|source| TokenizerError::Decode { tokens: tokens.len(), source })
     }
 }
 
-fn from_directory(dir: &Path) -> Result<tokenizers::Tokenizer, TokenizerError> {
+/// Reads the `tokenizer.json` of a directory.
+fn read_directory(dir: &Path) -> Result<tokenizers::Tokenizer, TokenizerError> {
     let path = dir.join("tokenizer.json");
-    caught(|| tokenizers::Tokenizer::from_file(&path))
+    catch_panics(|| tokenizers::Tokenizer::from_file(&path))
         .map_err(|source| TokenizerError::Load { path, source })
 }
 
-fn from_gguf(path: &Path) -> Result<tokenizers::Tokenizer, TokenizerError> {
+/// Reads the tokenizer in a GGUF file.
+fn read_gguf(path: &Path) -> Result<tokenizers::Tokenizer, TokenizerError> {
     let json = GgufModel::open(path).and_then(|model| model.tokenizer_json())?;
-    caught(|| tokenizers::Tokenizer::from_bytes(&json))
+    catch_panics(|| tokenizers::Tokenizer::from_bytes(&json))
         .map_err(|source| TokenizerError::Load { path: path.into(), source })
 }
 
-/// The library panics on some files that are damaged or make no sense, when it reads them or
-/// when it first uses them.
-fn caught<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
+/// Converts a panic to an error. The library panics on some damaged or inconsistent files, when it
+/// reads or first uses them.
+fn catch_panics<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("`tokenizers` panicked".into()))
 }
 
-fn without_truncation(
+/// Switches off the truncation of long texts.
+fn remove_truncation(
     mut tokenizer: tokenizers::Tokenizer,
 ) -> Result<tokenizers::Tokenizer, TokenizerError> {
     tokenizer
@@ -117,13 +125,14 @@ fn without_truncation(
     Ok(tokenizer)
 }
 
-fn encode(
+/// Encodes text, with special tokens added if requested.
+fn encode_text(
     tokenizer: &tokenizers::Tokenizer,
     text: &str,
     add_special_tokens: bool,
-) -> Result<Encoded, TokenizerError> {
-    let encoding = caught(|| tokenizer.encode(text, add_special_tokens))
+) -> Result<EncodedText, TokenizerError> {
+    let encoding = catch_panics(|| tokenizer.encode(text, add_special_tokens))
         .map_err(|source| TokenizerError::Encode { characters: text.chars().count(), source })?;
     let spans = encoding.get_offsets().iter().map(|(start, end)| *start..*end).collect();
-    Ok(Encoded { tokens: encoding.get_ids().to_vec(), spans })
+    Ok(EncodedText { tokens: encoding.get_ids().to_vec(), spans })
 }

@@ -1,97 +1,106 @@
-//! Training from scratch and LoRA training over prompt and completion pairs; the loss counts the
-//! completion and its end-of-sequence token only. Same inputs give the same bytes on one machine
-//! class, whatever the thread count.
+//! Full training and LoRA training on prompt and completion pairs. The loss counts only the
+//! completion and its end-of-sequence token. On one class of machines, the same inputs give the
+//! same bytes with any number of threads.
 
 mod backward;
 mod optimizer;
 mod resume;
 mod schedule;
 
-use crate::adapter::{Adapter, AdapterError};
-use crate::canary::{Canary, CanaryError};
-use crate::dropout::Dropout;
-use crate::model::weights::{Parameter, Weights};
-use crate::model::{Dtype, Model, ModelError, forward::Trained};
-use crate::ops::on_pool;
-use crate::random::Random;
-use crate::sequence::{Sequence, SequenceError};
-use crate::tokenizer::{Tokenizer, TokenizerError};
-use backward::{Batch, Gradients};
+use crate::adapter::{AdapterError, LoraAdapter};
+use crate::canary::{CanaryError, CanaryText};
+use crate::dropout::LoraDropout;
+use crate::model::weights::{DecoderWeights, ModelParameter};
+use crate::model::{LanguageModel, MatrixDtype, ModelError, forward::TrainedAdapter};
+use crate::ops::run_on_pool;
+use crate::random::RandomStream;
+use crate::sequence::{SequenceError, TokenSequence};
+use crate::tokenizer::{ModelTokenizer, TokenizerError};
+use backward::{PackedBatch, ParameterGradients};
 use candle_core::{Device, Tensor};
 use formats::LoraSpec;
-use optimizer::Optimizer;
+use optimizer::AdamOptimizer;
 pub use resume::ResumeError;
-pub use schedule::Decay;
-use schedule::Schedule;
+pub use schedule::LearningRateDecay;
+use schedule::LearningRateSchedule;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+/// A prompt and the completion to learn.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Example {
+pub struct CompletionExample {
     pub prompt: String,
     pub completion: String,
 }
 
-/// What is trained.
+/// The weights to train.
 #[derive(Debug, Clone)]
-pub enum Method {
+pub enum TrainMethod {
     /// Every weight of the model.
     Full,
-    /// A new adapter, its A matrices drawn from the train seed.
+    /// A new adapter, whose A matrices are drawn from the training seed.
     Lora(LoraSpec),
-    /// An existing adapter goes on, with a fresh optimizer.
-    Continue(Adapter),
+    /// An existing adapter, with a new optimizer.
+    Continue(LoraAdapter),
 }
 
+/// The parameters of a training.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TrainSpec {
+    /// The peak learning rate.
     pub learning_rate: f64,
-    /// Share of the steps over which the rate climbs linearly.
+    /// The share of the steps over which the rate rises linearly.
     pub warmup_ratio: f64,
-    pub decay: Decay,
-    /// Where the schedule ends, one step behind the last, as a share of `learning_rate` (linear
-    /// and cosine).
+    /// The shape of the rate after the warm-up.
+    pub decay: LearningRateDecay,
+    /// The end of the schedule (linear and cosine), one step after the last, as a share of
+    /// `learning_rate`.
     pub final_ratio: f64,
     pub betas: (f64, f64),
     pub epsilon: f64,
-    /// Decoupled; matrices only (never biases or norms), LoRA's A and B included.
+    /// The decoupled weight decay of matrices, LoRA's A and B included; biases and norms have no
+    /// decay.
     pub weight_decay: f64,
-    /// Of what an adapter's pairs read, the share that they do not see in a step; 0 to below 1.
+    /// The share of an adapter's inputs that is dropped in each step; from 0 to below 1.
     pub dropout: f64,
-    /// Global gradient norm limit; 0 switches it off.
+    /// The largest global gradient norm; 0 for no limit.
     pub clip_norm: f64,
-    /// Examples per optimizer step; an epoch's last step may have fewer.
+    /// The number of examples of an optimizer step; the last step of an epoch may have fewer.
     pub batch_size: usize,
-    /// Token bound of one forward and backward pass; a step's batch is cut into such parts, in
-    /// which sequences are packed one after another without padding. 1 packs none.
+    /// The largest number of tokens of one forward and backward pass. A batch is split into such
+    /// parts, in which sequences are packed without padding. 1 packs no sequences together.
     pub micro_batch_tokens: usize,
-    /// Keeps only what goes into each layer for the backward pass, which computes the rest anew:
+    /// True to keep only the input of each layer for the backward pass, which recomputes the rest:
     /// less memory, more time, the same bytes (arXiv:1604.06174).
     pub gradient_checkpointing: bool,
     pub epochs: usize,
-    /// Takes exactly this many steps, over as many epochs as that needs.
+    /// The exact number of steps, over as many epochs as needed; `None` for `epochs`.
     pub max_steps: Option<usize>,
-    /// Bound on prompt, completion and end token of one example; longer ones are left out.
+    /// The largest number of tokens of an example (prompt, completion and end); longer examples are
+    /// skipped.
     pub max_tokens: usize,
     pub seed: u64,
 }
 
+/// The measurements of an optimizer step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepReport {
-    /// From 1.
+    /// The number of the step, from 1.
     pub step: usize,
+    /// The number of all steps.
     pub steps: usize,
-    /// Mean over the scored tokens, before the step.
+    /// The mean loss over the scored tokens in nats, before the step.
     pub loss: f64,
     pub learning_rate: f64,
-    /// All tokens passed through the model in this step.
+    /// The number of tokens of the step's examples.
     pub tokens: usize,
-    /// Of them, those whose prediction is scored.
+    /// The number of scored tokens among them.
     pub scored: usize,
-    /// Before clipping.
+    /// The gradient norm before clipping.
     pub grad_norm: f64,
 }
 
+/// The reason why a training cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     #[error("there are no examples to train on (R113)")]
@@ -106,14 +115,17 @@ pub enum TrainError {
     Example { line: usize, source: SequenceError },
     #[error("the {what} of step {step} is {found}; lower training.learning_rate (R113)")]
     Diverged { what: &'static str, step: usize, found: f64 },
+    /// A full training of a bf16 model.
     #[error(
         "every weight of a bf16 model cannot be trained; load it as f32, or train an adapter (M113)"
     )]
-    Narrow,
+    FullBf16,
+    /// The model has an unmerged adapter.
     #[error(
-        "the model has an adapter beside it; train on the base, or go on with the adapter (M113)"
+        "the model has an adapter beside it; train on the base, or continue training the adapter \
+         (M113)"
     )]
-    Beside,
+    UnmergedAdapter,
     #[error("could not use the tokenizer with the model")]
     Tokenizer(#[from] TokenizerError),
     #[error("could not save the model")]
@@ -124,92 +136,110 @@ pub enum TrainError {
     Tensor(#[from] candle_core::Error),
 }
 
-/// Takes one optimizer step at a time.
-pub struct Trainer {
-    model: Model,
-    /// `None` trains the model itself.
-    adapter: Option<Adapter>,
-    sequences: Vec<Sequence>,
+/// A training that takes one optimizer step at a time.
+///
+/// A step selects the examples of its batch, splits them into micro-batches, adds up their
+/// gradients, clips them and updates the weights with AdamW. The order of the examples and the
+/// dropout depend only on the seed and the step, so a training can be interrupted:
+///
+/// ```text
+/// new -> run_step ... run_step -> save_directory + save_state
+/// new (with the saved weights) -> resume_from -> run_step ... until None
+/// ```
+///
+/// The resumed training gives the same bytes as an uninterrupted one.
+pub struct ModelTrainer {
+    model: LanguageModel,
+    /// The adapter in training; `None` to train the model itself.
+    adapter: Option<LoraAdapter>,
+    sequences: Vec<TokenSequence>,
     skipped: usize,
     spec: TrainSpec,
-    schedule: Schedule,
-    optimizer: Optimizer,
+    schedule: LearningRateSchedule,
+    optimizer: AdamOptimizer,
+    /// The number of steps taken.
     step: usize,
 }
 
-impl Trainer {
+impl ModelTrainer {
+    /// Checks the parameters, tokenizes the examples and creates the optimizer.
+    ///
+    /// # Errors
+    /// When a parameter is invalid, the model cannot be trained by this method, or no example is
+    /// short enough.
     pub fn new(
-        model: Model,
-        tokenizer: &Tokenizer,
-        method: Method,
-        examples: &[Example],
+        model: LanguageModel,
+        tokenizer: &ModelTokenizer,
+        method: TrainMethod,
+        examples: &[CompletionExample],
         spec: TrainSpec,
     ) -> Result<Self, TrainError> {
         check_spec(&spec)?;
         check_model(&model, &method)?;
         tokenizer.check_fits(&model.config)?;
-        let sequences = read_examples(&model, tokenizer, examples, spec.max_tokens)?;
+        let sequences = tokenize_examples(&model, tokenizer, examples, spec.max_tokens)?;
         let skipped = examples.len() - sequences.len();
         let adapter = match method {
-            Method::Full => None,
-            Method::Lora(lora) => Some(Adapter::new(&lora, &model.config, spec.seed)?),
-            Method::Continue(adapter) => {
+            TrainMethod::Full => None,
+            TrainMethod::Lora(lora) => Some(LoraAdapter::new(&lora, &model.config, spec.seed)?),
+            TrainMethod::Continue(adapter) => {
                 adapter.check_fits(&model.config)?;
                 Some(adapter)
             }
         };
         let adapter = adapter.map(|adapter| adapter.to_device(&model.device)).transpose()?;
         let epoch = sequences.len().div_ceil(spec.batch_size);
-        let schedule = Schedule {
+        let schedule = LearningRateSchedule {
             steps: spec.max_steps.unwrap_or(spec.epochs * epoch),
             warmup_ratio: spec.warmup_ratio,
             decay: spec.decay,
             final_ratio: spec.final_ratio,
         };
-        let optimizer = Optimizer::new(spec.betas, spec.epsilon, spec.weight_decay);
+        let optimizer = AdamOptimizer::new(spec.betas, spec.epsilon, spec.weight_decay);
         Ok(Self { model, adapter, sequences, skipped, spec, schedule, optimizer, step: 0 })
     }
 
-    /// Examples left out, being too long.
-    pub fn skipped(&self) -> usize {
+    /// Returns the number of examples that were too long.
+    pub fn skipped_examples(&self) -> usize {
         self.skipped
     }
 
-    /// Optimizer steps this run takes in all.
-    pub fn steps(&self) -> usize {
+    /// Returns the number of optimizer steps of the whole training.
+    pub fn total_steps(&self) -> usize {
         self.schedule.steps
     }
 
-    /// One optimizer step; `None` when all are done.
-    pub fn step(&mut self) -> Result<Option<StepReport>, TrainError> {
+    /// Takes one optimizer step; returns `None` if all are done.
+    pub fn run_step(&mut self) -> Result<Option<StepReport>, TrainError> {
         if self.step == self.schedule.steps {
             return Ok(None);
         }
-        on_pool(|| self.take_step()).map(Some)
+        run_on_pool(|| self.compute_step()).map(Some)
     }
 
-    fn take_step(&mut self) -> Result<StepReport, TrainError> {
-        let chosen = self.batch_of_step();
+    /// Computes the gradients of the next batch and updates the weights.
+    fn compute_step(&mut self) -> Result<StepReport, TrainError> {
+        let chosen = self.select_batch();
         let scored: usize = chosen.iter().map(|sequence| sequence.scored.len()).sum();
         let tokens = chosen.iter().map(|sequence| sequence.tokens.len()).sum();
         let scale = 1.0 / scored.max(1) as f64;
-        let mut gradients = Gradients::default();
-        let cast = |adapter: &Adapter| adapter.cast(self.model.precision());
+        let mut gradients = ParameterGradients::default();
+        let cast = |adapter: &LoraAdapter| adapter.cast_matrices(self.model.matrix_dtype());
         let adapter = self.adapter.as_ref().map(cast).transpose()?;
         let mut total = 0.0;
         let mut packed = 0;
-        for part in parts(&chosen, self.spec.micro_batch_tokens) {
-            let batch = Batch::pack(part, packed);
+        for part in split_batch(&chosen, self.spec.micro_batch_tokens) {
+            let batch = PackedBatch::pack_sequences(part, packed);
             packed += part.len();
             let TrainSpec { dropout, seed, .. } = self.spec;
-            let dropout = Dropout::of_step(dropout, seed, self.step, batch.places());
-            let trained = |adapter| Trained { adapter, dropout: dropout.as_ref() };
+            let dropout = LoraDropout::for_step(dropout, seed, self.step, batch.token_places());
+            let trained = |adapter| TrainedAdapter { adapter, dropout: dropout.as_ref() };
             let trained = adapter.as_ref().map(trained);
             let again = self.spec.gradient_checkpointing;
             total += gradients.add_batch(&self.model, trained, &batch, scale, again)?;
         }
         let loss = total * scale;
-        let grad_norm = gradients.norm()?;
+        let grad_norm = gradients.global_norm()?;
         self.step += 1;
         for (what, found) in [("loss", loss), ("norm of the gradient", grad_norm)] {
             if !found.is_finite() {
@@ -218,80 +248,87 @@ impl Trainer {
         }
         let clip = self.spec.clip_norm;
         let shrink = if clip > 0.0 && grad_norm > clip { clip / grad_norm } else { 1.0 };
-        let learning_rate = self.spec.learning_rate * self.schedule.factor(self.step);
-        self.update(&gradients, shrink, learning_rate)?;
+        let learning_rate = self.spec.learning_rate * self.schedule.rate_factor(self.step);
+        self.update_parameters(&gradients, shrink, learning_rate)?;
         let (step, steps) = (self.step, self.schedule.steps);
         Ok(StepReport { step, steps, loss, learning_rate, tokens, scored, grad_norm })
     }
 
-    /// Each epoch visits every example once, in an order drawn from the seed and its number.
-    fn batch_of_step(&self) -> Vec<&Sequence> {
+    /// Returns the examples of the next step. Each epoch visits every example once, in an order
+    /// drawn from the seed and the number of the epoch.
+    fn select_batch(&self) -> Vec<&TokenSequence> {
         let steps = self.sequences.len().div_ceil(self.spec.batch_size);
         let (epoch, step) = (self.step / steps, self.step % steps);
         let mut order: Vec<usize> = (0..self.sequences.len()).collect();
-        Random::of_part(self.spec.seed, &format!("epoch {epoch}")).shuffle(&mut order);
+        RandomStream::for_part(self.spec.seed, &format!("epoch {epoch}")).shuffle_items(&mut order);
         let batch = order.into_iter().skip(step * self.spec.batch_size);
         batch.take(self.spec.batch_size).map(|index| &self.sequences[index]).collect()
     }
 
-    fn update(&mut self, gradients: &Gradients, shrink: f64, rate: f64) -> candle_core::Result<()> {
-        let parameters = parameters(&self.model, self.adapter.as_ref())?;
-        let updated = self.optimizer.update(&parameters, gradients, shrink, rate)?;
+    /// Updates the trained weights. Gradients are multiplied by `shrink` for clipping.
+    fn update_parameters(
+        &mut self,
+        gradients: &ParameterGradients,
+        shrink: f64,
+        rate: f64,
+    ) -> candle_core::Result<()> {
+        let parameters = trainable_parameters(&self.model, self.adapter.as_ref())?;
+        let updated = self.optimizer.compute_update(&parameters, gradients, shrink, rate)?;
         match &mut self.adapter {
-            Some(adapter) => adapter.replace(updated),
+            Some(adapter) => adapter.replace_parameters(updated),
             None => replace_weights(&mut self.model, updated),
         }
     }
 
-    /// The adapter as trained so far; `None` under [`Method::Full`].
-    pub fn adapter(&self) -> Option<&Adapter> {
+    /// Returns the adapter as trained so far; `None` in a full training.
+    pub fn trained_adapter(&self) -> Option<&LoraAdapter> {
         self.adapter.as_ref()
     }
 
-    /// The model as trained so far; under LoRA the untouched base.
-    pub fn model(&self) -> &Model {
+    /// Returns the model as trained so far; in a LoRA training the unchanged base.
+    pub fn trained_model(&self) -> &LanguageModel {
         &self.model
     }
 
-    /// What the model as trained so far thinks of a text.
+    /// Returns the log-probabilities of a canary text with the weights trained so far.
     ///
     /// # Errors
-    /// When it cannot be computed.
-    pub fn canary(&self, canary: &Canary) -> Result<Vec<f32>, CanaryError> {
+    /// When a tensor operation fails.
+    pub fn score_canary(&self, canary: &CanaryText) -> Result<Vec<f32>, CanaryError> {
         match &self.adapter {
-            Some(adapter) => canary.score(&self.model.with_adapter(adapter)?),
-            None => canary.score(&self.model),
+            Some(adapter) => canary.score_tokens(&self.model.with_adapter(adapter)?),
+            None => canary.score_tokens(&self.model),
         }
     }
 
-    /// Writes a PEFT adapter directory naming the base's directory, or under [`Method::Full`] a
-    /// Hugging Face model directory.
-    /// `base` is what an adapter's configuration calls the model it belongs to.
-    pub fn save(&self, dir: &Path, base: &str) -> Result<(), TrainError> {
+    /// Writes a PEFT adapter directory, or in a full training a Hugging Face model directory.
+    /// `base` is the name of the base model in the adapter's configuration.
+    pub fn save_directory(&self, dir: &Path, base: &str) -> Result<(), TrainError> {
         match &self.adapter {
-            Some(adapter) => adapter.to_device(&Device::Cpu)?.save(dir, base)?,
-            None => self.model.save(dir)?,
+            Some(adapter) => adapter.to_device(&Device::Cpu)?.save_peft(dir, base)?,
+            None => self.model.save_directory(dir)?,
         }
         Ok(())
     }
 }
 
-/// What is trained, by name.
-fn parameters(
-    model: &Model,
-    adapter: Option<&Adapter>,
+/// Returns the trained parameters by name.
+fn trainable_parameters(
+    model: &LanguageModel,
+    adapter: Option<&LoraAdapter>,
 ) -> candle_core::Result<Vec<(String, Tensor)>> {
     match adapter {
-        Some(adapter) => Ok(adapter.named()),
-        None => model.weights.tensors(),
+        Some(adapter) => Ok(adapter.named_parameters()),
+        None => model.weights.named_tensors(),
     }
 }
 
+/// Replaces all weights of a model.
 fn replace_weights(
-    model: &mut Model,
+    model: &mut LanguageModel,
     mut updated: BTreeMap<String, Tensor>,
 ) -> candle_core::Result<()> {
-    model.weights = Weights::build(&model.config, |parameter: Parameter| {
+    model.weights = DecoderWeights::build(&model.config, |parameter: ModelParameter| {
         updated
             .remove(&parameter.name)
             .ok_or_else(|| candle_core::Error::msg(format!("`{}` got no update", parameter.name)))
@@ -299,14 +336,16 @@ fn replace_weights(
     Ok(())
 }
 
-fn check_model(model: &Model, method: &Method) -> Result<(), TrainError> {
+/// Checks that the model can be trained by this method.
+fn check_model(model: &LanguageModel, method: &TrainMethod) -> Result<(), TrainError> {
     match method {
-        Method::Full if model.dtype == Dtype::Bf16 => Err(TrainError::Narrow),
-        _ if model.beside.is_some() => Err(TrainError::Beside),
+        TrainMethod::Full if model.dtype == MatrixDtype::Bf16 => Err(TrainError::FullBf16),
+        _ if model.unmerged_adapter.is_some() => Err(TrainError::UnmergedAdapter),
         _ => Ok(()),
     }
 }
 
+/// Checks that each parameter is in its range.
 fn check_spec(spec: &TrainSpec) -> Result<(), TrainError> {
     let share = |value: f64| (0.0..=1.0).contains(&value);
     let not_negative = |value: f64| value.is_finite() && value >= 0.0;
@@ -332,19 +371,22 @@ fn check_spec(spec: &TrainSpec) -> Result<(), TrainError> {
     }
 }
 
-/// Those that are not too long.
-fn read_examples(
-    model: &Model,
-    tokenizer: &Tokenizer,
-    examples: &[Example],
+/// Tokenizes the examples, and keeps those that are not too long.
+///
+/// # Errors
+/// When an example is invalid, or none is left.
+fn tokenize_examples(
+    model: &LanguageModel,
+    tokenizer: &ModelTokenizer,
+    examples: &[CompletionExample],
     max_tokens: usize,
-) -> Result<Vec<Sequence>, TrainError> {
+) -> Result<Vec<TokenSequence>, TrainError> {
     let positions = model.config.max_positions;
     let most = max_tokens.min(positions);
     let mut sequences = Vec::with_capacity(examples.len());
     let mut shortest = None;
-    for (Example { prompt, completion }, line) in examples.iter().zip(1..) {
-        let sequence = Sequence::of_pair(tokenizer, &model.config, prompt, completion)
+    for (CompletionExample { prompt, completion }, line) in examples.iter().zip(1..) {
+        let sequence = TokenSequence::from_pair(tokenizer, &model.config, prompt, completion)
             .map_err(|source| TrainError::Example { line, source })?;
         let tokens = sequence.tokens.len();
         if tokens <= most {
@@ -362,8 +404,11 @@ fn read_examples(
     }
 }
 
-/// Cuts a batch into runs of at most `most` tokens, or of one sequence.
-fn parts<'a, 'b>(sequences: &'a [&'b Sequence], most: usize) -> Vec<&'a [&'b Sequence]> {
+/// Splits a batch into parts of at most `most` tokens, or of one longer sequence.
+fn split_batch<'a, 'b>(
+    sequences: &'a [&'b TokenSequence],
+    most: usize,
+) -> Vec<&'a [&'b TokenSequence]> {
     let mut parts = Vec::new();
     let (mut start, mut tokens) = (0, 0);
     for (index, sequence) in sequences.iter().enumerate() {

@@ -3,23 +3,24 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use engine::{
-    Adapter, Device, Dtype, LoraSpec, Model, ModelError, Module, Shape, Tokenizer, chunks,
-    write_scratch,
+    Device, LanguageModel, LayerModule, LoraAdapter, LoraSpec, MatrixDtype, ModelError,
+    ModelTokenizer, ScratchShape, score_chunks, write_scratch_model,
 };
 use safetensors::SafeTensors;
 use std::collections::HashMap;
 use std::error::Error;
 use std::path::Path;
 
-fn scratch(dir: &Path) -> Model {
-    let config = write_scratch(dir, &Shape { layers: 1, ..Shape::default() }).unwrap();
-    let model = Model::init(config, 3, &Device::Cpu).unwrap();
-    model.save(dir).unwrap();
+fn scratch(dir: &Path) -> LanguageModel {
+    let config =
+        write_scratch_model(dir, &ScratchShape { layers: 1, ..ScratchShape::default() }).unwrap();
+    let model = LanguageModel::init_random(config, 3, &Device::Cpu).unwrap();
+    model.save_directory(dir).unwrap();
     model
 }
 
 fn refusal(dir: &Path) -> String {
-    let error: ModelError = Model::load(dir, &Device::Cpu).unwrap_err();
+    let error: ModelError = LanguageModel::load_f32(dir, &Device::Cpu).unwrap_err();
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
@@ -44,7 +45,10 @@ fn shards_are_read_like_a_single_file() {
     let index = serde_json::json!({"metadata": {}, "weight_map": index}).to_string();
     std::fs::write(dir.path().join("model.safetensors.index.json"), index).unwrap();
     let again = tempfile::tempdir().unwrap();
-    Model::load(dir.path(), &Device::Cpu).unwrap().save(again.path()).unwrap();
+    LanguageModel::load_f32(dir.path(), &Device::Cpu)
+        .unwrap()
+        .save_directory(again.path())
+        .unwrap();
     assert!(bytes == std::fs::read(again.path().join("model.safetensors")).unwrap());
     assert!(again.path().join("tokenizer.json").exists());
 }
@@ -54,10 +58,14 @@ fn a_damaged_directory_is_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     assert!(refusal(dir.path()).contains("config.json"));
     scratch(dir.path());
-    write_scratch(dir.path(), &Shape { layers: 2, ..Shape::default() }).unwrap();
-    assert!(refusal(dir.path()).contains("`model.layers.1."), "{}", refusal(dir.path()));
-    write_scratch(dir.path(), &Shape { layers: 1, intermediate_size: 8, ..Shape::default() })
+    write_scratch_model(dir.path(), &ScratchShape { layers: 2, ..ScratchShape::default() })
         .unwrap();
+    assert!(refusal(dir.path()).contains("`model.layers.1."), "{}", refusal(dir.path()));
+    write_scratch_model(
+        dir.path(),
+        &ScratchShape { layers: 1, intermediate_size: 8, ..ScratchShape::default() },
+    )
+    .unwrap();
     assert!(refusal(dir.path()).contains("expected [8, 128]"), "{}", refusal(dir.path()));
     let file = dir.path().join("model.safetensors");
     let bytes = std::fs::read(&file).unwrap();
@@ -69,24 +77,25 @@ fn a_damaged_directory_is_refused_with_the_reason() {
 #[test]
 fn an_adapter_that_does_not_fit_is_refused_by_tensor_and_shapes() {
     let dir = tempfile::tempdir().unwrap();
-    let config = scratch(dir.path()).config().clone();
+    let config = scratch(dir.path()).model_config().clone();
     let adapter = dir.path().join("adapter");
-    let save = |shape: Shape| {
-        let other = write_scratch(&dir.path().join("other"), &shape).unwrap();
-        let spec = LoraSpec { rank: 4, alpha: 8.0, modules: [Module::Up].into(), rslora: false };
-        Adapter::new(&spec, &other, 1).unwrap().save(&adapter, "base").unwrap();
+    let save = |shape: ScratchShape| {
+        let other = write_scratch_model(&dir.path().join("other"), &shape).unwrap();
+        let spec =
+            LoraSpec { rank: 4, alpha: 8.0, modules: [LayerModule::Up].into(), rslora: false };
+        LoraAdapter::new(&spec, &other, 1).unwrap().save_peft(&adapter, "base").unwrap();
     };
     let refusal = || {
-        let error = Adapter::load(&adapter, &config).unwrap_err();
+        let error = LoraAdapter::load_peft(&adapter, &config).unwrap_err();
         error.source().map_or_else(|| error.to_string(), ToString::to_string)
     };
-    let one = Shape { layers: 1, ..Shape::default() };
-    save(Shape { layers: 2, ..one });
+    let one = ScratchShape { layers: 1, ..ScratchShape::default() };
+    save(ScratchShape { layers: 2, ..one });
     assert!(refusal().contains("layers.1.mlp.up_proj.lora_A.weight` belongs to nothing"));
-    save(Shape { intermediate_size: 64, ..one });
+    save(ScratchShape { intermediate_size: 64, ..one });
     assert!(refusal().contains("up_proj.lora_B.weight` has shape [64, 4], expected [352, 4]"));
     save(one);
-    Adapter::load(&adapter, &config).unwrap();
+    LoraAdapter::load_peft(&adapter, &config).unwrap();
     let settings = adapter.join("adapter_config.json");
     let text = std::fs::read_to_string(&settings).unwrap();
     std::fs::write(&settings, text.replace("\"r\": 4", "\"r\": 8")).unwrap();
@@ -105,17 +114,20 @@ fn an_adapter_that_does_not_fit_is_refused_by_tensor_and_shapes() {
 fn a_model_that_is_mapped_computes_what_one_that_is_read_does() {
     let (wide, narrow) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     scratch(wide.path());
-    let load = |dir: &Path| Model::load_as(dir, &Device::Cpu, Dtype::Bf16).unwrap();
+    let load =
+        |dir: &Path| LanguageModel::load_with_dtype(dir, &Device::Cpu, MatrixDtype::Bf16).unwrap();
     let read = load(wide.path());
-    read.save(narrow.path()).unwrap();
+    read.save_directory(narrow.path()).unwrap();
     let mapped = load(narrow.path());
     let file = narrow.path().join("model.safetensors");
     let bytes = std::fs::read(&file).unwrap();
-    let tokenizer = Tokenizer::load(wide.path()).unwrap();
+    let tokenizer = ModelTokenizer::load_tokenizer(wide.path()).unwrap();
     let text = "what is read and what is mapped ".repeat(20);
-    let score = |model: &Model| chunks(model, &tokenizer, &text, 64, None, |_, _| {}).unwrap();
+    let score = |model: &LanguageModel| {
+        score_chunks(model, &tokenizer, &text, 64, None, |_, _| {}).unwrap()
+    };
     assert_eq!(score(&mapped).mean_nll, score(&read).mean_nll);
-    mapped.save(narrow.path()).unwrap();
+    mapped.save_directory(narrow.path()).unwrap();
     assert!(std::fs::read(&file).unwrap() == bytes, "saved where it is mapped from");
     // The map is of the file as it was, whatever takes its place.
     std::fs::write(narrow.path().join("other"), "short").unwrap();

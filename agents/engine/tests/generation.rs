@@ -3,26 +3,32 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use engine::{
-    Adapter, AdmitError, Completion, Device, Dtype, Generator, LoraSpec, Model, Module, Prompt,
-    Request, Sampling, Shape, Tokenizer, generate_all, write_scratch,
+    AdmitError, BatchGenerator, Device, LanguageModel, LayerModule, LoraAdapter, LoraSpec,
+    MatrixDtype, ModelTokenizer, PromptInput, PromptRequest, SampleCompletion, SamplingParameters,
+    ScratchShape, generate_all, write_scratch_model,
 };
 use std::collections::BTreeMap;
 
-fn model() -> (Model, Tokenizer) {
+fn model() -> (LanguageModel, ModelTokenizer) {
     let dir = tempfile::tempdir().unwrap();
-    let mut config = write_scratch(dir.path(), &Shape::default()).unwrap();
+    let mut config = write_scratch_model(dir.path(), &ScratchShape::default()).unwrap();
     // Large weights, so that a single different bit soon changes a token.
     config.initializer_range = 0.3;
-    (Model::init(config, 5, &Device::Cpu).unwrap(), Tokenizer::load(dir.path()).unwrap())
+    (
+        LanguageModel::init_random(config, 5, &Device::Cpu).unwrap(),
+        ModelTokenizer::load_tokenizer(dir.path()).unwrap(),
+    )
 }
 
-fn requests() -> Vec<Request<usize>> {
+fn requests() -> Vec<PromptRequest<usize>> {
     (0..24)
-        .map(|tag| Request {
+        .map(|tag| PromptRequest {
             tag,
-            prompt: Prompt::Text("the quick brown fox".chars().cycle().take(3 + tag * 5).collect()),
+            prompt: PromptInput::Text(
+                "the quick brown fox".chars().cycle().take(3 + tag * 5).collect(),
+            ),
             seeds: (0..1 + tag as u64 % 4).map(|sample| sample * 1000 + tag as u64).collect(),
-            sampling: Sampling {
+            sampling: SamplingParameters {
                 temperature: [1.0, 0.7, 0.0][tag % 3],
                 top_k: [0, 20][tag % 2],
                 top_p: [1.0, 0.9][tag / 2 % 2],
@@ -32,13 +38,13 @@ fn requests() -> Vec<Request<usize>> {
         .collect()
 }
 
-type Samples = BTreeMap<(usize, usize), Completion<usize>>;
+type Samples = BTreeMap<(usize, usize), SampleCompletion<usize>>;
 
-fn collect(completions: impl IntoIterator<Item = Completion<usize>>) -> Samples {
+fn collect(completions: impl IntoIterator<Item = SampleCompletion<usize>>) -> Samples {
     completions.into_iter().map(|one| ((one.tag, one.index), one)).collect()
 }
 
-fn run(slots: usize, requests: Vec<Request<usize>>) -> Samples {
+fn run(slots: usize, requests: Vec<PromptRequest<usize>>) -> Samples {
     let (model, tokenizer) = model();
     let results = generate_all(&model, &tokenizer, slots, requests, |_, _| {}).unwrap();
     collect(results.into_iter().flat_map(Result::unwrap))
@@ -57,9 +63,9 @@ fn a_sample_does_not_depend_on_slots_or_order() {
 #[test]
 fn a_sample_s_logprob_is_the_model_s_own_however_it_was_drawn() {
     let ask = |temperature, top_k, max_new_tokens, samples| {
-        let sampling = Sampling { temperature, top_k, top_p: 1.0, max_new_tokens };
-        let prompt = Prompt::Text("the quick".into());
-        run(8, vec![Request { tag: 0, prompt, seeds: (0..samples).collect(), sampling }])
+        let sampling = SamplingParameters { temperature, top_k, top_p: 1.0, max_new_tokens };
+        let prompt = PromptInput::Text("the quick".into());
+        run(8, vec![PromptRequest { tag: 0, prompt, seeds: (0..samples).collect(), sampling }])
     };
     let one = |samples: &Samples| samples.values().next().unwrap().clone();
     let (greedy, cut) = (one(&ask(0.0, 0, 12, 1)), one(&ask(0.6, 1, 12, 1)));
@@ -85,17 +91,21 @@ fn a_sample_s_logprob_is_the_model_s_own_however_it_was_drawn() {
 #[test]
 fn a_sample_of_a_bf16_model_with_an_adapter_does_not_depend_on_slots() {
     let dir = tempfile::tempdir().unwrap();
-    let mut config = write_scratch(dir.path(), &Shape::default()).unwrap();
+    let mut config = write_scratch_model(dir.path(), &ScratchShape::default()).unwrap();
     config.initializer_range = 0.3;
-    Model::init(config, 5, &Device::Cpu).unwrap().save(dir.path()).unwrap();
-    let model = Model::load_as(dir.path(), &Device::Cpu, Dtype::Bf16).unwrap();
-    let spec = LoraSpec { rank: 4, alpha: 8.0, modules: Module::ALL.into(), rslora: false };
+    LanguageModel::init_random(config, 5, &Device::Cpu)
+        .unwrap()
+        .save_directory(dir.path())
+        .unwrap();
+    let model =
+        LanguageModel::load_with_dtype(dir.path(), &Device::Cpu, MatrixDtype::Bf16).unwrap();
+    let spec = LoraSpec { rank: 4, alpha: 8.0, modules: LayerModule::ALL.into(), rslora: false };
     let path = dir.path().join("adapter");
-    Adapter::new(&spec, model.config(), 1).unwrap().save(&path, "base").unwrap();
+    LoraAdapter::new(&spec, model.model_config(), 1).unwrap().save_peft(&path, "base").unwrap();
     shake(&path.join("adapter_model.safetensors"));
-    let adapter = Adapter::load(&path, model.config()).unwrap();
-    let tokenizer = Tokenizer::load(dir.path()).unwrap();
-    let run = |model: &Model, slots| {
+    let adapter = LoraAdapter::load_peft(&path, model.model_config()).unwrap();
+    let tokenizer = ModelTokenizer::load_tokenizer(dir.path()).unwrap();
+    let run = |model: &LanguageModel, slots| {
         let results = generate_all(model, &tokenizer, slots, requests(), |_, _| {}).unwrap();
         collect(results.into_iter().flat_map(Result::unwrap))
     };
@@ -106,7 +116,7 @@ fn a_sample_of_a_bf16_model_with_an_adapter_does_not_depend_on_slots() {
         assert_eq!(run(&adapted, slots), alone, "{slots} slots");
     }
     assert!(adapted.with_adapter(&adapter).is_err());
-    assert!(adapted.save(&path).is_err());
+    assert!(adapted.save_directory(&path).is_err());
 }
 
 /// A new adapter's B is zero: writes another number all over the file's tensors.
@@ -132,15 +142,18 @@ fn a_sample_does_not_depend_on_the_thread_count() {
 fn requests_admitted_while_others_run_give_the_same_samples() {
     let expected = run(1, requests());
     let (model, tokenizer) = model();
-    let mut generator = Generator::new(model, tokenizer, 5);
+    let mut generator = BatchGenerator::new(model, tokenizer, 5);
     let mut requests = requests().into_iter();
     let mut finished = Vec::new();
     let mut step = 0;
     while requests.len() > 0 || !generator.is_idle() {
         if step % 3 == 0 {
-            requests.next().into_iter().for_each(|request| generator.admit(request).unwrap());
+            requests
+                .next()
+                .into_iter()
+                .for_each(|request| generator.admit_request(request).unwrap());
         }
-        finished.extend(generator.step().unwrap());
+        finished.extend(generator.generate_step().unwrap());
         step += 1;
     }
     assert_eq!(collect(finished), expected);
@@ -149,10 +162,10 @@ fn requests_admitted_while_others_run_give_the_same_samples() {
 #[test]
 fn a_bad_request_is_refused_and_the_others_are_served() {
     let mut all = requests();
-    all[1].prompt = Prompt::Text("x".repeat(600));
-    all[2].prompt = Prompt::Text(String::new());
+    all[1].prompt = PromptInput::Text("x".repeat(600));
+    all[2].prompt = PromptInput::Text(String::new());
     all[3].sampling.temperature = f64::NAN;
-    all[4].prompt = Prompt::Tokens(vec![9999]);
+    all[4].prompt = PromptInput::Tokens(vec![9999]);
     let (model, tokenizer) = model();
     let results = generate_all(&model, &tokenizer, 8, all, |_, _| {}).unwrap();
     assert!(matches!(results[1], Err(AdmitError::PromptTooLong { tokens: 600, positions: 512 })));
@@ -165,11 +178,11 @@ fn a_bad_request_is_refused_and_the_others_are_served() {
 #[test]
 fn a_sample_ends_with_the_model_s_last_position() {
     let (model, tokenizer) = model();
-    let request = Request {
+    let request = PromptRequest {
         tag: 0,
-        prompt: Prompt::Tokens(vec![1; 510]),
+        prompt: PromptInput::Tokens(vec![1; 510]),
         seeds: vec![1],
-        sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, max_new_tokens: 99 },
+        sampling: SamplingParameters { temperature: 0.0, top_k: 0, top_p: 1.0, max_new_tokens: 99 },
     };
     let results = generate_all(&model, &tokenizer, 8, vec![request], |_, _| {}).unwrap();
     let completions = results.into_iter().flat_map(Result::unwrap).collect::<Vec<_>>();

@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
-use engine::{Device, Model, Tokenizer, chunks};
-use formats::convert::{self, Dtype};
+use engine::{Device, LanguageModel, ModelTokenizer, score_chunks};
+use formats::convert::{self, ConversionDtype};
 use std::path::Path;
 
 #[test]
@@ -18,11 +18,11 @@ fn a_gguf_file_gives_the_figures_of_the_directory_it_was_made_of() {
     let text = std::fs::read_to_string(golden.join("corpus/eval_docs.txt")).unwrap();
     for (name, expected) in [("qwen2-tiny", 186.1307), ("llama-tiny", 316.5044)] {
         let base = golden.join("hf").join(name);
-        for (dtype, tolerance) in [(Dtype::F32, 5e-5), (Dtype::Q8_0, 0.5)] {
-            convert::model(&base, &path, dtype, &mut |_, _| {}).unwrap();
-            let model = Model::load(&path, &Device::Cpu).unwrap();
-            let tokenizer = Tokenizer::load(&path).unwrap();
-            let figure = chunks(&model, &tokenizer, &text, 512, Some(8), |_, _| {}).unwrap();
+        for (dtype, tolerance) in [(ConversionDtype::F32, 5e-5), (ConversionDtype::Q8_0, 0.5)] {
+            convert::convert_model(&base, &path, dtype, &mut |_, _| {}).unwrap();
+            let model = LanguageModel::load_f32(&path, &Device::Cpu).unwrap();
+            let tokenizer = ModelTokenizer::load_tokenizer(&path).unwrap();
+            let figure = score_chunks(&model, &tokenizer, &text, 512, Some(8), |_, _| {}).unwrap();
             let off = (figure.perplexity - expected).abs();
             assert!(off < tolerance, "{name} {dtype:?}: {}", figure.perplexity);
         }

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
-use engine::{Adapter, Device, Model, Tokenizer, chunks, layout, sliding};
+use engine::{
+    Device, LanguageModel, LoraAdapter, ModelTokenizer, layout_chunks, score_chunks, score_sliding,
+};
 use std::path::{Path, PathBuf};
 
 fn golden() -> Option<PathBuf> {
@@ -14,24 +16,25 @@ fn golden() -> Option<PathBuf> {
 }
 
 struct Case {
-    model: Model,
-    tokenizer: Tokenizer,
+    model: LanguageModel,
+    tokenizer: ModelTokenizer,
     text: String,
 }
 
 fn case(root: &Path, model: &str, adapter: Option<&str>, text: &str) -> Case {
     let dir = root.join("hf").join(model);
-    let mut model = Model::load(&dir, &Device::Cpu).unwrap();
+    let mut model = LanguageModel::load_f32(&dir, &Device::Cpu).unwrap();
     if let Some(adapter) = adapter {
-        let adapter = Adapter::load(&root.join("peft").join(adapter), model.config()).unwrap();
+        let adapter =
+            LoraAdapter::load_peft(&root.join("peft").join(adapter), model.model_config()).unwrap();
         model = model.with_adapter(&adapter).unwrap();
     }
     let text = std::fs::read_to_string(root.join("corpus").join(text)).unwrap();
-    Case { model, tokenizer: Tokenizer::load(&dir).unwrap(), text }
+    Case { model, tokenizer: ModelTokenizer::load_tokenizer(&dir).unwrap(), text }
 }
 
-fn chunked(case: &Case, limit: Option<usize>) -> engine::Perplexity {
-    chunks(&case.model, &case.tokenizer, &case.text, 512, limit, |_, _| {}).unwrap()
+fn chunked(case: &Case, limit: Option<usize>) -> engine::PerplexityScore {
+    score_chunks(&case.model, &case.tokenizer, &case.text, 512, limit, |_, _| {}).unwrap()
 }
 
 #[test]
@@ -66,16 +69,18 @@ fn a_text_laid_out_for_another_program_has_the_same_chunks_and_one_more() {
     let Some(root) = golden() else { return };
     let Case { model, tokenizer, text } = case(&root, "qwen2-tiny", None, "eval_docs.txt");
     for (context, limit) in [(512, None), (512, Some(8)), (64, Some(3)), (1000, None)] {
-        let layout = layout(&tokenizer, model.config(), &text, context, limit).unwrap();
-        let here = chunks(&model, &tokenizer, &text, context, Some(1), |_, _| {}).unwrap();
-        let there = chunks(&model, &tokenizer, &layout.text, context, Some(1), |_, _| {}).unwrap();
+        let layout =
+            layout_chunks(&tokenizer, model.model_config(), &text, context, limit).unwrap();
+        let here = score_chunks(&model, &tokenizer, &text, context, Some(1), |_, _| {}).unwrap();
+        let there =
+            score_chunks(&model, &tokenizer, &layout.text, context, Some(1), |_, _| {}).unwrap();
         assert_eq!(here, there, "{context} {limit:?}");
         assert_eq!(layout.tokens, layout.chunks * here.tokens);
-        assert!(layout.has_one_more);
+        assert!(layout.has_extra_chunk);
         let tokens = tokenizer.encode_continuation(layout.text.trim_end_matches('\n')).unwrap();
         assert_eq!(tokens.len() / context, layout.chunks + 1, "{context} {limit:?}");
     }
-    let all = layout(&tokenizer, model.config(), &text, 512, None).unwrap();
+    let all = layout_chunks(&tokenizer, model.model_config(), &text, 512, None).unwrap();
     assert_eq!((all.chunks, all.tokens), (54, 13770));
 }
 
@@ -83,7 +88,7 @@ fn a_text_laid_out_for_another_program_has_the_same_chunks_and_one_more() {
 fn a_sliding_window_gives_transformers_figures() {
     let Some(root) = golden() else { return };
     let Case { model, tokenizer, text } = case(&root, "qwen2-tiny", None, "eval_docs.txt");
-    let figure = sliding(&model, &tokenizer, &text, 512, 256, |_, _| {}).unwrap();
+    let figure = score_sliding(&model, &tokenizer, &text, 512, 256, |_, _| {}).unwrap();
     assert_eq!(format!("{:.4} {:.6}", figure.perplexity, figure.mean_nll), "153.8851 5.036206");
     assert_eq!(format!("{:.6} {}", figure.bits_per_byte, figure.tokens), "2.389502 28122");
 }
@@ -92,7 +97,8 @@ fn a_sliding_window_gives_transformers_figures() {
 fn a_dora_adapter_is_refused_by_name() {
     let Some(root) = golden() else { return };
     let model = case(&root, "qwen2-tiny", None, "eval_docs.txt").model;
-    let error = Adapter::load(&root.join("peft/qwen2-dora"), model.config()).unwrap_err();
+    let error =
+        LoraAdapter::load_peft(&root.join("peft/qwen2-dora"), model.model_config()).unwrap_err();
     assert!(error.to_string().contains("use_dora"), "{error}");
 }
 
@@ -100,6 +106,6 @@ fn a_dora_adapter_is_refused_by_name() {
 fn a_text_that_is_too_short_is_an_error_with_the_counts() {
     let Some(root) = golden() else { return };
     let Case { model, tokenizer, .. } = case(&root, "qwen2-tiny", None, "eval_docs.txt");
-    let error = chunks(&model, &tokenizer, "too short", 512, None, |_, _| {}).unwrap_err();
+    let error = score_chunks(&model, &tokenizer, "too short", 512, None, |_, _| {}).unwrap_err();
     assert!(error.to_string().contains("1024"), "{error}");
 }

@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use engine::{
-    Adapter, Decay, Device, Example, LoraSpec, Method, Model, Module, ResumeError, Shape,
-    Tokenizer, TrainSpec, Trainer, write_scratch,
+    CompletionExample, Device, LanguageModel, LayerModule, LearningRateDecay, LoraAdapter,
+    LoraSpec, ModelTokenizer, ModelTrainer, ResumeError, ScratchShape, TrainMethod, TrainSpec,
+    write_scratch_model,
 };
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +17,7 @@ fn spec() -> TrainSpec {
     TrainSpec {
         learning_rate: 3e-3,
         warmup_ratio: 0.3,
-        decay: Decay::Cosine,
+        decay: LearningRateDecay::Cosine,
         final_ratio: 0.1,
         betas: (0.9, 0.98),
         epsilon: 1e-8,
@@ -35,83 +36,87 @@ fn spec() -> TrainSpec {
 }
 
 fn lora() -> LoraSpec {
-    let modules = [Module::Query, Module::Value, Module::Down].into();
+    let modules = [LayerModule::Query, LayerModule::Value, LayerModule::Down].into();
     LoraSpec { rank: 4, alpha: 9.3, modules, rslora: true }
 }
 
-fn examples() -> Vec<Example> {
+fn examples() -> Vec<CompletionExample> {
     (0..20)
-        .map(|i| Example { prompt: format!("{i} then "), completion: format!("{} é", i + 1) })
+        .map(|i| CompletionExample {
+            prompt: format!("{i} then "),
+            completion: format!("{} é", i + 1),
+        })
         .collect()
 }
 
 /// A training whose every step is saved below a directory.
 struct Training {
     root: tempfile::TempDir,
-    method: Method,
+    method: TrainMethod,
 }
 
 impl Training {
-    fn new(method: impl FnOnce(&Model) -> Method) -> Self {
+    fn new(method: impl FnOnce(&LanguageModel) -> TrainMethod) -> Self {
         let root = tempfile::tempdir().unwrap();
         let base = root.path().join("base");
-        let config = write_scratch(&base, &Shape::default()).unwrap();
-        let model = Model::init(config, 3, &Device::Cpu).unwrap();
-        model.save(&base).unwrap();
+        let config = write_scratch_model(&base, &ScratchShape::default()).unwrap();
+        let model = LanguageModel::init_random(config, 3, &Device::Cpu).unwrap();
+        model.save_directory(&base).unwrap();
         Self { method: method(&model), root }
     }
 
     fn full() -> Self {
-        Self::new(|_| Method::Full)
+        Self::new(|_| TrainMethod::Full)
     }
 
     fn all() -> [Self; 3] {
-        let earlier =
-            |model: &Model| Method::Continue(Adapter::new(&lora(), model.config(), 5).unwrap());
-        [Self::full(), Self::new(|_| Method::Lora(lora())), Self::new(earlier)]
+        let earlier = |model: &LanguageModel| {
+            TrainMethod::Continue(LoraAdapter::new(&lora(), model.model_config(), 5).unwrap())
+        };
+        [Self::full(), Self::new(|_| TrainMethod::Lora(lora())), Self::new(earlier)]
     }
 
     fn dir(&self, step: usize, what: &str) -> PathBuf {
         self.root.path().join(step.to_string()).join(what)
     }
 
-    fn with(&self, weights: &Path, method: Method, spec: TrainSpec) -> Trainer {
+    fn with(&self, weights: &Path, method: TrainMethod, spec: TrainSpec) -> ModelTrainer {
         let base = self.root.path().join("base");
-        let tokenizer = Tokenizer::load(&base).unwrap();
-        let model = Model::load(weights, &Device::Cpu).unwrap();
-        Trainer::new(model, &tokenizer, method, &examples(), spec).unwrap()
+        let tokenizer = ModelTokenizer::load_tokenizer(&base).unwrap();
+        let model = LanguageModel::load_f32(weights, &Device::Cpu).unwrap();
+        ModelTrainer::new(model, &tokenizer, method, &examples(), spec).unwrap()
     }
 
-    fn start(&self) -> Trainer {
+    fn start(&self) -> ModelTrainer {
         self.with(&self.root.path().join("base"), self.method.clone(), spec())
     }
 
     /// With the weights of a saved step, and nothing else of it.
-    fn reload(&self, step: usize, spec: TrainSpec) -> Trainer {
+    fn reload(&self, step: usize, spec: TrainSpec) -> ModelTrainer {
         let weights = self.dir(step, "checkpoint");
-        if let Method::Full = self.method {
-            return self.with(&weights, Method::Full, spec);
+        if let TrainMethod::Full = self.method {
+            return self.with(&weights, TrainMethod::Full, spec);
         }
         let base = self.root.path().join("base");
-        let config = Model::load(&base, &Device::Cpu).unwrap().config().clone();
-        let adapter = Adapter::load(&weights, &config).unwrap();
-        self.with(&base, Method::Continue(adapter), spec)
+        let config = LanguageModel::load_f32(&base, &Device::Cpu).unwrap().model_config().clone();
+        let adapter = LoraAdapter::load_peft(&weights, &config).unwrap();
+        self.with(&base, TrainMethod::Continue(adapter), spec)
     }
 
-    fn resumed(&self, step: usize) -> Trainer {
+    fn resumed(&self, step: usize) -> ModelTrainer {
         let mut trainer = self.reload(step, spec());
-        trainer.resume(&self.dir(step, "state"), step).unwrap();
+        trainer.resume_from(&self.dir(step, "state"), step).unwrap();
         trainer
     }
 
     fn refusal(&self, step: usize, spec: TrainSpec) -> ResumeError {
-        self.reload(step, spec).resume(&self.dir(step, "state"), step).unwrap_err()
+        self.reload(step, spec).resume_from(&self.dir(step, "state"), step).unwrap_err()
     }
 
     /// One step, and the loss it reports.
-    fn step(&self, trainer: &mut Trainer) -> Option<f64> {
-        let report = trainer.step().unwrap()?;
-        trainer.save(&self.dir(report.step, "checkpoint"), "base").unwrap();
+    fn step(&self, trainer: &mut ModelTrainer) -> Option<f64> {
+        let report = trainer.run_step().unwrap()?;
+        trainer.save_directory(&self.dir(report.step, "checkpoint"), "base").unwrap();
         trainer.save_state(&self.dir(report.step, "state")).unwrap();
         Some(report.loss)
     }
@@ -186,7 +191,7 @@ fn the_state_of_another_training_is_refused_by_the_name_of_the_field() {
     };
     refused(2, TrainSpec { seed: 8, ..spec() }, "seed");
     refused(2, TrainSpec { learning_rate: 0.1, ..spec() }, "learning_rate");
-    refused(2, TrainSpec { decay: Decay::Linear, ..spec() }, "decay");
+    refused(2, TrainSpec { decay: LearningRateDecay::Linear, ..spec() }, "decay");
     refused(2, TrainSpec { micro_batch_tokens: 101, ..spec() }, "micro_batch_tokens");
     refused(2, TrainSpec { dropout: 0.2, ..spec() }, "dropout");
     refused(2, TrainSpec { max_steps: Some(1), ..spec() }, "steps");
@@ -198,7 +203,7 @@ fn the_state_of_another_training_is_refused_by_the_name_of_the_field() {
     refused(2, spec(), "seed");
     let late = text.replace("\"step\": 1", "\"step\": 8");
     fs::write(state(2), late).unwrap();
-    let error = training.reload(2, spec()).resume(&training.dir(2, "state"), 8).unwrap_err();
+    let error = training.reload(2, spec()).resume_from(&training.dir(2, "state"), 8).unwrap_err();
     assert!(error.to_string().contains("at most 7"), "{error}");
 }
 
@@ -229,7 +234,7 @@ fn a_damaged_state_is_an_error_that_names_its_file() {
 #[test]
 fn moments_of_other_parameters_are_refused_by_name_and_shape() {
     let training = begun();
-    let wide = Training::new(|_| Method::Lora(lora()));
+    let wide = Training::new(|_| TrainMethod::Lora(lora()));
     wide.step(&mut wide.start()).unwrap();
     let path = |training: &Training, step| training.dir(step, "state").join("moments.safetensors");
     fs::copy(path(&wide, 1), path(&training, 2)).unwrap();
@@ -237,7 +242,7 @@ fn moments_of_other_parameters_are_refused_by_name_and_shape() {
     let ResumeError::Moments(source) = error else { panic!("{error}") };
     assert!(source.to_string().contains(".exp_avg` is missing"), "{source}");
 
-    let other = Training::new(|_| Method::Lora(LoraSpec { rank: 3, ..lora() }));
+    let other = Training::new(|_| TrainMethod::Lora(LoraSpec { rank: 3, ..lora() }));
     other.step(&mut other.start()).unwrap();
     fs::copy(path(&other, 1), path(&wide, 1)).unwrap();
     let error = wide.refusal(1, spec());

@@ -5,8 +5,9 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use engine::{
-    Adapter, Decay, Dtype, Example, Method, Model, Prompt, Request, Sampling, Tokenizer, TrainSpec,
-    Trainer, chunks, generate_all,
+    CompletionExample, LanguageModel, LearningRateDecay, LoraAdapter, MatrixDtype, ModelTokenizer,
+    ModelTrainer, PromptInput, PromptRequest, SamplingParameters, TrainMethod, TrainSpec,
+    generate_all, score_chunks,
 };
 use serde_json::Value;
 use std::ffi::{OsStr, OsString};
@@ -60,24 +61,28 @@ struct References {
 }
 
 impl References {
-    fn load(&self, case: &Value, dtype: Dtype) -> (Model, Tokenizer) {
+    fn load(&self, case: &Value, dtype: MatrixDtype) -> (LanguageModel, ModelTokenizer) {
         let path = |field: &str| case[field].as_str().map(|name| self.dir.path().join(name));
         let adapter = path("adapter");
-        engine::load(&path("model").unwrap(), adapter.as_deref(), "cpu", dtype).unwrap()
+        engine::load_model(&path("model").unwrap(), adapter.as_deref(), "cpu", dtype).unwrap()
     }
 
-    fn perplexity(&self, (model, tokenizer): &(Model, Tokenizer)) -> f64 {
+    fn perplexity(&self, (model, tokenizer): &(LanguageModel, ModelTokenizer)) -> f64 {
         let unseen = std::fs::read_to_string(self.dir.path().join("eval.txt")).unwrap();
         let (context, limit) = (size(&self.all["context"]), size(&self.all["chunks"]));
-        chunks(model, tokenizer, &unseen, context, Some(limit), |_, _| {}).unwrap().perplexity
+        score_chunks(model, tokenizer, &unseen, context, Some(limit), |_, _| {}).unwrap().perplexity
     }
 
-    fn greedy(&self, (model, tokenizer): &(Model, Tokenizer), expected: &Value) -> Vec<Vec<u32>> {
-        let request = |one: &Value| Request {
+    fn greedy(
+        &self,
+        (model, tokenizer): &(LanguageModel, ModelTokenizer),
+        expected: &Value,
+    ) -> Vec<Vec<u32>> {
+        let request = |one: &Value| PromptRequest {
             tag: (),
-            prompt: Prompt::Text(text(&one["prompt"])),
+            prompt: PromptInput::Text(text(&one["prompt"])),
             seeds: vec![0],
-            sampling: Sampling {
+            sampling: SamplingParameters {
                 temperature: 0.0,
                 top_k: 0,
                 top_p: 1.0,
@@ -89,22 +94,23 @@ impl References {
         answers.into_iter().map(|answer| answer.unwrap().remove(0).tokens).collect()
     }
 
-    fn trainer(&self, training: &Value) -> Trainer {
-        let dtype = Dtype::from_name(training["dtype"].as_str().unwrap()).unwrap();
+    fn trainer(&self, training: &Value) -> ModelTrainer {
+        let dtype = MatrixDtype::from_name(training["dtype"].as_str().unwrap()).unwrap();
         let base = serde_json::json!({ "model": training["model"] });
         let (model, tokenizer) = self.load(&base, dtype);
         let adapter = self.dir.path().join(text(&training["adapter"]));
-        let adapter = Adapter::load(&adapter, model.config()).unwrap();
-        let example = |one: &Value| Example {
+        let adapter = LoraAdapter::load_peft(&adapter, model.model_config()).unwrap();
+        let example = |one: &Value| CompletionExample {
             prompt: text(&one["prompt"]),
             completion: text(&one["completion"]),
         };
-        let examples: Vec<Example> = list(&self.all["examples"]).iter().map(example).collect();
+        let examples: Vec<CompletionExample> =
+            list(&self.all["examples"]).iter().map(example).collect();
         let settings = &self.all["training"];
         let spec = TrainSpec {
             learning_rate: number(&settings["learning_rate"]),
             warmup_ratio: 0.0,
-            decay: Decay::Constant,
+            decay: LearningRateDecay::Constant,
             final_ratio: 1.0,
             betas: (number(&settings["betas"][0]), number(&settings["betas"][1])),
             epsilon: number(&settings["epsilon"]),
@@ -119,26 +125,26 @@ impl References {
             max_tokens: 512,
             seed: 1,
         };
-        let method = Method::Continue(adapter);
-        Trainer::new(model, &tokenizer, method, &examples, spec).unwrap()
+        let method = TrainMethod::Continue(adapter);
+        ModelTrainer::new(model, &tokenizer, method, &examples, spec).unwrap()
     }
 
     /// PEFT reads what a trainer has written.
-    fn check_saved(&self, trainer: &Trainer, training: &Value) {
+    fn check_saved(&self, trainer: &ModelTrainer, training: &Value) {
         let (model, adapter) = (text(&training["model"]), "saved");
-        trainer.save(&self.dir.path().join(adapter), &model).unwrap();
+        trainer.save_directory(&self.dir.path().join(adapter), &model).unwrap();
         let out = self.dir.path().as_os_str();
         run_script(&self.python, &[out, model.as_ref(), adapter.as_ref()]);
         let theirs = number(&read_json(&self.dir.path().join("perplexity.json")));
         let case = serde_json::json!({ "model": model, "adapter": adapter });
-        let ours = self.perplexity(&self.load(&case, Dtype::F32));
+        let ours = self.perplexity(&self.load(&case, MatrixDtype::F32));
         println!("{} written: perplexity {ours:.6}, torch {theirs:.6}", training["adapter"]);
         assert!((ours / theirs - 1.0).abs() < 1e-5, "PEFT reads {theirs}, we {ours}");
     }
 
     fn check_case(&self, case: &Value) {
         let name = format!("{} {}", case["model"], case["adapter"]);
-        let exact = self.load(case, Dtype::F32);
+        let exact = self.load(case, MatrixDtype::F32);
         let (ours, theirs) = (self.perplexity(&exact), number(&case["perplexity"]));
         println!("{name}: perplexity {ours:.6}, torch {theirs:.6}");
         assert!((ours - theirs).abs() < 5e-5, "{name}: perplexity {ours}, torch {theirs}");
@@ -146,7 +152,7 @@ impl References {
         for (ours, theirs) in tokens.iter().zip(list(&case["greedy"])) {
             assert_eq!(&serde_json::json!(ours), &theirs["tokens"], "{name}: {}", theirs["prompt"]);
         }
-        let narrow = self.load(case, Dtype::Bf16);
+        let narrow = self.load(case, MatrixDtype::Bf16);
         let (ours, theirs) = (self.perplexity(&narrow), number(&case["perplexity_rounded"]));
         assert!((ours - theirs).abs() < 5e-5, "{name} in bf16: {ours}, torch {theirs}");
     }
@@ -154,7 +160,7 @@ impl References {
     fn check_training(&self, training: &Value) {
         let name = format!("{} {}", training["adapter"], training["dtype"]);
         let mut trainer = self.trainer(training);
-        let steps = std::iter::from_fn(|| trainer.step().unwrap());
+        let steps = std::iter::from_fn(|| trainer.run_step().unwrap());
         let ours: Vec<f64> = steps.map(|report| report.loss).collect();
         let theirs = list(&training["losses"]);
         assert_eq!(ours.len(), theirs.len(), "{name}");

@@ -1,64 +1,69 @@
-//! Which engine an evaluator measures with.
+//! The choice of the engine that an evaluator measures with.
 
 use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use runtime::Launch;
+use agent::WorkerLauncher;
 
-use crate::llama_cpp::{Limits, LlamaCpp, Places};
+use crate::llama_cpp::{EvaluatorLimits, EvaluatorPaths, LlamaCppEvaluator};
 
-/// What was asked for.
+/// The engine that the user asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Choice {
-    /// By the box's hardware profile.
+pub enum EvaluatorEngineChoice {
+    /// The engine that suits the host's hardware profile.
     Auto,
+    /// The embedded engine.
     Candle,
+    /// An installed llama.cpp.
     LlamaCpp,
 }
 
-/// What it came to.
+/// The engine that the evaluator uses.
 #[derive(Debug, Clone)]
-pub enum Backend {
+pub enum EvaluatorBackend {
+    /// The embedded engine.
     Candle,
-    /// For what it can measure; candle for the rest.
-    LlamaCpp(Box<LlamaCpp>),
+    /// llama.cpp for the protocol that it has; candle for the others.
+    LlamaCpp(Box<LlamaCppEvaluator>),
 }
 
-/// A process that finishes no chunk for so long is hung.
-pub(crate) const SILENCE: Duration = Duration::from_secs(900);
+/// A process that finishes no chunk for this long is hung.
+pub(crate) const CHUNK_TIMEOUT: Duration = Duration::from_secs(900);
 
-impl Backend {
-    /// `directory` is where llama.cpp is, if that is known; converted models are kept in `shelf`
-    /// up to `shelf_bytes`.
+impl EvaluatorBackend {
+    /// Selects the engine. `directory` is the location of llama.cpp, if known; converted models are
+    /// cached in `shelf`, up to `shelf_bytes`.
     ///
     /// # Errors
-    /// When llama.cpp is asked for, or the box's GPU asks for it, and there is none that runs on
-    /// that GPU.
-    pub fn choose(
-        choice: Choice,
+    /// When llama.cpp is asked for, or the host's GPU needs it, and no installation runs on that
+    /// GPU.
+    pub fn select_backend(
+        choice: EvaluatorEngineChoice,
         directory: Option<&Path>,
-        launch: &Launch,
+        launch: &WorkerLauncher,
         shelf: PathBuf,
         shelf_bytes: u64,
     ) -> anyhow::Result<Self> {
         let llama_cpp = match choice {
-            Choice::Auto => !launch.profile.is_cpu(),
-            Choice::Candle => false,
-            Choice::LlamaCpp => true,
+            EvaluatorEngineChoice::Auto => !launch.profile.is_cpu(),
+            EvaluatorEngineChoice::Candle => false,
+            EvaluatorEngineChoice::LlamaCpp => true,
         };
         if !llama_cpp {
             return Ok(Self::Candle);
         }
-        let places = Places { shelf, canaries: launch.directory.join("canaries.json") };
-        let limits = Limits {
+        let places =
+            EvaluatorPaths { gguf_cache: shelf, canaries: launch.directory.join("canaries.json") };
+        let limits = EvaluatorLimits {
             threads: launch.threads,
-            silence: launch.silence.unwrap_or(SILENCE).min(SILENCE),
-            shelf_bytes,
+            silence_limit: launch.silence_limit.unwrap_or(CHUNK_TIMEOUT).min(CHUNK_TIMEOUT),
+            gguf_cache_bytes: shelf_bytes,
             repeat_log: true,
         };
-        let found = LlamaCpp::find(directory, &launch.profile, places, limits)?;
+        let found =
+            LlamaCppEvaluator::find_installation(directory, &launch.profile, places, limits)?;
         tracing::info!(
             version = found.version,
             device = found.perplexity.device.as_deref().unwrap_or("CPU"),
@@ -67,11 +72,11 @@ impl Backend {
         Ok(Self::LlamaCpp(Box::new(found)))
     }
 
-    /// For people.
-    pub(crate) fn describe(&self) -> String {
+    /// Describes the engine for users.
+    pub(crate) fn describe_engine(&self) -> String {
         match self {
             Self::Candle => engine::ENGINE.to_owned(),
-            Self::LlamaCpp(llama) => llama.engine(Path::new("")),
+            Self::LlamaCpp(llama) => llama.describe_engine(Path::new("")),
         }
     }
 }

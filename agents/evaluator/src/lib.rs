@@ -1,28 +1,32 @@
-//! The evaluator: reacts to checkpoints by measuring perplexity, each time in a process
-//! of its own. In a long-lived process an eval on unified-memory machines ends in a storm
-//! of TLB shootdowns that freezes the box.
+//! The evaluator: measures the perplexity of each checkpoint, each time in a new process. In a
+//! long-lived process, an evaluation on a machine with unified memory ends in a storm of TLB
+//! shootdowns that freezes the host.
 
 mod backend;
-mod calls;
-mod canary;
 mod candle;
-mod figures;
-mod history;
+mod device_canary;
+mod eval_history;
 mod llama_cpp;
+mod measurement;
+mod messages;
+mod process_stats;
 mod role;
-mod source;
 mod worker;
 
-pub use backend::{Backend, Choice};
-pub use calls::Format;
-pub use canary::WrongLogits;
-pub use candle::measure as measure_with_candle;
-pub use llama_cpp::{Dtype, Limits, LlamaCpp, Places, Step, measure as measure_with_llama_cpp};
+pub use backend::{EvaluatorBackend, EvaluatorEngineChoice};
+pub use candle::measure_perplexity as measure_with_candle;
+pub use device_canary::WrongLogits;
+pub use llama_cpp::{
+    ConvertedDtype, EvaluatorLimits, EvaluatorPaths, LlamaCppEvaluator, MeasureStep,
+    measure_perplexity as measure_with_llama_cpp,
+};
+pub use measurement::{MeasurementInput, PerplexityResult};
+pub use messages::TextFormat;
 pub use role::EvaluatorRole;
-pub use source::{Figures, Source};
-pub use worker::work;
+pub use worker::run_eval_worker;
 
+/// Parsers of the worker's messages, for tests with hostile input.
 #[doc(hidden)]
 pub mod fuzzing {
-    pub use crate::calls::fuzz as calls;
+    pub use crate::messages::fuzz_messages as calls;
 }

@@ -1,45 +1,52 @@
-//! Measuring with llama.cpp: the base from the shelf, the adapter converted for the occasion,
-//! `llama-perplexity` as a child.
+//! Measurement with llama.cpp: the base from the cache of converted models, the adapter converted
+//! for each measurement, and `llama-perplexity` as a child process.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use engine::{Config, Layout, Tokenizer};
+use engine::{ChunkLayout, ModelConfig, ModelTokenizer};
 use formats::{convert, is_gguf};
-use llama::{Chunks, Environment, Installation, Perplexity, Request, Shelf, Shelved};
+use llama::{
+    CachedGguf, ChunkSelection, GgufCache, LlamaInstallation, PerplexityRequest, PerplexityRunner,
+    ProcessEnvironment,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    canary,
-    source::{Figures, Source, tokenizer_digest},
+    device_canary,
+    measurement::{MeasurementInput, PerplexityResult, digest_tokenizer},
 };
 
-/// How this box measures with llama.cpp.
+/// The settings with which this host measures with llama.cpp.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct LlamaCpp {
-    pub perplexity: Perplexity,
-    /// As it calls itself.
+pub struct LlamaCppEvaluator {
+    /// The command, device and limits of `llama-perplexity`.
+    pub perplexity: PerplexityRunner,
+    /// The version that the program reports.
     pub version: String,
-    pub dtype: Dtype,
-    /// Directory of converted models, and what it may take.
+    /// The weight type of the converted base.
+    pub dtype: ConvertedDtype,
+    /// The directory of the cache of converted models.
     pub shelf: PathBuf,
+    /// The size limit of that cache in bytes.
     pub shelf_bytes: u64,
-    /// File of canaries that passed.
+    /// The file of canaries that passed.
     pub canaries: PathBuf,
 }
 
-/// Of the converted base.
+/// The weight type of the converted base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Dtype {
+pub enum ConvertedDtype {
     F32,
     F16,
     Bf16,
     Q8_0,
 }
 
-impl Dtype {
-    fn name(self) -> &'static str {
+impl ConvertedDtype {
+    /// Returns the name, as in results.
+    fn dtype_name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::F16 => "f16",
@@ -49,193 +56,209 @@ impl Dtype {
     }
 }
 
-impl From<Dtype> for convert::Dtype {
-    fn from(dtype: Dtype) -> Self {
+impl From<ConvertedDtype> for convert::ConversionDtype {
+    fn from(dtype: ConvertedDtype) -> Self {
         match dtype {
-            Dtype::F32 => Self::F32,
-            Dtype::F16 => Self::F16,
-            Dtype::Bf16 => Self::Bf16,
-            Dtype::Q8_0 => Self::Q8_0,
+            ConvertedDtype::F32 => Self::F32,
+            ConvertedDtype::F16 => Self::F16,
+            ConvertedDtype::Bf16 => Self::Bf16,
+            ConvertedDtype::Q8_0 => Self::Q8_0,
         }
     }
 }
 
-impl From<hardware::Dtype> for Dtype {
-    fn from(dtype: hardware::Dtype) -> Self {
+impl From<hardware::ProfileDtype> for ConvertedDtype {
+    fn from(dtype: hardware::ProfileDtype) -> Self {
         match dtype {
-            hardware::Dtype::F32 => Self::F32,
-            hardware::Dtype::F16 => Self::F16,
-            hardware::Dtype::Bf16 => Self::Bf16,
+            hardware::ProfileDtype::F32 => Self::F32,
+            hardware::ProfileDtype::F16 => Self::F16,
+            hardware::ProfileDtype::Bf16 => Self::Bf16,
         }
     }
 }
 
-/// What is being done, in words, or chunks done and of how many.
-pub enum Step<'a> {
+/// A step of a measurement.
+pub enum MeasureStep<'a> {
+    /// A description of the current step, which is not a chunk.
     Note(&'a str),
+    /// The chunks done, and their total.
     Chunks(usize, usize),
 }
 
-impl LlamaCpp {
-    /// The llama.cpp of a directory (or the one that is found), as a hardware profile wants it.
+impl LlamaCppEvaluator {
+    /// Finds llama.cpp in a directory, or searches for it, and selects the device and weight type
+    /// of the hardware profile.
     ///
     /// # Errors
-    /// When there is none that runs, or it has no device that the profile names.
-    pub fn find(
+    /// When no installation runs, or it has no device that the profile names.
+    pub fn find_installation(
         directory: Option<&Path>,
-        profile: &hardware::Profile,
-        places: Places,
-        limits: Limits,
+        profile: &hardware::HardwareProfile,
+        places: EvaluatorPaths,
+        limits: EvaluatorLimits,
     ) -> anyhow::Result<Self> {
-        let installation = Installation::find(directory)?;
-        let environment = Environment::new(&profile.variables(), &profile.unset);
-        let program = installation.perplexity();
+        let installation = LlamaInstallation::find_installation(directory)?;
+        let environment = ProcessEnvironment::new(&profile.child_variables(), &profile.unset);
+        let program = installation.perplexity_path();
         let wanted = &profile.llama.evaluate;
-        let perplexity = Perplexity {
-            options: Installation::options(&program, &environment)?,
-            device: Installation::device(&program, &wanted.devices, &environment)?,
+        let perplexity = PerplexityRunner {
+            options: LlamaInstallation::read_options(&program, &environment)?,
+            device: LlamaInstallation::select_device(&program, &wanted.devices, &environment)?,
             program,
             environment,
             mmap: profile.llama.mmap,
             threads: limits.threads,
-            silence: limits.silence,
+            silence: limits.silence_limit,
             repeat: limits.repeat_log,
         };
         Ok(Self {
             perplexity,
             version: installation.version,
             dtype: wanted.dtype.into(),
-            shelf: places.shelf,
-            shelf_bytes: limits.shelf_bytes,
+            shelf: places.gguf_cache,
+            shelf_bytes: limits.gguf_cache_bytes,
             canaries: places.canaries,
         })
     }
 
-    /// For records: version, device, type of the base.
-    pub fn engine(&self, base: &Path) -> String {
+    /// Describes the engine for records: version, device and weight type of the base.
+    pub fn describe_engine(&self, base: &Path) -> String {
         let device = self.perplexity.device.as_deref().unwrap_or("CPU");
-        let dtype = if is_gguf(base) { "as the file has it" } else { self.dtype.name() };
+        let dtype = if is_gguf(base) { "as the file has it" } else { self.dtype.dtype_name() };
         format!("llama.cpp {} {device} {dtype}", self.version)
     }
 }
 
-/// Where things are kept on a box.
+/// The paths that an evaluator uses on a host.
 #[derive(Debug, Clone)]
-pub struct Places {
-    pub shelf: PathBuf,
+pub struct EvaluatorPaths {
+    /// The directory of the cache of converted models.
+    pub gguf_cache: PathBuf,
+    /// The file of canaries that passed.
     pub canaries: PathBuf,
 }
 
-/// What a measurement may take.
+/// The limits of a measurement.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct EvaluatorLimits {
+    /// The number of threads of `llama-perplexity`.
     pub threads: usize,
-    pub silence: std::time::Duration,
-    pub shelf_bytes: u64,
-    /// Repeat llama.cpp's log on our stderr.
+    /// The time without output after which the child counts as hung.
+    pub silence_limit: std::time::Duration,
+    /// The size limit of the cache of converted models.
+    pub gguf_cache_bytes: u64,
+    /// True to copy the log of llama.cpp to stderr.
     pub repeat_log: bool,
 }
 
-/// Measures. `base_key` is a digest that the base is known by.
+/// Measures with llama.cpp. `base_key` is the digest that identifies the base. On a GPU, the device
+/// is first compared with the CPU.
 ///
 /// # Errors
-/// When a file cannot be read, used or converted, llama.cpp fails, or it computes wrongly here.
-pub fn measure(
-    source: &Source,
+/// When a file cannot be read, used or converted, llama.cpp fails, or it computes wrong logits on
+/// this host.
+pub fn measure_perplexity(
+    source: &MeasurementInput,
     base_key: &str,
-    llama: &LlamaCpp,
-    progress: &mut dyn FnMut(Step<'_>),
-) -> anyhow::Result<Figures> {
-    if source.protocol() != "llama" {
+    llama: &LlamaCppEvaluator,
+    progress: &mut dyn FnMut(MeasureStep<'_>),
+) -> anyhow::Result<PerplexityResult> {
+    if source.protocol_name() != "llama" {
         bail!(
-            "llama-perplexity knows no {} protocol: use candle, or a text and no stride (E110)",
-            source.protocol()
+            "llama-perplexity does not support the {} protocol: use candle, or a text and no \
+             stride (E110)",
+            source.protocol_name()
         );
     }
-    let shelf = Shelf::open(&llama.shelf, llama.shelf_bytes)?;
-    let scratch = tempfile::tempdir_in(shelf.scratch()).context("create a scratch directory")?;
-    let text = Text::prepare(source, scratch.path())?;
-    let base = Base::prepare(source, base_key, llama, &shelf, progress)?;
-    let adapter = adapter(source, scratch.path())?;
+    let shelf = GgufCache::open(&llama.shelf, llama.shelf_bytes)?;
+    let scratch =
+        tempfile::tempdir_in(shelf.scratch_directory()).context("create a scratch directory")?;
+    let text = PreparedText::prepare_text(source, scratch.path())?;
+    let base = GgufBase::prepare_base(source, base_key, llama, &shelf, progress)?;
+    let adapter = convert_adapter(source, scratch.path())?;
     let canary = match llama.perplexity.device {
-        Some(_) => Some(compare(source, base_key, llama, &base, &text, scratch.path(), progress)?),
+        Some(_) => {
+            Some(compare_with_cpu(source, base_key, llama, &base, &text, scratch.path(), progress)?)
+        }
         None => None,
     };
-    let request = Request {
+    let request = PerplexityRequest {
         base: &base.path,
         adapter: adapter.as_deref(),
         text: &text.path,
         n_ctx: source.n_ctx,
-        chunks: text.chunks(source),
+        chunks: text.select_chunks(source),
         exact: base.is_exact,
     };
     let counted = text.layout.as_ref().map(|layout| layout.chunks);
     let mut chunks = |done: usize, total: usize| {
-        // The one more chunk does not count.
+        // An added last chunk is not reported.
         let total = counted.unwrap_or(total);
-        progress(Step::Chunks(done.min(total), total));
+        progress(MeasureStep::Chunks(done.min(total), total));
     };
-    let scored = llama.perplexity.measure(&request, &mut chunks)?;
-    let bits = |layout: &Layout| {
+    let scored = llama.perplexity.measure_perplexity(&request, &mut chunks)?;
+    let bits = |layout: &ChunkLayout| {
         scored.mean_nll * scored.tokens as f64
             / (std::f64::consts::LN_2 * layout.bytes.max(1) as f64)
     };
-    let figures = Figures {
+    let figures = PerplexityResult {
         perplexity: scored.perplexity,
         stderr: scored.stderr,
         mean_nll: scored.mean_nll,
         bits_per_byte: text.layout.as_ref().map(bits),
         tokens: scored.tokens,
         chunks: scored.chunks,
-        engine: llama.engine(&source.base),
-        protocol: source.protocol(),
-        tokenizer: text.layout.as_ref().map(|_| tokenizer_digest(&source.base)).transpose()?,
+        engine: llama.describe_engine(&source.base),
+        protocol: source.protocol_name(),
+        tokenizer: text.layout.as_ref().map(|_| digest_tokenizer(&source.base)).transpose()?,
         canary,
     };
-    figures.checked()
+    figures.check_finite()
 }
 
-/// The base as a GGUF file, kept where it is while it is used.
-struct Base {
+/// The base as a GGUF file, which is not evicted while this lives.
+struct GgufBase {
     path: PathBuf,
     is_exact: bool,
-    _in_use: Option<Shelved>,
+    _in_use: Option<CachedGguf>,
 }
 
-impl Base {
-    fn prepare(
-        source: &Source,
+impl GgufBase {
+    /// Returns the base as a GGUF file, converted if it is in another format.
+    fn prepare_base(
+        source: &MeasurementInput,
         key: &str,
-        llama: &LlamaCpp,
-        shelf: &Shelf,
-        progress: &mut dyn FnMut(Step<'_>),
+        llama: &LlamaCppEvaluator,
+        shelf: &GgufCache,
+        progress: &mut dyn FnMut(MeasureStep<'_>),
     ) -> anyhow::Result<Self> {
         if is_gguf(&source.base) {
             return Ok(Self { path: source.base.clone(), is_exact: false, _in_use: None });
         }
         let mut converting = |done: u64, total: u64| {
             let share = done.saturating_mul(100).checked_div(total).unwrap_or(0);
-            progress(Step::Note(&format!("converting the base for llama.cpp: {share} %")));
+            progress(MeasureStep::Note(&format!("converting the base for llama.cpp: {share} %")));
         };
-        let shelved = shelf.model(key, &source.base, llama.dtype.into(), &mut converting)?;
-        let path = shelved.path().to_owned();
-        Ok(Self { path, is_exact: llama.dtype == Dtype::F32, _in_use: Some(shelved) })
+        let shelved =
+            shelf.get_or_convert(key, &source.base, llama.dtype.into(), &mut converting)?;
+        let path = shelved.file_path().to_owned();
+        Ok(Self { path, is_exact: llama.dtype == ConvertedDtype::F32, _in_use: Some(shelved) })
     }
 }
 
-/// The canary's ratio for this base.
-fn compare(
-    source: &Source,
+/// Returns the canary's ratio for this base.
+fn compare_with_cpu(
+    source: &MeasurementInput,
     base_key: &str,
-    llama: &LlamaCpp,
-    base: &Base,
-    text: &Text,
+    llama: &LlamaCppEvaluator,
+    base: &GgufBase,
+    text: &PreparedText,
     scratch: &Path,
-    progress: &mut dyn FnMut(Step<'_>),
+    progress: &mut dyn FnMut(MeasureStep<'_>),
 ) -> anyhow::Result<f64> {
-    let mut alive = |_, _| progress(Step::Note("comparing the device with the CPU"));
-    let (short, n_ctx, chunks) = text.canary(source, scratch)?;
-    let request = Request {
+    let mut alive = |_, _| progress(MeasureStep::Note("comparing the device with the CPU"));
+    let (short, n_ctx, chunks) = text.prepare_canary(source, scratch)?;
+    let request = PerplexityRequest {
         base: &base.path,
         adapter: None,
         text: &short,
@@ -243,11 +266,11 @@ fn compare(
         chunks,
         exact: base.is_exact,
     };
-    canary::ratio(llama, &canary_key(source, base_key)?, &request, &mut alive)
+    device_canary::check_device(llama, &canary_key(source, base_key)?, &request, &mut alive)
 }
 
-/// The adapter as llama.cpp reads it.
-fn adapter(source: &Source, scratch: &Path) -> anyhow::Result<Option<PathBuf>> {
+/// Returns the adapter as a GGUF file, converted if it is in another format.
+fn convert_adapter(source: &MeasurementInput, scratch: &Path) -> anyhow::Result<Option<PathBuf>> {
     let Some(adapter) = &source.adapter else { return Ok(None) };
     if is_gguf(adapter) {
         return Ok(Some(adapter.clone()));
@@ -261,67 +284,80 @@ fn adapter(source: &Source, scratch: &Path) -> anyhow::Result<Option<PathBuf>> {
         );
     }
     let converted = scratch.join("adapter.gguf");
-    convert::lora(&source.base, adapter, &converted, convert::Dtype::F32)
+    convert::convert_lora(&source.base, adapter, &converted, convert::ConversionDtype::F32)
         .with_context(|| format!("convert the adapter {} for llama.cpp", adapter.display()))?;
     Ok(Some(converted))
 }
 
-/// A full model's weights are new with each checkpoint; what its device computes wrongly is not.
-fn canary_key(source: &Source, base_key: &str) -> anyhow::Result<String> {
+/// Returns the key under which a canary is remembered. For a full model it is the digest of the
+/// configuration, because its weights change with each checkpoint while the device's errors do not.
+fn canary_key(source: &MeasurementInput, base_key: &str) -> anyhow::Result<String> {
     if source.adapter.is_some() || is_gguf(&source.base) {
         return Ok(base_key.to_owned());
     }
     let path = source.base.join("config.json");
     let bytes = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
-    Ok(wire::Digest::of(&bytes).to_string())
+    Ok(wire::Digest::hash_bytes(&bytes).to_string())
 }
 
-/// The text as it is handed over.
-struct Text {
+/// The text in the form that `llama-perplexity` receives.
+struct PreparedText {
     path: PathBuf,
-    /// `None` for a GGUF model, whose tokenizer only llama.cpp can read.
-    layout: Option<Layout>,
-    tokenizer: Option<(Tokenizer, Config)>,
+    /// The chunk layout; `None` for a GGUF model, whose tokenizer only llama.cpp can read.
+    layout: Option<ChunkLayout>,
+    tokenizer: Option<(ModelTokenizer, ModelConfig)>,
 }
 
-impl Text {
-    fn prepare(source: &Source, scratch: &Path) -> anyhow::Result<Self> {
+impl PreparedText {
+    /// Reads the text and lays out its chunks for the model's tokenizer.
+    fn prepare_text(source: &MeasurementInput, scratch: &Path) -> anyhow::Result<Self> {
         if is_gguf(&source.base) {
             return Ok(Self { path: source.text.clone(), layout: None, tokenizer: None });
         }
-        let tokenizer = Tokenizer::load(&source.base)?;
-        let config = Config::load(&source.base)?;
+        let tokenizer = ModelTokenizer::load_tokenizer(&source.base)?;
+        let config = ModelConfig::from_dir(&source.base)?;
         let text = source.read_text()?;
-        let layout = engine::layout(&tokenizer, &config, &text, source.n_ctx, source.limit())?;
+        let layout =
+            engine::layout_chunks(&tokenizer, &config, &text, source.n_ctx, source.chunk_limit())?;
         let path = scratch.join("text");
-        write(&path, &layout.text)?;
+        write_text(&path, &layout.text)?;
         Ok(Self { path, layout: Some(layout), tokenizer: Some((tokenizer, config)) })
     }
 
-    fn chunks(&self, source: &Source) -> Chunks {
-        match (&self.layout, source.limit()) {
-            (Some(layout), _) if layout.has_one_more => Chunks::AllButOne(layout.chunks),
-            (Some(layout), _) => Chunks::First(layout.chunks),
-            (None, Some(limit)) => Chunks::First(limit),
-            (None, None) => Chunks::All,
+    /// Returns the chunks that count.
+    fn select_chunks(&self, source: &MeasurementInput) -> ChunkSelection {
+        match (&self.layout, source.chunk_limit()) {
+            (Some(layout), _) if layout.has_extra_chunk => {
+                ChunkSelection::AllButLast(layout.chunks)
+            }
+            (Some(layout), _) => ChunkSelection::First(layout.chunks),
+            (None, Some(limit)) => ChunkSelection::First(limit),
+            (None, None) => ChunkSelection::All,
         }
     }
 
-    /// Two chunks of it, of no more than 512 tokens.
-    fn canary(&self, source: &Source, scratch: &Path) -> anyhow::Result<(PathBuf, usize, Chunks)> {
+    /// Writes the canary text: two chunks of the text, of at most 512 tokens each. Returns its
+    /// path, context length and chunks.
+    fn prepare_canary(
+        &self,
+        source: &MeasurementInput,
+        scratch: &Path,
+    ) -> anyhow::Result<(PathBuf, usize, ChunkSelection)> {
         let n_ctx = source.n_ctx.min(512);
         let Some((tokenizer, config)) = &self.tokenizer else {
-            return Ok((self.path.clone(), n_ctx, Chunks::First(2)));
+            return Ok((self.path.clone(), n_ctx, ChunkSelection::First(2)));
         };
-        let layout = engine::layout(tokenizer, config, &source.read_text()?, n_ctx, Some(2))?;
+        let layout =
+            engine::layout_chunks(tokenizer, config, &source.read_text()?, n_ctx, Some(2))?;
         let path = scratch.join("canary");
-        write(&path, &layout.text)?;
-        let all_but_one = Chunks::AllButOne(layout.chunks);
-        let chunks = if layout.has_one_more { all_but_one } else { Chunks::First(2) };
+        write_text(&path, &layout.text)?;
+        let all_but_one = ChunkSelection::AllButLast(layout.chunks);
+        let chunks = if layout.has_extra_chunk { all_but_one } else { ChunkSelection::First(2) };
         Ok((path, n_ctx, chunks))
     }
 }
 
-fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+/// Writes a text to a file.
+fn write_text(path: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
 }

@@ -1,62 +1,69 @@
-//! The agent's side: fetch, start a fresh process a suite, write the figures.
+//! The agent's side: fetches the files, starts a new worker process for each suite, and writes the
+//! results.
 
 use std::{ffi::OsString, path::Path, time::Duration};
 
+use agent::{AgentRole, JobError, JobFault, LeasedJob, WorkerLauncher, WorkerProcess};
 use anyhow::anyhow;
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Fault, Job, JobError, Launch, Role, Worker};
 use tokio::sync::Semaphore;
-use wire::{Body, Place, SuiteName, WorkKind, v1};
+use wire::{FactBody, FactKey, SuiteName, WorkKind, v1};
 
 use crate::{
-    backend::{Backend, SILENCE},
-    calls::{Answer, Blame, Done, Format, Measure, Measured},
-    history,
+    backend::{CHUNK_TIMEOUT, EvaluatorBackend},
+    eval_history,
+    messages::{
+        MeasureAnswer, MeasureBlame, MeasureProgress, MeasureRequest, MeasureResult, TextFormat,
+    },
 };
 
-/// However quick its chunks were before, it may take so long.
-const SILENCE_MIN: Duration = Duration::from_secs(60);
+/// The lower bound of the adaptive timeout, however quick earlier chunks were.
+const CHUNK_TIMEOUT_MIN: Duration = Duration::from_secs(60);
 
-/// The evaluator role of an agent.
+/// The evaluator role of an agent. It runs one measurement at a time.
 pub struct EvaluatorRole {
-    launch: Launch,
-    backend: Backend,
-    /// One measurement at a time.
-    busy: Semaphore,
+    launch: WorkerLauncher,
+    backend: EvaluatorBackend,
+    /// The permit for the one measurement at a time.
+    measurement_permit: Semaphore,
 }
 
 impl EvaluatorRole {
-    pub fn new(launch: Launch, backend: Backend) -> Self {
-        Self { launch, backend, busy: Semaphore::new(1) }
+    /// Creates the role with one engine.
+    pub fn new(launch: WorkerLauncher, backend: EvaluatorBackend) -> Self {
+        Self { launch, backend, measurement_permit: Semaphore::new(1) }
     }
 
-    async fn evaluate(&self, job: &Job) -> Result<(), JobError> {
-        let _busy = self.busy.acquire().await.map_err(JobError::retry)?;
-        let Body::Checkpoint(checkpoint) = &job.record.fact.body else {
-            return Err(JobError::fatal(anyhow!("not a checkpoint (E111)")));
+    /// Evaluates a checkpoint on all suites of its run's spec. Returns the first error after all
+    /// suites were tried.
+    async fn evaluate_checkpoint(&self, job: &LeasedJob) -> Result<(), JobError> {
+        let _busy = self.measurement_permit.acquire().await.map_err(JobError::retryable_failure)?;
+        let FactBody::Checkpoint(checkpoint) = &job.record.fact.body else {
+            return Err(JobError::fatal_failure(anyhow!("not a checkpoint (E111)")));
         };
-        let spec = job.spec().await?;
+        let spec = job.read_spec().await?;
         let mut outcome = Ok(());
         for suite in &spec.suites {
-            // One suite's trouble is not another's.
-            outcome = outcome.and(self.suite(job, checkpoint, suite).await);
+            // An error of one suite does not keep the others from being measured.
+            outcome = outcome.and(self.evaluate_suite(job, checkpoint, suite).await);
         }
         outcome
     }
 
-    async fn suite(
+    /// Measures one suite and writes its result, unless the log contains the result already.
+    async fn evaluate_suite(
         &self,
-        job: &Job,
+        job: &LeasedJob,
         checkpoint: &v1::Checkpoint,
         suite: &v1::Suite,
     ) -> Result<(), JobError> {
         let v1::Checkpoint { cycle, step, .. } = *checkpoint;
-        let name = SuiteName::new(suite.name.as_str()).map_err(JobError::fatal)?;
-        let place = Place::Eval { cycle, step, suite: name };
+        let name = SuiteName::new(suite.name.as_str()).map_err(JobError::fatal_failure)?;
+        let place = FactKey::Eval { cycle, step, suite: name };
         if job.is_written(place.clone()).await? {
             return Ok(());
         }
-        let (measured, shootdowns) = self.measure(job, checkpoint, suite).await?;
+        let (measured, shootdowns) = self.measure_suite(job, checkpoint, suite).await?;
         let eval = v1::Eval {
             run: job.run.to_string(),
             cycle,
@@ -80,103 +87,111 @@ impl EvaluatorRole {
             canary: measured.canary,
             shootdowns,
         };
-        job.write(place, Body::Eval(eval.clone())).await?;
-        if let Err(error) = history::append(&job.directory, &eval) {
-            tracing::warn!(%error, "adding to eval_history.jsonl");
+        job.write_result(place, FactBody::Eval(eval.clone())).await?;
+        if let Err(error) = eval_history::append_eval(&job.directory, &eval) {
+            tracing::warn!(%error, "writing to eval_history.jsonl failed");
         }
         Ok(())
     }
 
-    async fn measure(
+    /// Fetches the files of a suite and measures it in a new worker process. Returns the result,
+    /// and the TLB shootdowns if they are counted.
+    async fn measure_suite(
         &self,
-        job: &Job,
+        job: &LeasedJob,
         checkpoint: &v1::Checkpoint,
         suite: &v1::Suite,
-    ) -> Result<(Measured, Option<v1::eval::Shootdowns>), JobError> {
+    ) -> Result<(MeasureResult, Option<v1::eval::Shootdowns>), JobError> {
         let missing =
-            |what: &str| JobError::fatal(anyhow!("the checkpoint names no {what} (E111)"));
+            |what: &str| JobError::fatal_failure(anyhow!("the checkpoint names no {what} (E111)"));
         let tree = checkpoint.tree.as_ref().ok_or_else(|| missing("tree"))?;
         let text = suite.text.as_ref().ok_or_else(|| missing("text"))?;
-        let tree = job.cache.tree(&job.store, tree).await?;
+        let tree = job.cache.fetch_tree(&job.store, tree).await?;
         let base = match (&checkpoint.base, checkpoint.content()) {
             (Some(base), v1::checkpoint::Content::Adapter) => {
-                Some(job.cache.tree(&job.store, base).await?)
+                Some(job.cache.fetch_tree(&job.store, base).await?)
             }
             _ => None,
         };
-        let text = job.cache.blob(&job.store, text).await?;
+        let text = job.cache.fetch_blob(&job.store, text).await?;
         let (model, adapter): (&Path, Option<&Path>) = match &base {
             Some(base) => (base.path(), Some(tree.path())),
             None => (tree.path(), None),
         };
         let named =
             if base.is_some() { checkpoint.base.as_ref() } else { checkpoint.tree.as_ref() };
-        let call = Measure {
+        let call = MeasureRequest {
             base: model.to_owned(),
             base_key: named.map_or(String::new(), |tree| tree.manifest.clone()),
             adapter: adapter.map(Path::to_owned),
             text: text.path().to_owned(),
             format: match suite.format() {
-                v1::suite::Format::Documents => Format::Documents,
-                v1::suite::Format::Text | v1::suite::Format::Unspecified => Format::Text,
+                v1::suite::Format::Documents => TextFormat::Documents,
+                v1::suite::Format::Text | v1::suite::Format::Unspecified => TextFormat::Text,
             },
             n_ctx: suite.n_ctx,
             stride: suite.stride,
             chunks: suite.chunks,
             llama_cpp: match &self.backend {
-                Backend::Candle => None,
-                Backend::LlamaCpp(llama) => Some((**llama).clone()),
+                EvaluatorBackend::Candle => None,
+                EvaluatorBackend::LlamaCpp(llama) => Some((**llama).clone()),
             },
         };
-        let command = self.launch.worker("eval", "eval", Vec::<OsString>::new());
-        let span = job.span();
-        let worker = Worker::start(&command)?;
+        let command = self.launch.worker_command("eval", "eval", Vec::<OsString>::new());
+        let span = job.start_shootdown_span();
+        let worker = WorkerProcess::start(&command)?;
         let measured = worker
-            .call(&call, &mut self.launch.patience(SILENCE, SILENCE_MIN), |progress| {
-                if let Ok(Done { chunks, total, note }) = serde_json::from_value(progress) {
-                    let name = &suite.name;
-                    let note =
-                        if note.is_empty() { name.clone() } else { format!("{name}: {note}") };
-                    job.progress.set(chunks, total, note);
-                }
-                ready(())
-            })
+            .call_with_progress(
+                &call,
+                &mut self.launch.silence_timeout(CHUNK_TIMEOUT, CHUNK_TIMEOUT_MIN),
+                |progress| {
+                    if let Ok(MeasureProgress { chunks, total, note }) =
+                        serde_json::from_value(progress)
+                    {
+                        let name = &suite.name;
+                        let note =
+                            if note.is_empty() { name.clone() } else { format!("{name}: {note}") };
+                        job.progress.set_progress(chunks, total, note);
+                    }
+                    ready(())
+                },
+            )
             .await;
         match measured {
-            Ok(Answer::Measured(measured)) => Ok((*measured, span.finish())),
-            Ok(Answer::Failed { blame, message }) => {
+            Ok(MeasureAnswer::Measured(measured)) => Ok((*measured, span.finish_span())),
+            Ok(MeasureAnswer::Failed { blame, message }) => {
                 let fault = match blame {
-                    Blame::Content => Fault::Content,
-                    Blame::Box => Fault::Box,
-                    Blame::Work => Fault::Work,
+                    MeasureBlame::Content => JobFault::InvalidInput,
+                    MeasureBlame::Box => JobFault::HostUnfit,
+                    MeasureBlame::Work => JobFault::WorkFailed,
                 };
-                let failed = JobError::said_by_worker(fault, message, &worker).await;
-                Err(failed.explained(&worker.kernel_log().await))
+                let failed = JobError::from_worker(fault, message, &worker).await;
+                Err(failed.with_known_cause(&worker.read_kernel_log().await))
             }
-            Err(error) => Err(JobError::of_model_worker(error, &worker).await),
+            Err(error) => Err(JobError::from_model_worker(error, &worker).await),
         }
     }
 }
 
-impl Role for EvaluatorRole {
-    fn kind(&self) -> WorkKind {
+impl AgentRole for EvaluatorRole {
+    fn work_kind(&self) -> WorkKind {
         WorkKind::Eval
     }
 
-    fn room(&self) -> BoxFuture<'_, ()> {
-        // The permit is taken again by the job itself.
-        async { drop(self.busy.acquire().await) }.boxed()
+    fn wait_for_room(&self) -> BoxFuture<'_, ()> {
+        // The permit is released at once; the job acquires it again.
+        async { drop(self.measurement_permit.acquire().await) }.boxed()
     }
 
     fn uses_gpu(&self) -> bool {
-        matches!(self.backend, Backend::LlamaCpp(_)) && !self.launch.profile.is_cpu()
+        matches!(self.backend, EvaluatorBackend::LlamaCpp(_)) && !self.launch.profile.is_cpu()
     }
 
-    fn engine(&self) -> String {
-        self.backend.describe()
+    fn describe_engine(&self) -> String {
+        self.backend.describe_engine()
     }
 
-    fn run<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), JobError>> {
-        self.evaluate(job).boxed()
+    fn run<'a>(&'a self, job: &'a LeasedJob) -> BoxFuture<'a, Result<(), JobError>> {
+        self.evaluate_checkpoint(job).boxed()
     }
 }

@@ -1,45 +1,48 @@
-//! The measuring process: one text, one set of figures, then it is gone.
+//! The measuring process: it measures one text and exits.
 
 use std::time::{Duration, Instant};
 
-use engine::Dtype;
+use agent::{CallInbox, CallResponder};
+use engine::MatrixDtype;
 use formats::convert::ConvertError;
-use llama::PerplexityError;
-use runtime::{Inbox, Responder};
+use llama::LlamaPerplexityError;
 
 use crate::{
-    calls::{Answer, Blame, Done, Measure, Measured},
-    canary::WrongLogits,
     candle,
-    figures::Meter,
-    llama_cpp::{self, Step},
-    source::{Figures, Source},
+    device_canary::WrongLogits,
+    llama_cpp::{self, MeasureStep},
+    measurement::{MeasurementInput, PerplexityResult},
+    messages::{MeasureAnswer, MeasureBlame, MeasureProgress, MeasureRequest, MeasureResult},
+    process_stats::ProcessMeter,
 };
 
-/// Between two words to the agent that are not about chunks.
-const SAY_EVERY: Duration = Duration::from_secs(5);
+/// The interval between two progress messages that do not report a new chunk.
+const NOTE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Answers one call and ends.
-pub fn work(device: &str, dtype: Dtype) {
-    let inbox: Inbox<Measure> = Inbox::open();
+/// Answers one call from stdin and returns.
+pub fn run_eval_worker(device: &str, dtype: MatrixDtype) {
+    let inbox: CallInbox<MeasureRequest> = CallInbox::read_stdin();
     let Some(call) = inbox.next() else { return };
-    let meter = Meter::start();
-    let respond = call.respond.clone();
-    let answer = match measure(&call.request, device, dtype, &respond) {
-        Ok(figures) => Answer::Measured(Box::new(measured(figures, &meter))),
-        Err(error) => Answer::Failed { blame: blame(&error), message: format!("{error:#}") },
+    let meter = ProcessMeter::start();
+    let respond = call.responder.clone();
+    let answer = match run_measurement(&call.request, device, dtype, &respond) {
+        Ok(figures) => MeasureAnswer::Measured(Box::new(build_result(figures, &meter))),
+        Err(error) => {
+            MeasureAnswer::Failed { blame: classify_blame(&error), message: format!("{error:#}") }
+        }
     };
-    respond.reply(&answer);
+    respond.send_reply(&answer);
 }
 
-fn measure(
-    call: &Measure,
+/// Measures with llama.cpp if it is configured and has the protocol, otherwise with candle.
+fn run_measurement(
+    call: &MeasureRequest,
     device: &str,
-    dtype: Dtype,
-    respond: &Responder,
-) -> anyhow::Result<Figures> {
+    dtype: MatrixDtype,
+    respond: &CallResponder,
+) -> anyhow::Result<PerplexityResult> {
     let [n_ctx, stride, chunks] = [call.n_ctx, call.stride, call.chunks].map(|n| n as usize);
-    let source = Source {
+    let source = MeasurementInput {
         base: call.base.clone(),
         adapter: call.adapter.clone(),
         text: call.text.clone(),
@@ -48,63 +51,68 @@ fn measure(
         stride,
         chunks,
     };
-    let mut told = Told::new(respond);
+    let mut told = ProgressThrottle::new(respond);
     match &call.llama_cpp {
-        Some(llama) if source.protocol() == "llama" => {
-            llama_cpp::measure(&source, &call.base_key, llama, &mut |step| told.hear(&step))
+        Some(llama) if source.protocol_name() == "llama" => {
+            llama_cpp::measure_perplexity(&source, &call.base_key, llama, &mut |step| {
+                told.report_step(&step);
+            })
         }
         other => {
             if other.is_some() {
-                candle::check_fits(&source)?;
+                candle::check_memory(&source)?;
             }
-            candle::measure(&source, device, dtype, |done, total| {
-                told.hear(&Step::Chunks(done, total));
+            candle::measure_perplexity(&source, device, dtype, |done, total| {
+                told.report_step(&MeasureStep::Chunks(done, total));
             })
         }
     }
 }
 
-/// What the agent was last told, and when: it must hear something now and then, and need not
-/// hear the same again and again.
-struct Told<'a> {
-    respond: &'a Responder,
+/// A throttle for progress messages, with the last one sent. The agent must receive a message from
+/// time to time, and needs the same content only once per interval.
+struct ProgressThrottle<'a> {
+    responder: &'a CallResponder,
     chunks: (usize, usize),
-    at: Option<Instant>,
+    sent_at: Option<Instant>,
 }
 
-impl<'a> Told<'a> {
-    fn new(respond: &'a Responder) -> Self {
-        Self { respond, chunks: (0, 0), at: None }
+impl<'a> ProgressThrottle<'a> {
+    /// Creates a throttle that has sent nothing.
+    fn new(responder: &'a CallResponder) -> Self {
+        Self { responder, chunks: (0, 0), sent_at: None }
     }
 
-    fn hear(&mut self, step: &Step<'_>) {
-        let is_due = self.at.is_none_or(|at| at.elapsed() >= SAY_EVERY);
+    /// Sends a step if it reports a new chunk, or if the interval has passed.
+    fn report_step(&mut self, step: &MeasureStep<'_>) {
+        let is_due = self.sent_at.is_none_or(|at| at.elapsed() >= NOTE_INTERVAL);
         let (is_new, note) = match *step {
-            Step::Chunks(done, total) => {
+            MeasureStep::Chunks(done, total) => {
                 let is_new = self.chunks != (done, total);
                 self.chunks = (done, total);
                 (is_new, "")
             }
-            Step::Note(note) => (false, note),
+            MeasureStep::Note(note) => (false, note),
         };
         if is_due || is_new {
-            self.at = Some(Instant::now());
+            self.sent_at = Some(Instant::now());
             let (done, total) = self.chunks;
-            let (chunks, total) = (count(done), count(total));
-            self.respond.progress(&Done { chunks, total, note: note.to_owned() });
+            let (chunks, total) = (saturating_count(done), saturating_count(total));
+            self.responder.send_progress(&MeasureProgress { chunks, total, note: note.to_owned() });
         }
     }
 }
 
-fn measured(figures: Figures, meter: &Meter) -> Measured {
-    Measured {
+/// Builds the reply from a result and the cost of this process.
+fn build_result(figures: PerplexityResult, meter: &ProcessMeter) -> MeasureResult {
+    MeasureResult {
         mean_nll: figures.mean_nll,
         perplexity: figures.perplexity,
         stderr: figures.stderr,
-        // Only for a model that is a file, which no order has.
+        // Missing only for a GGUF model, which no order has.
         bits_per_byte: figures.bits_per_byte.unwrap_or(0.0),
         tokens: figures.tokens as u64,
-        chunks: count(figures.chunks),
+        chunks: saturating_count(figures.chunks),
         engine: figures.engine,
         protocol: figures.protocol.to_owned(),
         tokenizer: figures.tokenizer.map(|digest| digest.to_string()).unwrap_or_default(),
@@ -113,26 +121,27 @@ fn measured(figures: Figures, meter: &Meter) -> Measured {
     }
 }
 
-/// Who is at fault: what would fail wherever it is tried is the content's.
-fn blame(error: &anyhow::Error) -> Blame {
+/// Classifies an error: the content is at fault if it would fail on every host.
+fn classify_blame(error: &anyhow::Error) -> MeasureBlame {
     if error.chain().any(|cause| cause.is::<WrongLogits>()) {
-        return Blame::Box;
+        return MeasureBlame::Box;
     }
-    // A file that cannot be read or written says nothing of what is in it.
+    // An I/O error proves nothing about the content of the file.
     if error.chain().any(|cause| cause.is::<std::io::Error>()) {
-        return Blame::Work;
+        return MeasureBlame::Work;
     }
     let is_content = error.chain().any(|cause| {
         let of_text = matches!(
             cause.downcast_ref(),
-            Some(PerplexityError::TooShort { .. } | PerplexityError::Tokenizers { .. })
+            Some(LlamaPerplexityError::TooShort { .. } | LlamaPerplexityError::Tokenizers { .. })
         );
         of_text || cause.is::<ConvertError>() || cause.is::<engine::PerplexityError>()
     });
-    if is_content { Blame::Content } else { Blame::Work }
+    if is_content { MeasureBlame::Content } else { MeasureBlame::Work }
 }
 
-fn count(n: usize) -> u32 {
+/// Converts a count, at most `u32::MAX`.
+fn saturating_count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
@@ -143,7 +152,9 @@ mod tests {
 
     #[test]
     fn what_fails_everywhere_is_the_content_s_fault_and_wrong_logits_are_the_box_s() {
-        let of = |error: anyhow::Error| blame(&Err::<(), _>(error).context("measure").unwrap_err());
+        let of = |error: anyhow::Error| {
+            classify_blame(&Err::<(), _>(error).context("measure").unwrap_err())
+        };
         let wrong = WrongLogits {
             version: "1".into(),
             device: "ROCm0".into(),
@@ -151,14 +162,14 @@ mod tests {
             on_cpu: 3.0,
             ratio: 3.0,
         };
-        assert_eq!(of(wrong.into()), Blame::Box);
-        let mismatch = PerplexityError::Tokenizers { expected: 3, found: 4 };
-        assert_eq!(of(mismatch.into()), Blame::Content);
+        assert_eq!(of(wrong.into()), MeasureBlame::Box);
+        let mismatch = LlamaPerplexityError::Tokenizers { expected: 3, found: 4 };
+        assert_eq!(of(mismatch.into()), MeasureBlame::Content);
         let short = engine::PerplexityError::TooShort { tokens: 1, context: 8, needed: 16 };
-        assert_eq!(of(short.into()), Blame::Content);
-        let hung = PerplexityError::Silent { limit: SAY_EVERY, said: String::new() };
-        assert_eq!(of(hung.into()), Blame::Work);
+        assert_eq!(of(short.into()), MeasureBlame::Content);
+        let hung = LlamaPerplexityError::Silent { limit: NOTE_INTERVAL, said: String::new() };
+        assert_eq!(of(hung.into()), MeasureBlame::Work);
         let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
-        assert_eq!(of(full.into()), Blame::Work);
+        assert_eq!(of(full.into()), MeasureBlame::Work);
     }
 }

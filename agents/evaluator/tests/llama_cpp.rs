@@ -9,10 +9,11 @@ use std::{
 };
 
 use evaluator::{
-    Dtype, Figures, Format, Limits, LlamaCpp, Places, Source, Step, WrongLogits,
-    measure_with_candle, measure_with_llama_cpp,
+    ConvertedDtype, EvaluatorLimits, EvaluatorPaths, LlamaCppEvaluator, MeasureStep,
+    MeasurementInput, PerplexityResult, TextFormat, WrongLogits, measure_with_candle,
+    measure_with_llama_cpp,
 };
-use hardware::Profile;
+use hardware::HardwareProfile;
 
 fn golden() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/golden");
@@ -46,35 +47,39 @@ impl Rig {
         Some(Self { golden, programs, directory: tempfile::tempdir().unwrap() })
     }
 
-    fn source(&self, model: &str, adapter: Option<&str>, chunks: usize) -> Source {
-        Source {
+    fn source(&self, model: &str, adapter: Option<&str>, chunks: usize) -> MeasurementInput {
+        MeasurementInput {
             base: self.golden.join("hf").join(model),
             adapter: adapter.map(|name| self.golden.join("peft").join(name)),
             text: self.golden.join("corpus/eval_docs.txt"),
-            format: Format::Text,
+            format: TextFormat::Text,
             n_ctx: 512,
             stride: 0,
             chunks,
         }
     }
 
-    fn llama(&self, programs: &Path, profile: &Profile) -> anyhow::Result<LlamaCpp> {
-        let places = Places {
-            shelf: self.directory.path().join("gguf"),
+    fn llama(
+        &self,
+        programs: &Path,
+        profile: &HardwareProfile,
+    ) -> anyhow::Result<LlamaCppEvaluator> {
+        let places = EvaluatorPaths {
+            gguf_cache: self.directory.path().join("gguf"),
             canaries: self.directory.path().join("canaries.json"),
         };
-        let limits = Limits {
+        let limits = EvaluatorLimits {
             threads: 2,
-            silence: Duration::from_secs(300),
-            shelf_bytes: 1 << 30,
+            silence_limit: Duration::from_secs(300),
+            gguf_cache_bytes: 1 << 30,
             repeat_log: false,
         };
-        let found = LlamaCpp::find(Some(programs), profile, places, limits)?;
-        Ok(LlamaCpp { dtype: Dtype::F32, ..found })
+        let found = LlamaCppEvaluator::find_installation(Some(programs), profile, places, limits)?;
+        Ok(LlamaCppEvaluator { dtype: ConvertedDtype::F32, ..found })
     }
 
-    fn measure(&self, source: &Source, key: &str) -> anyhow::Result<Figures> {
-        let llama = self.llama(&self.programs, &Profile::named("cpu").unwrap())?;
+    fn measure(&self, source: &MeasurementInput, key: &str) -> anyhow::Result<PerplexityResult> {
+        let llama = self.llama(&self.programs, &HardwareProfile::load_named("cpu").unwrap())?;
         measure_with_llama_cpp(source, key, &llama, &mut |_| {})
     }
 }
@@ -104,23 +109,24 @@ fn the_reference_figures_come_out_to_every_digit() {
 #[test]
 fn both_engines_agree_on_every_figure() {
     let Some(rig) = Rig::new() else { return };
-    let source = Source { n_ctx: 256, ..rig.source("llama-tiny", Some("llama-r8-qv"), 3) };
+    let source =
+        MeasurementInput { n_ctx: 256, ..rig.source("llama-tiny", Some("llama-r8-qv"), 3) };
     let mut heard = Vec::new();
-    let llama = rig.llama(&rig.programs, &Profile::named("cpu").unwrap()).unwrap();
+    let llama = rig.llama(&rig.programs, &HardwareProfile::load_named("cpu").unwrap()).unwrap();
     let there = measure_with_llama_cpp(&source, "k", &llama, &mut |step| {
-        if let Step::Chunks(done, total) = step {
+        if let MeasureStep::Chunks(done, total) = step {
             heard.push((done, total));
         }
     });
     let (there, here) = (
         there.unwrap(),
-        measure_with_candle(&source, "cpu", engine::Dtype::F32, |_, _| {}).unwrap(),
+        measure_with_candle(&source, "cpu", engine::MatrixDtype::F32, |_, _| {}).unwrap(),
     );
     let near = |one: f64, other: f64| (one - other).abs() <= 1e-6 * other.abs();
     assert!(near(there.mean_nll, here.mean_nll), "{there:?} {here:?}");
     assert!(near(there.bits_per_byte.unwrap(), here.bits_per_byte.unwrap()), "{there:?} {here:?}");
     assert!((there.stderr - here.stderr).abs() < 1e-3, "{there:?} {here:?}");
-    let common = |figures: &Figures| {
+    let common = |figures: &PerplexityResult| {
         (figures.tokens, figures.chunks, figures.protocol, figures.tokenizer.unwrap())
     };
     assert_eq!(common(&there), common(&here));
@@ -130,19 +136,23 @@ fn both_engines_agree_on_every_figure() {
 #[test]
 fn what_cannot_be_measured_is_refused_by_name() {
     let Some(rig) = Rig::new() else { return };
-    let refused = |source: &Source, key: &str, expected: &str| {
+    let refused = |source: &MeasurementInput, key: &str, expected: &str| {
         let error = format!("{:#}", rig.measure(source, key).unwrap_err());
         assert!(error.contains(expected), "{error}");
     };
     let source = rig.source("qwen2-tiny", None, 2);
-    refused(&Source { stride: 256, ..source.clone() }, "q", "no sliding protocol");
-    refused(&Source { format: Format::Documents, ..source.clone() }, "q", "no documents protocol");
-    refused(&Source { n_ctx: 30_000, ..source.clone() }, "q", "30000");
+    refused(&MeasurementInput { stride: 256, ..source.clone() }, "q", "no sliding protocol");
+    refused(
+        &MeasurementInput { format: TextFormat::Documents, ..source.clone() },
+        "q",
+        "no documents protocol",
+    );
+    refused(&MeasurementInput { n_ctx: 30_000, ..source.clone() }, "q", "30000");
     refused(&rig.source("qwen2-tiny", Some("qwen2-dora"), 2), "q", "use_dora");
     refused(&rig.source("llama-tiny", Some("qwen2-r8-qv"), 2), "l", "adapter");
     let text = rig.directory.path().join("short");
     std::fs::write(&text, "too short").unwrap();
-    refused(&Source { text, ..source }, "q", "1024");
+    refused(&MeasurementInput { text, ..source }, "q", "1024");
 }
 
 #[test]
@@ -161,7 +171,7 @@ fn another_tokenizer_than_the_gguf_file_s_is_noticed() {
     let mut tokenizer: serde_json::Value = serde_json::from_str(&text).unwrap();
     tokenizer["model"]["merges"].as_array_mut().unwrap().truncate(400);
     std::fs::write(&path, tokenizer.to_string()).unwrap();
-    let error = rig.measure(&Source { base: other, ..source }, "same key").unwrap_err();
+    let error = rig.measure(&MeasurementInput { base: other, ..source }, "same key").unwrap_err();
     assert!(format!("{error:#}").contains("tokenizer mismatch"), "{error:#}");
 }
 
@@ -172,14 +182,16 @@ fn a_gguf_file_is_measured_as_it_is_and_half_of_one_refused() {
     let figures = rig.measure(&source, "key").unwrap();
     let converted = rig.directory.path().join("gguf").read_dir().unwrap().flatten();
     let file = converted.map(|entry| entry.path()).find(|path| formats::is_gguf(path)).unwrap();
-    let direct = rig.measure(&Source { base: file.clone(), ..source.clone() }, "").unwrap();
+    let direct =
+        rig.measure(&MeasurementInput { base: file.clone(), ..source.clone() }, "").unwrap();
     assert!((direct.perplexity / figures.perplexity - 1.0).abs() < 1e-4, "{direct:?}");
     assert_eq!((direct.bits_per_byte, direct.tokens), (None, figures.tokens));
 
     let half = rig.directory.path().join("half.gguf");
     let bytes = std::fs::read(&file).unwrap();
     std::fs::write(&half, &bytes[..bytes.len() / 2]).unwrap();
-    let error = format!("{:#}", rig.measure(&Source { base: half, ..source }, "").unwrap_err());
+    let error =
+        format!("{:#}", rig.measure(&MeasurementInput { base: half, ..source }, "").unwrap_err());
     assert!(
         error.contains("llama-perplexity failed") && error.contains("exit status: 1"),
         "{error}"
@@ -223,7 +235,7 @@ fn runs(rig: &Rig) -> Vec<String> {
 #[test]
 fn a_device_that_computes_wrong_logits_is_not_measured_on() {
     let Some(rig) = Rig::new() else { return };
-    let profile = Profile::named("gfx1151").unwrap();
+    let profile = HardwareProfile::load_named("gfx1151").unwrap();
     let llama = rig.llama(&with_pretended_gpu(&rig, 1.05), &profile).unwrap();
     let source = rig.source("llama-tiny", None, 3);
     let error = measure_with_llama_cpp(&source, "k", &llama, &mut |_| {}).unwrap_err();
@@ -240,7 +252,7 @@ fn a_device_that_computes_wrong_logits_is_not_measured_on() {
 #[test]
 fn a_device_that_computes_rightly_is_compared_once_for_a_base() {
     let Some(rig) = Rig::new() else { return };
-    let profile = Profile::named("gfx1151").unwrap();
+    let profile = HardwareProfile::load_named("gfx1151").unwrap();
     let llama = rig.llama(&with_pretended_gpu(&rig, 1.001), &profile).unwrap();
     let source = rig.source("llama-tiny", Some("llama-r8-qv"), 3);
     let measure = |key| measure_with_llama_cpp(&source, key, &llama, &mut |_| {}).unwrap();
@@ -257,7 +269,7 @@ fn a_device_that_computes_rightly_is_compared_once_for_a_base() {
 #[test]
 fn a_build_without_the_profile_s_device_is_refused_with_the_remedy() {
     let Some(rig) = Rig::new() else { return };
-    let profile = Profile::named("gfx906").unwrap();
+    let profile = HardwareProfile::load_named("gfx906").unwrap();
     let error = rig.llama(&rig.programs, &profile).unwrap_err().to_string();
     assert!(
         error.contains("no ROCm or Vulkan device") && error.contains("--profile cpu"),

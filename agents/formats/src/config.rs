@@ -1,29 +1,33 @@
-//! Parses a Hugging Face `config.json` into the shape of a model, refusing what the engine does
-//! not compute. Reads transformers 4's fields (`rope_theta`, `rope_scaling`) and 5's
-//! (`rope_parameters`, `layer_types`).
+//! Parses a Hugging Face `config.json` into the shape of a model, and refuses models that the
+//! engine cannot compute. It reads the fields of transformers 4 (`rope_theta`, `rope_scaling`) and
+//! of transformers 5 (`rope_parameters`, `layer_types`).
 
-mod end;
+mod end_token;
 mod fields;
 
-use crate::Module;
-use fields::{Fields, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, read_object};
+use crate::LayerModule;
+use fields::{
+    ConfigFields, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, read_object,
+};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
-/// Qwen2 stands for Qwen2.5 too.
+/// A supported model architecture. `Qwen2` includes Qwen2.5.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
-    /// Biases on q, k and v.
+    /// Qwen2 and Qwen2.5: biases on q, k and v.
     Qwen2,
-    /// Each head of q and k is normalised before it is rotated.
+    /// Qwen3: each head of q and k is normalised before it is rotated.
     Qwen3,
+    /// Llama 2 and 3.
     Llama,
 }
 
 impl Architecture {
+    /// All supported architectures.
     pub const ALL: [Self; 3] = [Self::Qwen2, Self::Qwen3, Self::Llama];
 
-    /// As in `config.json`.
+    /// Returns the `model_type` of `config.json`.
     pub fn model_type(self) -> &'static str {
         match self {
             Self::Qwen2 => "qwen2",
@@ -32,8 +36,8 @@ impl Architecture {
         }
     }
 
-    /// As in `config.json`'s `architectures`.
-    pub fn class(self) -> &'static str {
+    /// Returns the class name in `architectures` of `config.json`.
+    pub fn class_name(self) -> &'static str {
         match self {
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
@@ -42,42 +46,57 @@ impl Architecture {
     }
 }
 
-/// Llama 3.1's stretching of the slow rotations.
+/// The rope scaling of Llama 3.1, which stretches rotations of low frequency.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeScaling {
+    /// The divisor of the lowest frequencies.
     pub factor: f64,
+    /// Wavelengths above `original_max_positions / low_freq_factor` are stretched in full.
     pub low_freq_factor: f64,
+    /// Wavelengths below `original_max_positions / high_freq_factor` are not stretched.
     pub high_freq_factor: f64,
+    /// The context length of the model before scaling, in tokens.
     pub original_max_positions: usize,
 }
 
+/// The shape of a model, as far as it decides what the engine computes. Sizes were checked against
+/// bounds, so products of them do not overflow 128 bits.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Config {
+pub struct ModelConfig {
     pub architecture: Architecture,
     pub vocab_size: usize,
     pub hidden_size: usize,
     pub intermediate_size: usize,
+    /// The number of transformer layers.
     pub layers: usize,
+    /// The number of query heads.
     pub heads: usize,
+    /// The number of key and value heads; divides `heads`.
     pub kv_heads: usize,
+    /// The size of a head; an even number.
     pub head_dim: usize,
+    /// The context length in tokens.
     pub max_positions: usize,
+    /// The epsilon of the RMS norms.
     pub norm_epsilon: f64,
     pub rope_theta: f64,
+    /// The rope scaling; `None` for plain rotations.
     pub rope_scaling: Option<RopeScaling>,
-    /// Biases on q, k, v and, but for Qwen2, o. Qwen2 has no choice.
+    /// True if q, k, v and, except in Qwen2, o have biases. It is always true for Qwen2.
     pub attention_bias: bool,
+    /// True if the output layer uses the weights of the embedding.
     pub tied_embeddings: bool,
-    /// Generation stops at any of these; `generation_config.json` may name others. The first ends
-    /// what is trained on: the one that `tokenizer_config.json` calls `eos_token`, if it is among
-    /// them. Models that were taught to chat end their turns with it.
+    /// The tokens that end generation, including those of `generation_config.json`. Training ends
+    /// its examples with the first one: the `eos_token` of `tokenizer_config.json` if it is among
+    /// them, because chat models end their turns with it.
     pub eos_tokens: Vec<u32>,
-    /// Standard deviation of a random start.
+    /// The standard deviation of a random initialisation.
     pub initializer_range: f64,
 }
 
+/// The reason why a model's configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
+pub enum ModelConfigError {
     #[error("could not read {path}; is it a Hugging Face model directory? (M101)")]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{path} is not valid JSON (F106)")]
@@ -90,23 +109,26 @@ pub enum ConfigError {
     Unsupported { path: PathBuf, field: &'static str, found: String, supported: &'static str },
 }
 
-impl Config {
-    /// Reads `config.json` of a model directory, and end tokens of `generation_config.json`.
-    pub fn load(dir: &Path) -> Result<Self, ConfigError> {
+impl ModelConfig {
+    /// Reads `config.json` of a model directory, and the end tokens of `generation_config.json`.
+    ///
+    /// # Errors
+    /// When a file cannot be read, a field is missing or invalid, or the model is not supported.
+    pub fn from_dir(dir: &Path) -> Result<Self, ModelConfigError> {
         let path = dir.join("config.json");
         let mut config = Self::from_json(&read_object(&path)?, &path)?;
         let generation = dir.join("generation_config.json");
         if generation.exists() {
             let fields = read_object(&generation)?;
-            let fields = Fields { map: &fields, path: &generation };
-            for token in fields.eos_tokens(config.vocab_size)? {
+            let fields = ConfigFields { map: &fields, path: &generation };
+            for token in fields.read_eos_tokens(config.vocab_size)? {
                 if !config.eos_tokens.contains(&token) {
                     config.eos_tokens.push(token);
                 }
             }
         }
         if let [_, _, ..] = config.eos_tokens.as_slice()
-            && let Some(end) = end::of_tokenizer(dir)
+            && let Some(end) = end_token::read_end_token(dir)
             && let Some(at) = config.eos_tokens.iter().position(|token| *token == end)
         {
             config.eos_tokens[..=at].rotate_right(1);
@@ -114,82 +136,87 @@ impl Config {
         Ok(config)
     }
 
-    /// `path` is named in errors.
-    pub fn from_json(map: &Map<String, Value>, path: &Path) -> Result<Self, ConfigError> {
-        let fields = Fields { map, path };
-        let architecture = fields.architecture()?;
-        fields.refuse_what_is_not_computed()?;
-        let hidden_size = fields.size("hidden_size", MAX_WIDTH)?;
-        let heads = fields.size("num_attention_heads", MAX_HEADS)?;
-        let kv_heads = fields.size_or("num_key_value_heads", heads, MAX_HEADS)?;
+    /// Parses the object of a `config.json`. `path` is only named in errors.
+    ///
+    /// # Errors
+    /// When a field is missing or invalid, or the model is not supported.
+    pub fn from_json(map: &Map<String, Value>, path: &Path) -> Result<Self, ModelConfigError> {
+        let fields = ConfigFields { map, path };
+        let architecture = fields.read_architecture()?;
+        fields.check_supported()?;
+        let hidden_size = fields.read_size("hidden_size", MAX_WIDTH)?;
+        let heads = fields.read_size("num_attention_heads", MAX_HEADS)?;
+        let kv_heads = fields.read_size_or("num_key_value_heads", heads, MAX_HEADS)?;
         let usual_dim = match architecture {
             Architecture::Qwen3 => QWEN3_HEAD_DIM,
             Architecture::Qwen2 | Architecture::Llama => hidden_size / heads,
         };
-        let head_dim = fields.size_or("head_dim", usual_dim, MAX_WIDTH)?;
+        let head_dim = fields.read_size_or("head_dim", usual_dim, MAX_WIDTH)?;
         if heads % kv_heads != 0 {
             let found = format!("{kv_heads}");
             let expected = "a divisor of num_attention_heads";
-            return Err(fields.invalid("num_key_value_heads", found, expected));
+            return Err(fields.invalid_error("num_key_value_heads", found, expected));
         }
         if head_dim == 0 || head_dim % 2 != 0 {
-            return Err(fields.invalid("head_dim", format!("{head_dim}"), "an even number"));
+            return Err(fields.invalid_error("head_dim", format!("{head_dim}"), "an even number"));
         }
-        let vocab_size = fields.size("vocab_size", MAX_VOCAB)?;
-        let (rope_theta, rope_scaling) = fields.rope()?;
+        let vocab_size = fields.read_size("vocab_size", MAX_VOCAB)?;
+        let (rope_theta, rope_scaling) = fields.read_rope()?;
         Ok(Self {
             architecture,
             vocab_size,
             hidden_size,
-            intermediate_size: fields.size("intermediate_size", MAX_WIDTH)?,
-            layers: fields.size("num_hidden_layers", MAX_LAYERS)?,
+            intermediate_size: fields.read_size("intermediate_size", MAX_WIDTH)?,
+            layers: fields.read_size("num_hidden_layers", MAX_LAYERS)?,
             heads,
             kv_heads,
             head_dim,
-            max_positions: fields.size("max_position_embeddings", MAX_POSITIONS)?,
-            norm_epsilon: fields.number_or("rms_norm_eps", 1e-6)?,
+            max_positions: fields.read_size("max_position_embeddings", MAX_POSITIONS)?,
+            norm_epsilon: fields.read_number_or("rms_norm_eps", 1e-6)?,
             rope_theta,
             rope_scaling,
             attention_bias: match architecture {
                 Architecture::Qwen2 => true,
-                Architecture::Qwen3 | Architecture::Llama => fields.flag("attention_bias")?,
+                Architecture::Qwen3 | Architecture::Llama => fields.read_flag("attention_bias")?,
             },
-            tied_embeddings: fields.flag("tie_word_embeddings")?,
-            eos_tokens: fields.eos_tokens(vocab_size)?,
-            initializer_range: fields.number_or("initializer_range", 0.02)?,
+            tied_embeddings: fields.read_flag("tie_word_embeddings")?,
+            eos_tokens: fields.read_eos_tokens(vocab_size)?,
+            initializer_range: fields.read_number_or("initializer_range", 0.02)?,
         })
     }
 
-    pub fn has_bias(&self, module: Module) -> bool {
+    /// Returns true if a projection has a bias.
+    pub fn has_bias(&self, module: LayerModule) -> bool {
         let possible = match module {
-            Module::Query | Module::Key | Module::Value => true,
-            Module::Output => self.architecture != Architecture::Qwen2,
-            Module::Gate | Module::Up | Module::Down => false,
+            LayerModule::Query | LayerModule::Key | LayerModule::Value => true,
+            LayerModule::Output => self.architecture != Architecture::Qwen2,
+            LayerModule::Gate | LayerModule::Up | LayerModule::Down => false,
         };
         possible && self.attention_bias
     }
 
-    /// Heads of q and k are normalised, each kind by weights of its own.
+    /// Returns true if the heads of q and k are normalised, each of the two with its own weights.
     pub fn has_head_norms(&self) -> bool {
         self.architecture == Architecture::Qwen3
     }
 
-    /// Of the largest model that this type can describe it does not overflow.
-    pub fn parameter_count(&self) -> u128 {
+    /// Counts the parameters of the model. It cannot overflow, not even for the largest model that
+    /// this type can describe.
+    pub fn count_parameters(&self) -> u128 {
         let wide = |n: usize| n as u128;
-        let of_module = |module: Module| {
-            let (outputs, inputs) = module.shape(self);
+        let of_module = |module: LayerModule| {
+            let (outputs, inputs) = module.weight_shape(self);
             let bias = if self.has_bias(module) { wide(outputs) } else { 0 };
             wide(outputs) * wide(inputs) + bias
         };
         let head_norms = if self.has_head_norms() { 2 * wide(self.head_dim) } else { 0 };
-        let layer: u128 = Module::ALL.into_iter().map(of_module).sum();
+        let layer: u128 = LayerModule::ALL.into_iter().map(of_module).sum();
         let tables = if self.tied_embeddings { 1 } else { 2 };
         wide(self.layers) * (layer + 2 * wide(self.hidden_size) + head_norms)
             + (tables * wide(self.vocab_size) + 1) * wide(self.hidden_size)
     }
 
-    /// What transformers needs to load the model.
+    /// Returns the `config.json` with which transformers loads the model.
     pub fn to_json(&self) -> Value {
         let eos = match self.eos_tokens.as_slice() {
             [] => Value::Null,
@@ -209,7 +236,7 @@ impl Config {
         let scaling = if self.rope_scaling.is_some() { rope.clone() } else { Value::Null };
         rope["rope_theta"] = json!(self.rope_theta);
         let mut config = json!({
-            "architectures": [self.architecture.class()],
+            "architectures": [self.architecture.class_name()],
             "attention_dropout": 0.0,
             "bos_token_id": null,
             "dtype": "float32",
@@ -243,7 +270,7 @@ impl Config {
     }
 }
 
-/// What transformers assumes of a Qwen3 whose file does not say.
+/// The head size that transformers assumes for a Qwen3 model without the field.
 const QWEN3_HEAD_DIM: usize = 128;
 
 #[cfg(test)]

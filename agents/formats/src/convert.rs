@@ -1,39 +1,39 @@
-//! From one format to another, a piece at a time: memory is bounded by the largest head of an
-//! attention projection and a few MiB, whatever the model's size.
+//! Converts models and adapters between formats, in pieces. The memory used is bounded by the
+//! largest head of an attention projection and a few MiB, for a model of any size.
 
+mod atomic_file;
 mod error;
+mod listing;
 mod lora;
 mod merge;
 mod model;
-mod names;
-mod output;
 mod pairs;
-mod plan;
 mod rope;
 mod rows;
-mod show;
+mod tensor_mapping;
+mod tensor_names;
 mod tokenizer;
 
 pub use error::ConvertError;
-pub use lora::lora;
-pub use merge::merge;
-pub use model::model;
-pub(crate) use names::ROPE_FACTORS;
-pub(crate) use plan::{Step, steps};
-pub(crate) use rope::factors as rope_factors;
-pub(crate) use rows::deinterleave;
-pub use show::{Listed, Listing, show};
-pub(crate) use tokenizer::{kind as token_kind, pre_tokenizer};
+pub use listing::{FileListing, ListedTensor, list_contents};
+pub use lora::convert_lora;
+pub use merge::merge_adapter;
+pub use model::convert_model;
+pub(crate) use rope::compute_divisors as rope_factors;
+pub(crate) use rows::deinterleave_rows;
+pub(crate) use tensor_mapping::{TensorMapping, map_tensors};
+pub(crate) use tensor_names::ROPE_FACTORS;
+pub(crate) use tokenizer::{kind as token_kind, pre_tokenizer_json};
 
-/// Of what is written.
+/// The number format of the converted tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dtype {
+pub enum ConversionDtype {
     F32,
     F16,
     Bf16,
-    /// Matrices only; vectors stay f32.
+    /// 8-bit integers for matrices; vectors stay f32.
     Q8_0,
 }
 
-/// Hears bytes written, and of how many.
-pub type Progress<'a> = dyn FnMut(u64, u64) + 'a;
+/// A callback that receives the bytes written and the total.
+pub type ConvertProgress<'a> = dyn FnMut(u64, u64) + 'a;

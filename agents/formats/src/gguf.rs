@@ -1,32 +1,35 @@
 //! GGUF files, versions 2 and 3, little-endian: fields, then a list of tensors, then their data.
 
-mod kind;
+mod ggml_type;
 pub(crate) mod q8_0;
-mod read;
+mod reader;
 mod value;
-mod write;
+mod writer;
 
-pub use kind::TensorKind;
-pub use read::{File, GgufError};
-pub use value::{Array, Value};
-pub(crate) use write::{Planned, Writer};
+pub use ggml_type::GgmlType;
+pub use reader::{GgufError, GgufFile};
+pub use value::{GgufArray, GgufValue};
+pub(crate) use writer::{GgufWriter, PlannedGgufTensor};
 
 use std::ops::Range;
 
+/// The first bytes of a file.
 const MAGIC: [u8; 4] = *b"GGUF";
-/// Of what is written.
+/// The version of written files.
 const VERSION: u32 = 3;
-/// Of the data of each tensor, unless a field says otherwise.
+/// The default alignment of each tensor's data in bytes.
 const ALIGNMENT: u64 = 32;
+/// The field that sets another alignment.
 const ALIGNMENT_FIELD: &str = "general.alignment";
 
 /// A tensor of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tensor {
+pub struct GgufTensor {
     pub name: String,
-    /// As torch has it: the last dimension is contiguous. The file has it the other way around.
+    /// The shape in torch's order: the last dimension is contiguous. The file has the reverse
+    /// order.
     pub shape: Vec<u64>,
-    pub kind: TensorKind,
-    /// Of the file.
+    pub kind: GgmlType,
+    /// The bytes of the data within the file.
     pub range: Range<u64>,
 }

@@ -1,5 +1,5 @@
-//! A GGUF file as a model: the configuration, tensors and tokenizer a Hugging Face directory would
-//! have. Plain and 8-bit tensors are read; other quantisations are llama.cpp's alone.
+//! Reads a GGUF file as a model: the configuration, tensors and tokenizer that a Hugging Face
+//! directory would have. It reads plain and 8-bit tensors; for other quantisations use llama.cpp.
 
 mod config;
 mod tokenizer;
@@ -7,17 +7,18 @@ mod tokenizer;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::Config;
-use crate::convert::{self, Step};
-use crate::gguf::{File, GgufError, TensorKind, q8_0};
-use crate::{ConfigError, Element};
+use crate::ModelConfig;
+use crate::convert::{self, TensorMapping};
+use crate::gguf::{GgmlType, GgufError, GgufFile, q8_0};
+use crate::{FloatDtype, ModelConfigError};
 
+/// The reason why a GGUF file cannot be used as a model.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufModelError {
     #[error("could not use the GGUF file")]
     File(#[from] GgufError),
     #[error("could not use the GGUF file's settings")]
-    Config(#[from] ConfigError),
+    Config(#[from] ModelConfigError),
     #[error("{path}: field `{field}` {what} (M104)")]
     Field { path: PathBuf, field: &'static str, what: String },
     #[error("{path}: tensor `{name}` is missing; convert the model again (M106)")]
@@ -30,43 +31,50 @@ pub enum GgufModelError {
     Kind { path: PathBuf, name: String, kind: &'static str },
 }
 
-/// An open file that holds a whole model of a supported architecture.
+/// An open GGUF file with a complete model of a supported architecture.
 #[derive(Debug)]
 pub struct GgufModel {
-    file: File,
-    config: Config,
-    /// By their Hugging Face names.
-    steps: BTreeMap<String, Step>,
+    file: GgufFile,
+    config: ModelConfig,
+    /// The tensors by their Hugging Face names.
+    mappings: BTreeMap<String, TensorMapping>,
 }
 
-/// Whether a path is a GGUF file's.
+/// Returns true if the path is a file with the extension `gguf`.
 pub fn is_gguf(path: &Path) -> bool {
     path.is_file() && path.extension().is_some_and(|extension| extension == "gguf")
 }
 
 impl GgufModel {
-    /// Names and shapes are those of its architecture; its tensors may be of any kind.
+    /// Opens a file and checks that it has every tensor of its architecture in the expected shape.
+    /// The tensors may have any type.
+    ///
+    /// # Errors
+    /// When the file cannot be read, its settings are not supported, or a tensor is missing or has
+    /// another shape.
     pub fn open(path: &Path) -> Result<Self, GgufModelError> {
-        let file = File::open(path)?;
-        let config = config::config(&file)?;
-        let steps = convert::steps(&config);
-        let steps: BTreeMap<String, Step> =
+        let file = GgufFile::open(path)?;
+        let config = config::read_config(&file)?;
+        let steps = convert::map_tensors(&config);
+        let steps: BTreeMap<String, TensorMapping> =
             steps.into_iter().map(|step| (step.name.clone(), step)).collect();
-        let model = Self { file, config, steps };
-        for step in model.steps.values() {
-            model.check(step)?;
+        let model = Self { file, config, mappings: steps };
+        for step in model.mappings.values() {
+            model.check_tensor(step)?;
         }
         Ok(model)
     }
 
-    pub fn config(&self) -> &Config {
+    /// Returns the model's configuration.
+    pub fn model_config(&self) -> &ModelConfig {
         &self.config
     }
 
-    fn check(&self, step: &Step) -> Result<(), GgufModelError> {
-        let path = || self.file.path().to_owned();
-        let Some(tensor) = self.file.tensor(&step.gguf) else {
-            return Err(GgufModelError::Missing { path: path(), name: step.gguf.clone() });
+    /// Checks that a tensor exists and has the expected shape.
+    fn check_tensor(&self, step: &TensorMapping) -> Result<(), GgufModelError> {
+        let path = || self.file.file_path().to_owned();
+        let Some(tensor) = self.file.find_tensor(&step.gguf_name) else {
+            return Err(GgufModelError::Missing { path: path(), name: step.gguf_name.clone() });
         };
         let name = tensor.name.clone();
         if tensor.shape != step.shape {
@@ -76,15 +84,19 @@ impl GgufModel {
         Ok(())
     }
 
-    /// The values of a tensor by its Hugging Face name, in Hugging Face's order.
-    pub fn values(&self, name: &str) -> Result<Vec<f32>, GgufModelError> {
+    /// Reads the values of a tensor by its Hugging Face name, with its rows in Hugging Face's
+    /// order.
+    ///
+    /// # Errors
+    /// When the tensor is missing, its type is not supported, or the file cannot be read.
+    pub fn read_values(&self, name: &str) -> Result<Vec<f32>, GgufModelError> {
         let missing =
-            || GgufModelError::Missing { path: self.file.path().into(), name: name.into() };
-        let step = self.steps.get(name).ok_or_else(missing)?;
-        let tensor = self.file.tensor(&step.gguf).ok_or_else(missing)?;
-        let known = [TensorKind::F32, TensorKind::F16, TensorKind::BF16, TensorKind::Q8_0];
+            || GgufModelError::Missing { path: self.file.file_path().into(), name: name.into() };
+        let step = self.mappings.get(name).ok_or_else(missing)?;
+        let tensor = self.file.find_tensor(&step.gguf_name).ok_or_else(missing)?;
+        let known = [GgmlType::F32, GgmlType::F16, GgmlType::BF16, GgmlType::Q8_0];
         if !known.contains(&tensor.kind) {
-            let (path, name) = (self.file.path().to_owned(), tensor.name.clone());
+            let (path, name) = (self.file.file_path().to_owned(), tensor.name.clone());
             return Err(GgufModelError::Kind { path, name, kind: tensor.kind.name });
         }
         let size = tensor.range.end - tensor.range.start;
@@ -94,32 +106,36 @@ impl GgufModel {
         while at < size {
             bytes.resize(PIECE_BYTES.min(size - at) as usize, 0);
             self.file.read(tensor, at, &mut bytes)?;
-            decode(tensor.kind, &bytes, &mut piece);
+            decode_values(tensor.kind, &bytes, &mut piece);
             values.append(&mut piece);
             at += bytes.len() as u64;
         }
         let columns = step.shape.get(1).map_or(1, |columns| *columns as usize);
         Ok(match step.head {
-            Some(head) => convert::deinterleave(&values, columns, head),
+            Some(head) => convert::deinterleave_rows(&values, columns, head),
             None => values,
         })
     }
 
-    /// What `tokenizer.json` would say. llama.cpp's files keep no normalizer: text that is not in
-    /// NFC is read as llama.cpp reads it.
+    /// Builds the `tokenizer.json` of the model. GGUF files contain no normalizer, so text that is
+    /// not in NFC is tokenized as llama.cpp does it.
+    ///
+    /// # Errors
+    /// When the tokenizer is not a known byte-level BPE, or its fields are incomplete.
     pub fn tokenizer_json(&self) -> Result<String, GgufModelError> {
-        tokenizer::json(&self.file, &self.config).map(|json| json.to_string())
+        tokenizer::build_tokenizer(&self.file, &self.config).map(|json| json.to_string())
     }
 }
 
-/// Read at once: whole blocks of every kind.
+/// The bytes of a tensor read at a time: a multiple of the block size of every supported type.
 const PIECE_BYTES: u64 = 34 << 16;
 
-fn decode(kind: TensorKind, bytes: &[u8], values: &mut Vec<f32>) {
+/// Decodes data of a supported type into `values`.
+fn decode_values(kind: GgmlType, bytes: &[u8], values: &mut Vec<f32>) {
     match kind {
-        TensorKind::F16 => Element::F16.decode(bytes, values),
-        TensorKind::BF16 => Element::Bf16.decode(bytes, values),
-        TensorKind::Q8_0 => q8_0::decode(bytes, values),
-        _ => Element::F32.decode(bytes, values),
+        GgmlType::F16 => FloatDtype::F16.decode_floats(bytes, values),
+        GgmlType::BF16 => FloatDtype::Bf16.decode_floats(bytes, values),
+        GgmlType::Q8_0 => q8_0::decode_blocks(bytes, values),
+        _ => FloatDtype::F32.decode_floats(bytes, values),
     }
 }

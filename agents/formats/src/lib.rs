@@ -1,46 +1,51 @@
-//! The files models and adapters come in: Hugging Face directories, PEFT adapters, GGUF. Knows
-//! names, shapes and bytes; computes nothing and needs no tensor library.
+//! The file formats of models and adapters: Hugging Face directories, PEFT adapters, safetensors
+//! and GGUF. The crate knows names, shapes and bytes. It computes nothing and needs no tensor
+//! library.
 
 mod config;
 pub mod convert;
-mod element;
+mod float_dtype;
 pub mod gguf;
 mod gguf_model;
+mod layer_module;
 mod model_dir;
-mod module;
 pub mod peft;
 pub mod safetensors;
 
-pub use config::{Architecture, Config, ConfigError, RopeScaling};
-pub use element::Element;
+pub use config::{Architecture, ModelConfig, ModelConfigError, RopeScaling};
+pub use float_dtype::FloatDtype;
 pub use gguf_model::{GgufModel, GgufModelError, is_gguf};
+pub use layer_module::{LayerModule, LoraSpec};
 pub use model_dir::{
-    DirError, HubCache, SIDE_FILES, SINGLE_FILE, find_model, weight_files, weight_names,
+    HubCache, ModelDirError, SIDE_FILES, SINGLE_WEIGHTS_FILE, find_model, list_weight_files,
+    list_weight_names,
 };
-pub use module::{LoraSpec, Module};
 
-/// For `tests/fuzz` alone.
+/// Entry points for the fuzz targets in `tests/fuzz`.
 #[doc(hidden)]
 pub mod fuzzing {
-    use crate::gguf::{File, Planned, Writer};
+    use crate::gguf::{GgufFile, GgufWriter, PlannedGgufTensor};
 
-    /// What a file holds, written anew, with zeros for data.
-    pub fn gguf_again(file: &File) -> Vec<u8> {
-        let planned = |tensor: &crate::gguf::Tensor| Planned {
+    /// Writes a GGUF file with the same fields and tensors, and zeros as data. Returns its bytes.
+    ///
+    /// # Panics
+    /// When the buffer cannot be written, which memory does not refuse.
+    pub fn rewrite_gguf(file: &GgufFile) -> Vec<u8> {
+        let planned = |tensor: &crate::gguf::GgufTensor| PlannedGgufTensor {
             name: tensor.name.clone(),
             shape: tensor.shape.clone(),
             kind: tensor.kind,
         };
-        let planned: Vec<Planned> = file.tensors.iter().map(planned).collect();
-        // Ours are aligned as the format has it unless told otherwise.
+        let planned: Vec<PlannedGgufTensor> = file.tensors.iter().map(planned).collect();
+        // The writer always uses the default alignment, so the field is dropped.
         let fields = file.fields.iter().filter(|(name, _)| name != "general.alignment");
         let fields: Vec<_> = fields.cloned().collect();
-        let writer = Writer::start(Vec::new(), &fields, &planned);
+        let writer = GgufWriter::start(Vec::new(), &fields, &planned);
         let mut writer = writer.expect("memory takes what it is given");
         for tensor in &planned {
-            let zeros = vec![0; usize::try_from(tensor.bytes()).unwrap_or(0)];
+            let zeros = vec![0; usize::try_from(tensor.byte_count()).unwrap_or(0)];
             writer.write(&zeros).expect("memory takes what it is given");
         }
-        writer.finish()
+        writer.into_output()
     }
 }

@@ -1,14 +1,15 @@
-//! A Hugging Face model directory: where it is, and which files in it hold what.
+//! A Hugging Face model directory: its location and its files.
 
-mod find;
+mod model_lookup;
 
-pub use find::{HubCache, find_model};
+pub use model_lookup::{HubCache, find_model};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+/// The reason why a model directory or its weight files cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum DirError {
+pub enum ModelDirError {
     #[error("could not read {path}")]
     File { path: PathBuf, source: std::io::Error },
     #[error("{path} does not list the weight files; download it again (M101)")]
@@ -23,7 +24,10 @@ pub enum DirError {
         "{dir} has no weights: there is neither {dir}/model.safetensors nor an index of shards, model.safetensors.index.json (M101)"
     )]
     NoWeights { dir: PathBuf },
-    #[error("{path} is no model directory: there is no {path}/config.json (M101)")]
+    #[error(
+        "{path} is not a model directory: {path}/config.json is missing; name the directory of \
+             a Hugging Face model (M101)"
+    )]
     NoConfig { path: PathBuf },
     #[error("{path} is a file; name the directory of a Hugging Face model (M101)")]
     NotADirectory { path: PathBuf },
@@ -32,16 +36,19 @@ pub enum DirError {
     )]
     Name { name: String },
     #[error(
-        "`{name}` is no directory here and not in {cache}; download it (`hf download {name}`) or give a directory (H106)"
+        "`{name}` is neither a directory nor in {cache}; download it (`hf download {name}`) or \
+         give a directory (H106)"
     )]
     NotDownloaded { name: String, cache: String },
     #[error("{path} has no revision `{revision}`; downloaded: {known} (H106)")]
     Revision { path: PathBuf, revision: String, known: String },
 }
 
-pub const SINGLE_FILE: &str = "model.safetensors";
+/// The name of the weights of a model that has one file.
+pub const SINGLE_WEIGHTS_FILE: &str = "model.safetensors";
+/// The name of the index of a model with several weight files.
 const INDEX_FILE: &str = "model.safetensors.index.json";
-/// What belongs to a model beside its weights and configuration.
+/// The files of a model besides its weights and `config.json`.
 pub const SIDE_FILES: [&str; 9] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -54,32 +61,40 @@ pub const SIDE_FILES: [&str; 9] = [
     "tokenizer.model",
 ];
 
-/// Of an index, which has a line a tensor.
+/// The largest accepted index. It has one line for each tensor.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
-/// Names told of in one message.
-const TOLD_MAX: usize = 8;
+/// The number of names listed in one error message.
+const LISTED_NAMES_MAX: usize = 8;
 
-/// The single file, or the shards `model.safetensors.index.json` names. All are there.
-pub fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, DirError> {
-    let names = weight_names(dir)?;
+/// Returns the paths of the weights: the single file, or the shards that
+/// `model.safetensors.index.json` names. All of them exist.
+///
+/// # Errors
+/// When the index cannot be read, shards are missing, or the directory has no safetensors weights.
+pub fn list_weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelDirError> {
+    let names = list_weight_names(dir)?;
     let absent: Vec<&String> = names.iter().filter(|name| !dir.join(name).exists()).collect();
     let index = dir.join(INDEX_FILE);
-    match told(&absent) {
+    match join_names(&absent) {
         None => Ok(names.iter().map(|name| dir.join(name)).collect()),
-        Some(missing) if index.exists() => Err(DirError::MissingShards { index, missing }),
-        Some(_) => Err(without_weights(dir)),
+        Some(missing) if index.exists() => Err(ModelDirError::MissingShards { index, missing }),
+        Some(_) => Err(missing_weights_error(dir)),
     }
 }
 
-/// What the weight files are called, whether they are there or yet to be fetched.
-pub fn weight_names(dir: &Path) -> Result<Vec<String>, DirError> {
+/// Returns the file names of the weights, sorted. The files need not exist yet. Without an index it
+/// is the single file.
+///
+/// # Errors
+/// When the index cannot be read, lists no files, or names a file outside the directory.
+pub fn list_weight_names(dir: &Path) -> Result<Vec<String>, ModelDirError> {
     let path = dir.join(INDEX_FILE);
     if !path.exists() {
-        return Ok(vec![SINGLE_FILE.to_owned()]);
+        return Ok(vec![SINGLE_WEIGHTS_FILE.to_owned()]);
     }
     let text = read_bounded(&path, INDEX_BYTES_MAX)?;
     let index: Value = serde_json::from_str(&text)
-        .map_err(|source| DirError::Index { path: path.clone(), source: Some(source) })?;
+        .map_err(|source| ModelDirError::Index { path: path.clone(), source: Some(source) })?;
     let map = index.get("weight_map").and_then(Value::as_object);
     let names = map.map(|map| map.values().filter_map(Value::as_str).collect::<BTreeSet<_>>());
     let plain = |name: &&str| Path::new(name).file_name() == Some(name.as_ref());
@@ -87,24 +102,26 @@ pub fn weight_names(dir: &Path) -> Result<Vec<String>, DirError> {
         Some(names) if !names.is_empty() && names.iter().all(plain) => {
             Ok(names.into_iter().map(str::to_owned).collect())
         }
-        _ => Err(DirError::Index { path, source: None }),
+        _ => Err(ModelDirError::Index { path, source: None }),
     }
 }
 
-fn without_weights(dir: &Path) -> DirError {
+/// Returns the error for a directory without safetensors weights. It names weights of other
+/// formats, if the directory has any.
+fn missing_weights_error(dir: &Path) -> ModelDirError {
     let foreign = |name: &str| {
         let foreign = [".bin", ".pth", ".pt", ".gguf", ".h5", ".msgpack"];
         foreign.iter().any(|end| name.ends_with(end)) && name != "training_args.bin"
     };
-    let found: Vec<String> = names_in(dir).into_iter().filter(|name| foreign(name)).collect();
-    match told(&found) {
-        Some(found) => DirError::Unconverted { dir: dir.into(), found },
-        None => DirError::NoWeights { dir: dir.into() },
+    let found: Vec<String> = list_names(dir).into_iter().filter(|name| foreign(name)).collect();
+    match join_names(&found) {
+        Some(found) => ModelDirError::Unconverted { dir: dir.into(), found },
+        None => ModelDirError::NoWeights { dir: dir.into() },
     }
 }
 
-/// Sorted. Empty where the directory cannot be read.
-fn names_in(dir: &Path) -> Vec<String> {
+/// Lists the names in a directory, sorted. Returns an empty list if the directory cannot be read.
+fn list_names(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let mut names: Vec<String> =
         entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -112,21 +129,23 @@ fn names_in(dir: &Path) -> Vec<String> {
     names
 }
 
-/// The first names, and how many more there are; `None` of none.
-fn told(names: &[impl AsRef<str>]) -> Option<String> {
-    let first: Vec<&str> = names.iter().take(TOLD_MAX).map(AsRef::as_ref).collect();
-    match names.len().saturating_sub(TOLD_MAX) {
+/// Joins the first [`LISTED_NAMES_MAX`] names with commas and counts the rest. Returns `None` for
+/// an empty list.
+fn join_names(names: &[impl AsRef<str>]) -> Option<String> {
+    let first: Vec<&str> = names.iter().take(LISTED_NAMES_MAX).map(AsRef::as_ref).collect();
+    match names.len().saturating_sub(LISTED_NAMES_MAX) {
         _ if names.is_empty() => None,
         0 => Some(first.join(", ")),
         more => Some(format!("{} and {more} more", first.join(", "))),
     }
 }
 
-fn read_bounded(path: &Path, most: u64) -> Result<String, DirError> {
+/// Reads at most `most` bytes of a text file.
+fn read_bounded(path: &Path, most: u64) -> Result<String, ModelDirError> {
     use std::io::Read;
     let mut text = String::new();
     let read = std::fs::File::open(path).and_then(|file| file.take(most).read_to_string(&mut text));
-    read.map(|_| text).map_err(|source| DirError::File { path: path.into(), source })
+    read.map(|_| text).map_err(|source| ModelDirError::File { path: path.into(), source })
 }
 
 #[cfg(test)]
@@ -138,7 +157,7 @@ mod tests {
     }
 
     fn refusal(dir: &Path) -> String {
-        weight_files(dir).unwrap_err().to_string()
+        list_weight_files(dir).unwrap_err().to_string()
     }
 
     #[test]
@@ -155,7 +174,7 @@ mod tests {
         write(dir, "model-00003.safetensors", "");
         assert!(refusal(dir).contains("names model-00002.safetensors, absent"), "{}", refusal(dir));
         write(dir, "model-00002.safetensors", "");
-        assert_eq!(weight_files(dir).unwrap().len(), 3);
+        assert_eq!(list_weight_files(dir).unwrap().len(), 3);
         write(dir, INDEX_FILE, &map(20).to_string());
         assert!(refusal(dir).contains("model-00011.safetensors and 9 more"), "{}", refusal(dir));
         for outside in ["../model.safetensors", "/etc/passwd", ".."] {
@@ -173,7 +192,7 @@ mod tests {
         write(dir, "pytorch_model-00001-of-00002.bin", "");
         assert!(refusal(dir).contains("only as pytorch_model-00001-of-00002.bin"));
         assert!(refusal(dir).contains("save_pretrained"));
-        write(dir, SINGLE_FILE, "");
-        assert_eq!(weight_files(dir).unwrap(), [dir.join(SINGLE_FILE)]);
+        write(dir, SINGLE_WEIGHTS_FILE, "");
+        assert_eq!(list_weight_files(dir).unwrap(), [dir.join(SINGLE_WEIGHTS_FILE)]);
     }
 }

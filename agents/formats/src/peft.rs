@@ -1,28 +1,32 @@
-//! PEFT's adapter directory: `adapter_config.json` and `adapter_model.safetensors`. Kinds of
-//! adapters that are not plain LoRA are refused by the name of the setting that asks for them, and
-//! so is every setting that is unknown here and says something.
+//! A PEFT adapter directory: `adapter_config.json` and `adapter_model.safetensors`. Only plain LoRA
+//! is supported. Any other kind of adapter is refused with the name of the setting that asks for
+//! it, and so is an unknown setting with a value that is not empty.
 
 mod pattern;
 
-use crate::{LoraSpec, Module};
-use pattern::{Ordered, Pattern};
+use crate::{LayerModule, LoraSpec};
+use pattern::{ModulePattern, OrderedObject};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+/// The name of the adapter's configuration.
 pub const CONFIG_FILE: &str = "adapter_config.json";
+/// The name of the adapter's tensors.
 pub const TENSOR_FILE: &str = "adapter_model.safetensors";
-/// Before a base model's own names.
-pub const PREFIX: &str = "base_model.model.";
+/// The prefix of tensor names in an adapter, before the name of the base model's module.
+pub const BASE_NAME_PREFIX: &str = "base_model.model.";
+/// The largest accepted rank.
 pub const MAX_RANK: usize = 1 << 14;
 
-/// Of a configuration, whose patterns may have a line a module.
+/// The largest accepted configuration. Its patterns may have an entry for each module.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
 
+/// The reason why an adapter's settings cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum SettingsError {
+pub enum AdapterSettingsError {
     #[error("could not read {path}; is it a PEFT adapter directory? (M101)")]
     File { path: PathBuf, source: std::io::Error },
     #[error("{path} is not valid JSON (F106)")]
@@ -35,104 +39,120 @@ pub enum SettingsError {
     Unsupported { path: PathBuf, field: String, found: String },
 }
 
-/// The part of `adapter_config.json` that changes what the adapter computes.
+/// The part of `adapter_config.json` that changes what the adapter computes: ranks and scales of
+/// its LoRA pairs.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct AdapterSettings {
+    /// The rank of modules that no pattern matches.
     rank: usize,
+    /// The alpha of modules that no pattern matches.
     alpha: f64,
+    /// True to scale by alpha / sqrt(rank) instead of alpha / rank.
     rslora: bool,
-    /// As they are written: which modules an adapter has, its tensors say.
+    /// The fields that select modules, only to write them back: the tensors decide which modules
+    /// have a pair.
     targets: BTreeMap<&'static str, Value>,
-    rank_pattern: Pattern,
-    alpha_pattern: Pattern,
+    rank_pattern: ModulePattern,
+    alpha_pattern: ModulePattern,
 }
 
-/// Say which modules carry a pair.
-const TARGETS: [&str; 4] =
+/// The fields that select the modules with a LoRA pair.
+const TARGET_FIELDS: [&str; 4] =
     ["target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"];
 
-impl Settings {
-    pub fn plain(spec: &LoraSpec) -> Self {
-        let modules: BTreeSet<&str> = spec.modules.iter().map(|module| module.name()).collect();
+impl AdapterSettings {
+    /// Creates the settings of a new adapter, without patterns.
+    pub fn from_spec(spec: &LoraSpec) -> Self {
+        let modules: BTreeSet<&str> =
+            spec.modules.iter().map(|module| module.peft_name()).collect();
         Self {
             rank: spec.rank,
             alpha: spec.alpha,
             rslora: spec.rslora,
             targets: BTreeMap::from([("target_modules", json!(modules))]),
-            rank_pattern: Pattern::default(),
-            alpha_pattern: Pattern::default(),
+            rank_pattern: ModulePattern::default(),
+            alpha_pattern: ModulePattern::default(),
         }
     }
 
-    /// The rank a module's pair must have.
-    pub fn rank(&self, layer: usize, module: Module) -> usize {
-        self.rank_at(&path(layer, module))
+    /// Returns the rank that the pair of a layer's module must have.
+    pub fn module_rank(&self, layer: usize, module: LayerModule) -> usize {
+        self.rank_at(&module_path(layer, module))
     }
 
-    /// What the product of a module's pair, which has this rank, is multiplied by.
-    pub fn scale(&self, layer: usize, module: Module, rank: usize) -> f64 {
-        self.scale_at(&path(layer, module), rank)
+    /// Returns the factor of the product of a module's pair, which has this rank.
+    pub fn module_scale(&self, layer: usize, module: LayerModule, rank: usize) -> f64 {
+        self.scale_at(&module_path(layer, module), rank)
     }
 
-    /// Of the module of that path in the base model, which need not be in a layer.
+    /// Returns the rank that the pair of a module must have. `path` is the module's path in the
+    /// base model, which may be outside a layer.
     pub fn rank_at(&self, path: &str) -> usize {
-        self.rank_pattern.of(path).and_then(rank).unwrap_or(self.rank)
+        self.rank_pattern.value_for(path).and_then(parse_rank).unwrap_or(self.rank)
     }
 
-    /// See [`Self::rank_at`].
+    /// Returns the factor of the product of a module's pair. `path` is the module's path in the
+    /// base model, `rank` the rank of the pair.
     pub fn scale_at(&self, path: &str, rank: usize) -> f64 {
-        let alpha = self.alpha_pattern.of(path).and_then(alpha).unwrap_or(self.alpha);
+        let alpha = self.alpha_pattern.value_for(path).and_then(parse_alpha).unwrap_or(self.alpha);
         let rank = rank as f64;
         alpha / if self.rslora { rank.sqrt() } else { rank }
     }
 
-    /// Reads `adapter_config.json` of an adapter's directory.
-    pub fn load(dir: &Path) -> Result<Self, SettingsError> {
+    /// Reads `adapter_config.json` of an adapter directory.
+    ///
+    /// # Errors
+    /// When the file cannot be read, a field is missing or invalid, or the adapter is not plain
+    /// LoRA.
+    pub fn from_dir(dir: &Path) -> Result<Self, AdapterSettingsError> {
         let path = dir.join(CONFIG_FILE);
         let mut text = String::new();
         std::fs::File::open(&path)
             .and_then(|file| file.take(CONFIG_BYTES_MAX).read_to_string(&mut text))
-            .map_err(|source| SettingsError::File { path: path.clone(), source })?;
+            .map_err(|source| AdapterSettingsError::File { path: path.clone(), source })?;
         Self::parse(&text, &path)
     }
 
-    /// `path` is named in errors.
-    pub fn parse(text: &str, path: &Path) -> Result<Self, SettingsError> {
-        let json = |source| SettingsError::Json { path: path.into(), source };
+    /// Parses an `adapter_config.json`. `path` is only named in errors.
+    ///
+    /// # Errors
+    /// When a field is missing or invalid, or the adapter is not plain LoRA.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, AdapterSettingsError> {
+        let json = |source| AdapterSettingsError::Json { path: path.into(), source };
         let map: Map<String, Value> = serde_json::from_str(text).map_err(json)?;
-        refuse_what_is_not_computed(&map, path)?;
-        let patterns: Patterns = serde_json::from_str(text).map_err(json)?;
-        let invalid = |field, found: &Value, expected| SettingsError::Invalid {
+        check_supported(&map, path)?;
+        let patterns: AdapterPatterns = serde_json::from_str(text).map_err(json)?;
+        let invalid = |field, found: &Value, expected| AdapterSettingsError::Invalid {
             path: path.into(),
             field,
             found: found.to_string(),
             expected,
         };
         let require = |field| {
-            map.get(field).ok_or_else(|| SettingsError::Missing { path: path.into(), field })
+            map.get(field).ok_or_else(|| AdapterSettingsError::Missing { path: path.into(), field })
         };
         let (found_rank, found_alpha) = (require("r")?, require("lora_alpha")?);
         let modules = map.get("target_modules").unwrap_or(&Value::Null);
         if !modules.is_array() && !modules.is_string() {
             return Err(invalid("target_modules", modules, "module names or an expression"));
         }
-        let target = |name: &&'static str| Some((*name, ordered(map.get(*name)?)));
-        let is_rank = |value: &Value| rank(value).is_some();
-        let is_alpha = |value: &Value| alpha(value).is_some();
+        let target = |name: &&'static str| Some((*name, sort_strings(map.get(*name)?)));
+        let is_rank = |value: &Value| parse_rank(value).is_some();
+        let is_alpha = |value: &Value| parse_alpha(value).is_some();
         Ok(Self {
-            rank: rank(found_rank)
+            rank: parse_rank(found_rank)
                 .ok_or_else(|| invalid("r", found_rank, "a positive rank within reason"))?,
-            alpha: alpha(found_alpha)
+            alpha: parse_alpha(found_alpha)
                 .ok_or_else(|| invalid("lora_alpha", found_alpha, "a number other than 0"))?,
             rslora: map.get("use_rslora").and_then(Value::as_bool).unwrap_or(false),
-            targets: TARGETS.iter().filter_map(target).collect(),
-            rank_pattern: pattern("rank_pattern", patterns.rank_pattern, is_rank, path)?,
-            alpha_pattern: pattern("alpha_pattern", patterns.alpha_pattern, is_alpha, path)?,
+            targets: TARGET_FIELDS.iter().filter_map(target).collect(),
+            rank_pattern: build_pattern("rank_pattern", patterns.rank_pattern, is_rank, path)?,
+            alpha_pattern: build_pattern("alpha_pattern", patterns.alpha_pattern, is_alpha, path)?,
         })
     }
 
-    /// The text of an `adapter_config.json` with which PEFT loads the adapter; `base` becomes
-    /// `base_model_name_or_path`.
+    /// Returns the text of an `adapter_config.json` with which PEFT loads the adapter. `base`
+    /// becomes `base_model_name_or_path`. Equal settings give equal texts.
     pub fn to_text(&self, base: &str) -> String {
         let target = |name| self.targets.get(name).cloned().unwrap_or_default();
         let Value::Object(plain) = json!({
@@ -147,53 +167,59 @@ impl Settings {
         }) else {
             unreachable!("the value above is an object");
         };
-        let mut fields: BTreeMap<String, Field<'_>> =
-            plain.into_iter().map(|(name, value)| (name, Field::Plain(value))).collect();
-        // Older releases of PEFT do not know it.
+        let mut fields: BTreeMap<String, SettingField<'_>> =
+            plain.into_iter().map(|(name, value)| (name, SettingField::Plain(value))).collect();
+        // Older releases of PEFT do not know the field.
         if let Some(excluded) = self.targets.get("exclude_modules").filter(|one| !one.is_null()) {
-            fields.insert("exclude_modules".into(), Field::Plain(excluded.clone()));
+            fields.insert("exclude_modules".into(), SettingField::Plain(excluded.clone()));
         }
         for (name, pattern) in
             [("rank_pattern", &self.rank_pattern), ("alpha_pattern", &self.alpha_pattern)]
         {
-            fields.insert(name.into(), Field::Pattern(pattern.written()));
+            fields.insert(name.into(), SettingField::Pattern(pattern.as_written()));
         }
         let text = serde_json::to_string_pretty(&fields).expect("text keys and plain values");
         text + "\n"
     }
 }
 
+/// The two pattern fields, parsed separately to keep the order of their keys.
 #[derive(Deserialize)]
-struct Patterns {
+struct AdapterPatterns {
     #[serde(default)]
-    rank_pattern: Ordered,
+    rank_pattern: OrderedObject,
     #[serde(default)]
-    alpha_pattern: Ordered,
+    alpha_pattern: OrderedObject,
 }
 
+/// A field of the written configuration.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Field<'a> {
+enum SettingField<'a> {
     Plain(Value),
-    Pattern(&'a Ordered),
+    Pattern(&'a OrderedObject),
 }
 
-/// From the base model's root, as PEFT matches it.
-fn path(layer: usize, module: Module) -> String {
-    format!("model.layers.{layer}.{}", module.path())
+/// Returns the path of a module from the base model's root, against which PEFT matches its
+/// patterns.
+fn module_path(layer: usize, module: LayerModule) -> String {
+    format!("model.layers.{layer}.{}", module.layer_path())
 }
 
-fn rank(value: &Value) -> Option<usize> {
+/// Parses a rank from 1 to [`MAX_RANK`].
+fn parse_rank(value: &Value) -> Option<usize> {
     let rank = value.as_u64().and_then(|rank| usize::try_from(rank).ok());
     rank.filter(|rank| (1..=MAX_RANK).contains(rank))
 }
 
-fn alpha(value: &Value) -> Option<f64> {
+/// Parses an alpha, a number other than 0.
+fn parse_alpha(value: &Value) -> Option<f64> {
     value.as_f64().filter(|alpha| *alpha != 0.0)
 }
 
-/// PEFT writes sets in any order; equal adapters are to be equal files.
-fn ordered(value: &Value) -> Value {
+/// Returns the value with its strings sorted, if it is a list of strings. PEFT writes sets in any
+/// order, and equal adapters must give equal files.
+fn sort_strings(value: &Value) -> Value {
     let mut value = value.clone();
     if let Some(items) = value.as_array_mut()
         && items.iter().all(Value::is_string)
@@ -203,23 +229,27 @@ fn ordered(value: &Value) -> Value {
     value
 }
 
-fn pattern(
+/// Checks the values of a pattern field and compiles its keys.
+///
+/// # Errors
+/// When a value is out of range, or a key is not a regular expression.
+fn build_pattern(
     field: &str,
-    written: Ordered,
+    written: OrderedObject,
     is_sane: impl Fn(&Value) -> bool,
     path: &Path,
-) -> Result<Pattern, SettingsError> {
+) -> Result<ModulePattern, AdapterSettingsError> {
     let refuse =
-        |found| SettingsError::Unsupported { path: path.into(), field: field.into(), found };
+        |found| AdapterSettingsError::Unsupported { path: path.into(), field: field.into(), found };
     if let Some((key, value)) = written.0.iter().find(|(_, value)| !is_sane(value)) {
         return Err(refuse(format!("{key}: {value}")));
     }
-    Pattern::new(written).map_err(refuse)
+    ModulePattern::new(written).map_err(refuse)
 }
 
-/// Settings that say nothing about what a loaded adapter computes, or are read above. Every other
-/// must be absent, null, false or empty.
-const READ_OR_HARMLESS: [&str; 23] = [
+/// The settings that do not change what a loaded adapter computes, or are read by
+/// [`AdapterSettings::parse`]. Any other setting must be absent, null, false or empty.
+const KNOWN_FIELDS: [&str; 23] = [
     "alpha_pattern",
     "auto_mapping",
     "base_model_name_or_path",
@@ -245,10 +275,15 @@ const READ_OR_HARMLESS: [&str; 23] = [
     "use_rslora",
 ];
 
-fn refuse_what_is_not_computed(map: &Map<String, Value>, path: &Path) -> Result<(), SettingsError> {
+/// Checks that the adapter is plain LoRA.
+///
+/// # Errors
+/// When a setting has a value that changes the computation in an unsupported way. The error names
+/// the setting.
+fn check_supported(map: &Map<String, Value>, path: &Path) -> Result<(), AdapterSettingsError> {
     let refuse = |field: &str, value: &Value| {
         let (field, found) = (field.to_owned(), value.to_string());
-        Err(SettingsError::Unsupported { path: path.into(), field, found })
+        Err(AdapterSettingsError::Unsupported { path: path.into(), field, found })
     };
     let field = |name| map.get(name).unwrap_or(&Value::Null);
     match field("peft_type").as_str() {
@@ -258,7 +293,7 @@ fn refuse_what_is_not_computed(map: &Map<String, Value>, path: &Path) -> Result<
     if !matches!(field("bias").as_str(), None | Some("none")) {
         return refuse("bias", field("bias"));
     }
-    // The others change the base's weights, or need to know them.
+    // The other initialisations change the base's weights, or must know them.
     match field("init_lora_weights") {
         Value::Null | Value::Bool(_) => {}
         Value::String(kind) if matches!(kind.as_str(), "gaussian" | "orthogonal") => {}
@@ -271,7 +306,7 @@ fn refuse_what_is_not_computed(map: &Map<String, Value>, path: &Path) -> Result<
         _ => false,
     };
     let matters = |(name, value): &(&String, &Value)| {
-        !READ_OR_HARMLESS.contains(&name.as_str()) && !is_empty(value)
+        !KNOWN_FIELDS.contains(&name.as_str()) && !is_empty(value)
     };
     match map.iter().find(matters) {
         Some((name, value)) => refuse(name, value),

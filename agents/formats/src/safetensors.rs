@@ -1,12 +1,12 @@
-//! safetensors files: the header is read and checked, data is read where it is wanted.
+//! Reads safetensors files: the header is read and checked on opening, data only on request.
 
 mod header;
+mod header_writer;
 mod weights;
-mod write;
 
-pub use header::Entry;
-pub use weights::Weights;
-pub(crate) use write::{Planned, write_header};
+pub use header::TensorEntry;
+pub(crate) use header_writer::{PlannedSafetensorsTensor, write_header};
+pub use weights::ModelWeights;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,10 +14,11 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::Element;
+use crate::FloatDtype;
 
+/// The reason why a safetensors file or one of its tensors cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum TensorError {
+pub enum SafetensorsError {
     #[error("could not read {path}")]
     File { path: PathBuf, source: std::io::Error },
     #[error("{path} is not a valid safetensors file: {what}; download or copy it again (M103)")]
@@ -34,72 +35,92 @@ pub enum TensorError {
     Twice { dir: PathBuf, name: String },
 }
 
-/// An open file whose header made sense.
+/// An open file whose header is valid.
 #[derive(Debug)]
-pub struct File {
+pub struct SafetensorsFile {
     path: PathBuf,
     file: fs::File,
-    /// Where data begins.
-    data: u64,
-    entries: BTreeMap<String, Entry>,
-    /// What `__metadata__` says.
+    /// The offset of the data in the file.
+    data_start: u64,
+    /// The tensors by name.
+    entries: BTreeMap<String, TensorEntry>,
+    /// The entries of `__metadata__`.
     metadata: BTreeMap<String, String>,
 }
 
-impl File {
-    pub fn open(path: &Path) -> Result<Self, TensorError> {
-        let failed = |source| TensorError::File { path: path.into(), source };
+impl SafetensorsFile {
+    /// Opens a file and checks its header.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is not a valid safetensors file.
+    pub fn open(path: &Path) -> Result<Self, SafetensorsError> {
+        let failed = |source| SafetensorsError::File { path: path.into(), source };
         let mut file = fs::File::open(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
-        let wrong = |what| TensorError::Format { path: path.into(), what };
-        let size = header::size(&mut file, length).map_err(failed)?.map_err(wrong)?;
+        let wrong = |what| SafetensorsError::Format { path: path.into(), what };
+        let size = header::read_header_size(&mut file, length).map_err(failed)?.map_err(wrong)?;
         let mut text = Vec::new();
         (&mut file).take(size).read_to_end(&mut text).map_err(failed)?;
         let data = 8 + size;
-        let (entries, metadata) = header::parse(&text, length - data).map_err(wrong)?;
-        Ok(Self { path: path.into(), file, data, entries, metadata })
+        let (entries, metadata) = header::parse_header(&text, length - data).map_err(wrong)?;
+        Ok(Self { path: path.into(), file, data_start: data, entries, metadata })
     }
 
-    pub fn path(&self) -> &Path {
+    /// Returns the path of the file.
+    pub fn file_path(&self) -> &Path {
         &self.path
     }
 
-    pub fn metadata(&self) -> &BTreeMap<String, String> {
+    /// Returns the entries of `__metadata__`.
+    pub fn file_metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
-    pub fn entries(&self) -> &BTreeMap<String, Entry> {
+    /// Returns the tensors by name.
+    pub fn tensor_entries(&self) -> &BTreeMap<String, TensorEntry> {
         &self.entries
     }
 
-    pub fn get(&self, name: &str) -> Option<Located<'_>> {
-        self.entries.get_key_value(name).map(|(name, entry)| Located { file: self, name, entry })
+    /// Returns a tensor by its name.
+    pub fn get(&self, name: &str) -> Option<LocatedTensor<'_>> {
+        self.entries.get_key_value(name).map(|(name, entry)| LocatedTensor {
+            file: self,
+            name,
+            entry,
+        })
     }
 }
 
-/// A tensor and the file it is in.
+/// A tensor and the file that contains it.
 #[derive(Debug, Clone, Copy)]
-pub struct Located<'a> {
-    pub file: &'a File,
+pub struct LocatedTensor<'a> {
+    pub file: &'a SafetensorsFile,
     pub name: &'a str,
-    pub entry: &'a Entry,
+    pub entry: &'a TensorEntry,
 }
 
-impl Located<'_> {
-    /// Of a kind that can be converted.
-    pub fn element(&self) -> Result<Element, TensorError> {
-        Element::from_safetensors(&self.entry.dtype).ok_or_else(|| TensorError::Dtype {
+impl LocatedTensor<'_> {
+    /// Returns the number format of the tensor.
+    ///
+    /// # Errors
+    /// When it is not one that can be converted.
+    pub fn float_dtype(&self) -> Result<FloatDtype, SafetensorsError> {
+        FloatDtype::from_safetensors(&self.entry.dtype).ok_or_else(|| SafetensorsError::Dtype {
             path: self.file.path.clone(),
             name: self.name.into(),
             found: self.entry.dtype.clone(),
         })
     }
 
-    pub fn expect_shape(&self, expected: &[u64]) -> Result<(), TensorError> {
+    /// Checks the shape of the tensor.
+    ///
+    /// # Errors
+    /// When it differs from `expected`.
+    pub fn expect_shape(&self, expected: &[u64]) -> Result<(), SafetensorsError> {
         if self.entry.shape == expected {
             return Ok(());
         }
-        Err(TensorError::Shape {
+        Err(SafetensorsError::Shape {
             path: self.file.path.clone(),
             name: self.name.into(),
             found: self.entry.shape.clone(),
@@ -108,20 +129,21 @@ impl Located<'_> {
     }
 
     /// Fills `buffer` with the tensor's bytes from `offset` on.
-    pub fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), TensorError> {
-        let start = self.file.data + self.entry.range.start + offset;
+    pub fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), SafetensorsError> {
+        let start = self.file.data_start + self.entry.range.start + offset;
         let read = self.file.file.read_exact_at(buffer, start);
-        read.map_err(|source| TensorError::File { path: self.file.path.clone(), source })
+        read.map_err(|source| SafetensorsError::File { path: self.file.path.clone(), source })
     }
 
-    /// All of it: only for tensors that are small, as an adapter's are.
-    pub fn values(&self) -> Result<Vec<f32>, TensorError> {
-        let element = self.element()?;
+    /// Reads all values of the tensor into memory. It is meant for small tensors, such as those of
+    /// an adapter.
+    pub fn read_values(&self) -> Result<Vec<f32>, SafetensorsError> {
+        let element = self.float_dtype()?;
         let range = &self.entry.range;
         let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(usize::MAX)];
         self.read(0, &mut bytes)?;
         let mut values = Vec::new();
-        element.decode(&bytes, &mut values);
+        element.decode_floats(&bytes, &mut values);
         Ok(values)
     }
 }

@@ -6,8 +6,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use formats::convert::{self, Dtype};
-use formats::gguf::File;
+use formats::convert::{self, ConversionDtype};
+use formats::gguf::GgufFile;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
@@ -55,15 +55,17 @@ impl Case {
         self.directory.path().join("adapter")
     }
 
-    fn converted(&self) -> File {
+    fn converted(&self) -> GgufFile {
         let out = self.directory.path().join("out.gguf");
-        convert::lora(&self.base(), &self.adapter(), &out, Dtype::F32).unwrap();
-        File::open(&out).unwrap()
+        convert::convert_lora(&self.base(), &self.adapter(), &out, ConversionDtype::F32).unwrap();
+        GgufFile::open(&out).unwrap()
     }
 
     fn refusal(&self) -> String {
         let out = self.directory.path().join("out.gguf");
-        let error = convert::lora(&self.base(), &self.adapter(), &out, Dtype::F32).unwrap_err();
+        let error =
+            convert::convert_lora(&self.base(), &self.adapter(), &out, ConversionDtype::F32)
+                .unwrap_err();
         let left: Vec<_> = fs::read_dir(self.directory.path()).unwrap().collect();
         assert_eq!(left.len(), 2, "nothing is left of a conversion that failed: {left:?}");
         let mut text = error.to_string();
@@ -105,15 +107,15 @@ fn both() -> Tensors {
     [pair(QUERY, HIDDEN, HIDDEN), pair(DOWN, HIDDEN, 12)].concat()
 }
 
-fn values(file: &File, name: &str) -> Vec<f32> {
-    let tensor = file.tensor(name).unwrap_or_else(|| panic!("{name} is missing"));
+fn values(file: &GgufFile, name: &str) -> Vec<f32> {
+    let tensor = file.find_tensor(name).unwrap_or_else(|| panic!("{name} is missing"));
     let mut bytes = vec![0; (tensor.range.end - tensor.range.start) as usize];
     file.read(tensor, 0, &mut bytes).unwrap();
     bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
 }
 
-fn alpha(file: &File) -> f64 {
-    file.field("adapter.lora.alpha").and_then(formats::gguf::Value::as_f64).unwrap()
+fn alpha(file: &GgufFile) -> f64 {
+    file.find_field("adapter.lora.alpha").and_then(formats::gguf::GgufValue::as_f64).unwrap()
 }
 
 /// What llama.cpp multiplies B A by, and how much larger B is than PEFT's.
@@ -145,10 +147,10 @@ fn what_reads_and_writes_tokens_is_converted_where_the_base_has_two_of_them() {
     tensors.push((name("A"), vec![RANK, VOCAB], a));
     tensors.push((name("B"), vec![HIDDEN, RANK], vec![1.0; HIDDEN * RANK]));
     let file = Case::new("llama", json!({}), &tensors).converted();
-    let a = file.tensor("token_embd.weight.lora_a").unwrap();
+    let a = file.find_tensor("token_embd.weight.lora_a").unwrap();
     assert_eq!(a.shape, [VOCAB as u64, RANK as u64]);
     assert_eq!(values(&file, &a.name)[..RANK], [0.0, 6.0, 12.0, 18.0]);
-    assert!(file.tensor("output.weight.lora_b").is_some());
+    assert!(file.find_tensor("output.weight.lora_b").is_some());
 }
 
 #[test]

@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use formats::convert::{self, Dtype};
-use formats::gguf::File;
+use formats::convert::{self, ConversionDtype};
+use formats::gguf::GgufFile;
 
 fn golden() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/golden");
@@ -17,8 +17,8 @@ fn golden() -> Option<PathBuf> {
     there.then_some(path)
 }
 
-fn data(file: &File, name: &str) -> Vec<u8> {
-    let tensor = file.tensor(name).unwrap_or_else(|| panic!("{name} is missing"));
+fn data(file: &GgufFile, name: &str) -> Vec<u8> {
+    let tensor = file.find_tensor(name).unwrap_or_else(|| panic!("{name} is missing"));
     let mut bytes = vec![0; (tensor.range.end - tensor.range.start) as usize];
     file.read(tensor, 0, &mut bytes).unwrap();
     bytes
@@ -31,17 +31,22 @@ fn adapters_are_what_llama_cpps_converter_makes_of_them() {
     for (base, adapter) in [("qwen2-tiny", "qwen2-r8-qv"), ("llama-tiny", "llama-r8-qv")] {
         let out = directory.path().join(adapter);
         let (base, peft) = (golden.join("hf").join(base), golden.join("peft").join(adapter));
-        convert::lora(&base, &peft, &out, Dtype::F32).unwrap();
-        let ours = File::open(&out).unwrap();
+        convert::convert_lora(&base, &peft, &out, ConversionDtype::F32).unwrap();
+        let ours = GgufFile::open(&out).unwrap();
         let theirs =
-            File::open(&golden.join("gguf-lora").join(adapter).with_extension("gguf")).unwrap();
+            GgufFile::open(&golden.join("gguf-lora").join(adapter).with_extension("gguf")).unwrap();
         assert_eq!(ours.tensors.len(), theirs.tensors.len());
         for tensor in &theirs.tensors {
-            assert_eq!(ours.tensor(&tensor.name).unwrap().shape, tensor.shape, "{}", tensor.name);
+            assert_eq!(
+                ours.find_tensor(&tensor.name).unwrap().shape,
+                tensor.shape,
+                "{}",
+                tensor.name
+            );
             assert_eq!(data(&ours, &tensor.name), data(&theirs, &tensor.name), "{}", tensor.name);
         }
         for (name, value) in &ours.fields {
-            assert_eq!(theirs.field(name), Some(value), "{name}");
+            assert_eq!(theirs.find_field(name), Some(value), "{name}");
         }
     }
 }
@@ -96,10 +101,12 @@ fn llama_cpp_computes_the_same_of_a_converted_model_and_adapter() {
         let model = directory.path().join("model.gguf");
         let lora = directory.path().join("lora.gguf");
         let mut heard = (0, 0);
-        convert::model(&base, &model, Dtype::F32, &mut |done, total| heard = (done, total))
-            .unwrap();
+        convert::convert_model(&base, &model, ConversionDtype::F32, &mut |done, total| {
+            heard = (done, total);
+        })
+        .unwrap();
         assert!(heard.0 == heard.1 && heard.1 > 1 << 20, "{heard:?}");
-        convert::lora(&base, &peft, &lora, Dtype::F32).unwrap();
+        convert::convert_lora(&base, &peft, &lora, ConversionDtype::F32).unwrap();
         assert_eq!(perplexity(&program, &model, None, &text), alone);
         assert_eq!(perplexity(&program, &model, Some(&lora), &text), adapted);
     }
@@ -107,9 +114,10 @@ fn llama_cpp_computes_the_same_of_a_converted_model_and_adapter() {
 
 /// All of a model's tensors.
 fn weights(directory: &Path) -> std::collections::BTreeMap<String, Vec<f32>> {
-    let file = formats::safetensors::File::open(&directory.join("model.safetensors")).unwrap();
-    let values = |name: &String| (name.clone(), file.get(name).unwrap().values().unwrap());
-    file.entries().keys().map(values).collect()
+    let file =
+        formats::safetensors::SafetensorsFile::open(&directory.join("model.safetensors")).unwrap();
+    let values = |name: &String| (name.clone(), file.get(name).unwrap().read_values().unwrap());
+    file.tensor_entries().keys().map(values).collect()
 }
 
 #[test]
@@ -118,7 +126,7 @@ fn a_merged_model_is_its_base_and_what_the_adapter_adds() {
     let directory = tempfile::tempdir().unwrap();
     let (base, adapter) = (golden.join("hf/llama-tiny"), golden.join("peft/llama-r8-qv"));
     let merged = directory.path().join("merged");
-    convert::merge(&base, &adapter, &merged, &mut |_, _| {}).unwrap();
+    convert::merge_adapter(&base, &adapter, &merged, &mut |_, _| {}).unwrap();
     let (before, after) = (weights(&base), weights(&merged));
     assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>());
     let touched = |name: &&String| name.contains("q_proj") || name.contains("v_proj");
@@ -129,10 +137,10 @@ fn a_merged_model_is_its_base_and_what_the_adapter_adds() {
         let read = |directory: &Path| std::fs::read(directory.join(name)).unwrap();
         assert_eq!(read(&base), read(&merged), "{name}");
     }
-    let again = convert::merge(&base, &adapter, &merged, &mut |_, _| {}).unwrap_err();
-    assert!(again.to_string().contains("there already"), "{again}");
+    let again = convert::merge_adapter(&base, &adapter, &merged, &mut |_, _| {}).unwrap_err();
+    assert!(again.to_string().contains("already exists"), "{again}");
     let model = directory.path().join("model.gguf");
-    convert::model(&merged, &model, Dtype::F32, &mut |_, _| {}).unwrap();
+    convert::convert_model(&merged, &model, ConversionDtype::F32, &mut |_, _| {}).unwrap();
     let text = golden.join("corpus/eval_docs.txt");
     assert_eq!(perplexity(&program, &model, None, &text), "324.3660");
 }

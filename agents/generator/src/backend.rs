@@ -1,4 +1,4 @@
-//! Which engine a generator draws samples with.
+//! The choice of the engine that a generator draws samples with.
 
 use std::{
     path::{Path, PathBuf},
@@ -6,54 +6,58 @@ use std::{
     time::Duration,
 };
 
+use agent::WorkerLauncher;
 use anyhow::{Context, bail};
 use formats::convert;
-use hardware::{Dtype, Profile};
-use llama::{Environment, Installation, ServerSettings};
-use runtime::Launch;
+use hardware::{HardwareProfile, ProfileDtype};
+use llama::{LlamaInstallation, LlamaServerSettings, ProcessEnvironment};
 use serde::{Deserialize, Serialize};
 
-/// To read the weights, however slow the disk.
-const READY_LIMIT: Duration = Duration::from_secs(900);
+/// The time limit for reading the weights, however slow the disk.
+const READY_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// What was asked for.
+/// The engine that the user asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Choice {
-    /// By the box's hardware profile.
+pub enum GeneratorEngineChoice {
+    /// The engine that suits the host's hardware profile.
     Auto,
+    /// The embedded engine.
     Candle,
+    /// An installed llama.cpp.
     LlamaCpp,
-    /// A running OpenAI-compatible server.
+    /// The URL of a running OpenAI-compatible server.
     Url(String),
 }
 
-/// What it came to, as the worker is told.
+/// The engine that the generator uses, as its worker receives it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Backend {
+pub enum GeneratorBackend {
     Candle,
-    LlamaCpp(Box<LlamaCpp>),
-    Endpoint(Endpoint),
+    LlamaCpp(Box<LlamaCppGenerator>),
+    Endpoint(OpenAiEndpoint),
 }
 
-/// How this box generates with llama.cpp.
+/// The settings with which this host generates with llama.cpp.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct LlamaCpp {
-    pub server: ServerSettings,
-    /// As it calls itself.
+pub struct LlamaCppGenerator {
+    /// The command, device and options of `llama-server`.
+    pub server: LlamaServerSettings,
+    /// The version that the program reports.
     pub version: String,
-    /// Of the converted base.
+    /// The weight type of the converted base.
     pub dtype: BaseDtype,
-    /// Directory of converted models, and what it may take.
+    /// The directory of the cache of converted models.
     pub shelf: PathBuf,
+    /// The size limit of that cache in bytes.
     pub shelf_bytes: u64,
-    /// The worker's own: the server's socket and key, the converted adapter.
+    /// The worker's own directory: the server's socket and key, and the converted adapter.
     pub directory: PathBuf,
-    /// A server that is not ready by then is hung.
+    /// The time after which a server that is not ready counts as hung.
     pub ready_limit: Duration,
 }
 
-/// Of the converted base's weights.
+/// The weight type of the converted base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BaseDtype {
@@ -62,52 +66,61 @@ pub enum BaseDtype {
     Bf16,
 }
 
-/// A server that somebody else runs.
+/// An OpenAI-compatible server that this agent does not run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Endpoint {
-    /// Up to and with `/v1`.
+pub struct OpenAiEndpoint {
+    /// The URL, including `/v1`.
     pub url: String,
-    /// What it calls the model; without one, the only one it has.
+    /// The model's name on the server; `None` for the only one.
     pub model: Option<String>,
+    /// The file that contains the server's key, if any.
     pub key_file: Option<PathBuf>,
 }
 
-/// What a worker may take of the box.
+/// The host's resources that a worker may use.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct GeneratorLimits {
+    /// The number of threads.
     pub threads: usize,
-    /// However slow its disk, the weights are read by then.
-    pub ready: Duration,
+    /// The time limit for reading the weights, however slow the disk.
+    pub ready_limit: Duration,
 }
 
-impl Limits {
-    pub fn of(launch: &Launch) -> Self {
+impl GeneratorLimits {
+    /// Derives the limits from the settings of all workers.
+    pub fn from_launcher(launch: &WorkerLauncher) -> Self {
         Self {
             threads: launch.threads,
-            ready: launch.silence.unwrap_or(READY_LIMIT).min(READY_LIMIT),
+            ready_limit: launch.silence_limit.unwrap_or(READY_TIMEOUT).min(READY_TIMEOUT),
         }
     }
 }
 
-/// What a user said of the engine.
+/// The user's options about the engine.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
-    pub choice: &'a Choice,
-    /// Where llama.cpp is, if that is known.
+pub struct GeneratorEngineOptions<'a> {
+    /// The engine.
+    pub choice: &'a GeneratorEngineChoice,
+    /// The location of llama.cpp, if known.
     pub llama_cpp: Option<&'a Path>,
+    /// The model's name on an external server.
     pub endpoint_model: Option<&'a str>,
+    /// The file that contains an external server's key.
     pub endpoint_key_file: Option<&'a Path>,
 }
 
-/// Where an agent's generator keeps things.
+/// The paths that an agent's generator uses.
 #[derive(Debug, Clone)]
-pub struct Places {
-    pub shelf: PathBuf,
-    pub shelf_bytes: u64,
+pub struct GeneratorPaths {
+    /// The directory of the cache of converted models.
+    pub gguf_cache: PathBuf,
+    /// The size limit of that cache in bytes.
+    pub gguf_cache_bytes: u64,
+    /// The worker's own directory.
     pub directory: PathBuf,
 }
 
-impl FromStr for Choice {
+impl FromStr for GeneratorEngineChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -115,7 +128,9 @@ impl FromStr for Choice {
             "auto" => Ok(Self::Auto),
             "candle" => Ok(Self::Candle),
             "llama.cpp" => Ok(Self::LlamaCpp),
-            url if url.starts_with("http://") || url.starts_with("https://") => url_of(url),
+            url if url.starts_with("http://") || url.starts_with("https://") => {
+                parse_endpoint_url(url)
+            }
             _ => Err("write auto, candle, llama.cpp, or an OpenAI-compatible server's URL, such \
                       as http://127.0.0.1:8000/v1"
                 .into()),
@@ -123,93 +138,107 @@ impl FromStr for Choice {
     }
 }
 
-fn url_of(text: &str) -> Result<Choice, String> {
+/// Parses a server's URL, which must have no credentials, query or fragment: it appears in facts.
+fn parse_endpoint_url(text: &str) -> Result<GeneratorEngineChoice, String> {
     let url = reqwest::Url::parse(text).map_err(|error| format!("not a URL: {error}"))?;
     if !url.username().is_empty() || url.password().is_some() {
-        return Err("facts name it: put its key into a file (--endpoint-key-file)".into());
+        return Err(
+            "must not contain credentials, because facts record the URL; put the key into a \
+                    file (--endpoint-key-file)"
+                .into(),
+        );
     }
     if url.query().is_some() || url.fragment().is_some() {
         return Err("must end with its path, such as /v1".into());
     }
-    Ok(Choice::Url(url.as_str().trim_end_matches('/').to_owned()))
+    Ok(GeneratorEngineChoice::Url(url.as_str().trim_end_matches('/').to_owned()))
 }
 
-impl Backend {
-    /// What a choice comes to on a box of this profile.
+impl GeneratorBackend {
+    /// Selects the engine for a host with this hardware profile.
     ///
     /// # Errors
-    /// When llama.cpp is asked for, or the box's GPU asks for it, and there is none that runs on
-    /// that GPU.
-    pub fn choose(
-        wanted: &Wanted<'_>,
-        profile: &Profile,
-        limits: Limits,
-        places: Places,
+    /// When llama.cpp is asked for, or the host's GPU needs it, and no installation runs on that
+    /// GPU; or when endpoint options are given without an endpoint's URL.
+    pub fn select_backend(
+        wanted: &GeneratorEngineOptions<'_>,
+        profile: &HardwareProfile,
+        limits: GeneratorLimits,
+        places: GeneratorPaths,
     ) -> anyhow::Result<Self> {
-        let Wanted { choice, llama_cpp, endpoint_model, endpoint_key_file } = *wanted;
-        if !matches!(choice, Choice::Url(_))
+        let GeneratorEngineOptions { choice, llama_cpp, endpoint_model, endpoint_key_file } =
+            *wanted;
+        if !matches!(choice, GeneratorEngineChoice::Url(_))
             && (endpoint_model.is_some() || endpoint_key_file.is_some())
         {
             bail!(
-                "--endpoint-model and --endpoint-key-file belong to an endpoint's URL as engine (A102)"
+                "--endpoint-model and --endpoint-key-file need an endpoint's URL as \
+                 --generator-engine (A102)"
             );
         }
         match choice {
-            Choice::Url(url) => Ok(Self::Endpoint(Endpoint {
+            GeneratorEngineChoice::Url(url) => Ok(Self::Endpoint(OpenAiEndpoint {
                 url: url.clone(),
                 model: endpoint_model.map(str::to_owned),
                 key_file: endpoint_key_file.map(std::path::absolute).transpose()?,
             })),
-            Choice::Auto if profile.is_cpu() => Ok(Self::Candle),
-            Choice::Candle => Ok(Self::Candle),
-            Choice::Auto | Choice::LlamaCpp => {
-                let found = LlamaCpp::find(llama_cpp, profile, limits, places);
+            GeneratorEngineChoice::Auto if profile.is_cpu() => Ok(Self::Candle),
+            GeneratorEngineChoice::Candle => Ok(Self::Candle),
+            GeneratorEngineChoice::Auto | GeneratorEngineChoice::LlamaCpp => {
+                let found =
+                    LlamaCppGenerator::find_installation(llama_cpp, profile, limits, places);
                 let found = found.context(
-                    "samples are to be generated by llama.cpp; candle as the engine does without",
+                    "could not use llama.cpp to generate samples; install it, or choose the engine \
+                     candle",
                 )?;
-                tracing::info!(engine = found.describe(), "samples are generated by llama.cpp");
+                tracing::info!(
+                    engine = found.describe_engine(),
+                    "samples are generated by llama.cpp"
+                );
                 Ok(Self::LlamaCpp(Box::new(found)))
             }
         }
     }
 
-    /// For people and for records.
-    pub fn describe(&self) -> String {
+    /// Describes the engine for users and for records.
+    pub fn describe_engine(&self) -> String {
         match self {
             Self::Candle => engine::ENGINE.to_owned(),
-            Self::LlamaCpp(llama) => llama.describe(),
-            Self::Endpoint(endpoint) => endpoint.describe(),
+            Self::LlamaCpp(llama) => llama.describe_engine(),
+            Self::Endpoint(endpoint) => endpoint.describe_endpoint(),
         }
     }
 
-    /// Whether what it serves is what an order says: digests were checked, not believed.
-    pub fn is_verified(&self) -> bool {
+    /// Returns true if the loaded weights are verified by their digests, and not only claimed by a
+    /// server.
+    pub fn has_verified_weights(&self) -> bool {
         !matches!(self, Self::Endpoint(_))
     }
 
-    /// Whether a worker of it can be given another adapter.
-    pub(crate) fn adopts(&self) -> bool {
+    /// Returns true if a running worker of this engine can load another adapter.
+    pub(crate) fn can_swap_adapter(&self) -> bool {
         matches!(self, Self::Candle)
     }
 }
 
-impl LlamaCpp {
-    /// The llama.cpp of a directory (or the one that is found), as a hardware profile wants it.
+impl LlamaCppGenerator {
+    /// Finds llama.cpp in a directory, or searches for it, and selects the device and weight type
+    /// of the hardware profile.
     ///
     /// # Errors
-    /// When there is none that runs, or it has no device that the profile names.
-    pub fn find(
+    /// When no installation runs, or it has no device that the profile names.
+    pub fn find_installation(
         directory: Option<&Path>,
-        profile: &Profile,
-        limits: Limits,
-        places: Places,
+        profile: &HardwareProfile,
+        limits: GeneratorLimits,
+        places: GeneratorPaths,
     ) -> anyhow::Result<Self> {
-        let installation = Installation::find(directory)?;
-        let environment = Environment::new(&profile.variables(), &profile.unset);
-        let (program, wanted) = (installation.server(), &profile.llama.generate);
-        let server = ServerSettings {
-            options: Installation::options(&program, &environment)?,
-            device: Installation::device(&program, &wanted.devices, &environment)?,
+        let installation = LlamaInstallation::find_installation(directory)?;
+        let environment = ProcessEnvironment::new(&profile.child_variables(), &profile.unset);
+        let (program, wanted) = (installation.server_path(), &profile.llama.generate);
+        let server = LlamaServerSettings {
+            options: LlamaInstallation::read_options(&program, &environment)?,
+            device: LlamaInstallation::select_device(&program, &wanted.devices, &environment)?,
             program,
             environment,
             mmap: profile.llama.mmap,
@@ -219,30 +248,31 @@ impl LlamaCpp {
             server,
             version: installation.version,
             dtype: wanted.dtype.into(),
-            shelf: places.shelf,
-            shelf_bytes: places.shelf_bytes,
+            shelf: places.gguf_cache,
+            shelf_bytes: places.gguf_cache_bytes,
             directory: places.directory,
-            ready_limit: limits.ready,
+            ready_limit: limits.ready_limit,
         })
     }
 
-    /// Version, device, type of the base.
-    pub fn describe(&self) -> String {
+    /// Describes the engine: version, device and weight type of the base.
+    pub fn describe_engine(&self) -> String {
         let device = self.server.device.as_deref().unwrap_or("CPU");
-        format!("llama.cpp {} {device} {}", self.version, self.dtype.name())
+        format!("llama.cpp {} {device} {}", self.version, self.dtype.dtype_name())
     }
 }
 
-impl Endpoint {
-    /// Named with what is to be known of it.
-    pub fn describe(&self) -> String {
+impl OpenAiEndpoint {
+    /// Describes the server: its model, its URL, and that the policy is unverified.
+    pub fn describe_endpoint(&self) -> String {
         let model = self.model.as_deref().unwrap_or("its model");
         format!("openai {model} at {} (policy unverified)", self.url)
     }
 }
 
 impl BaseDtype {
-    fn name(self) -> &'static str {
+    /// Returns the name, as users write it.
+    fn dtype_name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::F16 => "f16",
@@ -256,21 +286,23 @@ impl FromStr for BaseDtype {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let all = [Self::F32, Self::F16, Self::Bf16];
-        all.into_iter().find(|one| one.name() == text).ok_or("write f32, f16 or bf16".to_owned())
+        all.into_iter()
+            .find(|one| one.dtype_name() == text)
+            .ok_or("write f32, f16 or bf16".to_owned())
     }
 }
 
-impl From<Dtype> for BaseDtype {
-    fn from(dtype: Dtype) -> Self {
+impl From<ProfileDtype> for BaseDtype {
+    fn from(dtype: ProfileDtype) -> Self {
         match dtype {
-            Dtype::F32 => Self::F32,
-            Dtype::F16 => Self::F16,
-            Dtype::Bf16 => Self::Bf16,
+            ProfileDtype::F32 => Self::F32,
+            ProfileDtype::F16 => Self::F16,
+            ProfileDtype::Bf16 => Self::Bf16,
         }
     }
 }
 
-impl From<BaseDtype> for convert::Dtype {
+impl From<BaseDtype> for convert::ConversionDtype {
     fn from(dtype: BaseDtype) -> Self {
         match dtype {
             BaseDtype::F32 => Self::F32,
@@ -286,9 +318,12 @@ mod tests {
 
     #[test]
     fn engines_are_named_or_given_by_url() {
-        assert_eq!("candle".parse(), Ok(Choice::Candle));
-        let url = |text: &str| text.parse::<Choice>();
-        assert_eq!(url("http://box:8000/v1/"), Ok(Choice::Url("http://box:8000/v1".into())));
+        assert_eq!("candle".parse(), Ok(GeneratorEngineChoice::Candle));
+        let url = |text: &str| text.parse::<GeneratorEngineChoice>();
+        assert_eq!(
+            url("http://box:8000/v1/"),
+            Ok(GeneratorEngineChoice::Url("http://box:8000/v1".into()))
+        );
         for wrong in ["vllm", "box:8000", "http://", "http://me:secret@box/v1", "http://box/?a=1"] {
             assert!(url(wrong).is_err(), "{wrong}");
         }
@@ -296,18 +331,25 @@ mod tests {
 
     #[test]
     fn a_box_without_a_gpu_needs_no_llama_cpp() {
-        let cpu = Profile::named("cpu").unwrap();
-        let places = Places { shelf: "s".into(), shelf_bytes: 1, directory: "d".into() };
-        let choose = |choice: &Choice, profile: &Profile| {
+        let cpu = HardwareProfile::load_named("cpu").unwrap();
+        let places =
+            GeneratorPaths { gguf_cache: "s".into(), gguf_cache_bytes: 1, directory: "d".into() };
+        let choose = |choice: &GeneratorEngineChoice, profile: &HardwareProfile| {
             let llama_cpp = Some(Path::new("/nonexistent"));
-            let wanted =
-                Wanted { choice, llama_cpp, endpoint_model: None, endpoint_key_file: None };
-            let limits = Limits { threads: 1, ready: READY_LIMIT };
-            Backend::choose(&wanted, profile, limits, places.clone())
+            let wanted = GeneratorEngineOptions {
+                choice,
+                llama_cpp,
+                endpoint_model: None,
+                endpoint_key_file: None,
+            };
+            let limits = GeneratorLimits { threads: 1, ready_limit: READY_TIMEOUT };
+            GeneratorBackend::select_backend(&wanted, profile, limits, places.clone())
         };
-        assert!(matches!(choose(&Choice::Auto, &cpu), Ok(Backend::Candle)));
-        let gpu = Profile::named("gfx1151").unwrap();
-        for (choice, profile) in [(Choice::LlamaCpp, &cpu), (Choice::Auto, &gpu)] {
+        assert!(matches!(choose(&GeneratorEngineChoice::Auto, &cpu), Ok(GeneratorBackend::Candle)));
+        let gpu = HardwareProfile::load_named("gfx1151").unwrap();
+        for (choice, profile) in
+            [(GeneratorEngineChoice::LlamaCpp, &cpu), (GeneratorEngineChoice::Auto, &gpu)]
+        {
             let error = format!("{:#}", choose(&choice, profile).unwrap_err());
             assert!(error.contains("--llama-cpp") && error.contains("candle"), "{error}");
         }

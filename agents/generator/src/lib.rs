@@ -1,20 +1,25 @@
-//! The generator: reacts to generate orders by writing samples.
+//! The generator: writes the samples that generate orders ask for.
 //!
-//! [`GeneratorRole`] runs in the agent; [`work`] is the worker process it keeps warm.
+//! `GeneratorRole` runs in the agent; `run_generate_worker` is the worker process that the role
+//! keeps warm.
 
 mod backend;
-mod calls;
-mod once;
-mod rate;
+mod messages;
+mod offline;
 mod role;
+mod throughput_meter;
 mod worker;
 
-pub use backend::{Backend, BaseDtype, Choice, Endpoint, Limits, LlamaCpp, Places, Wanted};
-pub use once::{Made, Once, generate_once};
-pub use role::{Config, GeneratorRole};
-pub use worker::{WorkerConfig, work};
+pub use backend::{
+    BaseDtype, GeneratorBackend, GeneratorEngineChoice, GeneratorEngineOptions, GeneratorLimits,
+    GeneratorPaths, LlamaCppGenerator, OpenAiEndpoint,
+};
+pub use offline::{OfflineRequest, OfflineSamples, generate_offline};
+pub use role::{GeneratorConfig, GeneratorRole};
+pub use worker::{WorkerConfig, run_generate_worker};
 
+/// Parsers of the worker's messages, for tests with hostile input.
 #[doc(hidden)]
 pub mod fuzzing {
-    pub use crate::calls::fuzz as calls;
+    pub use crate::messages::fuzz_messages as calls;
 }

@@ -1,4 +1,5 @@
-//! The agent's side: one warm worker, which has one policy at a time; orders in, samples out.
+//! The agent's side: one warm worker, which has one policy loaded at a time, turns orders into
+//! samples.
 
 use std::{
     ffi::OsString,
@@ -7,271 +8,315 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent::{
+    AgentRole, ChildCommand, JobError, LeasedJob, PrefetchedCheckpoint, SamplingThroughput,
+    WorkerError, WorkerLauncher, WorkerProcess,
+};
 use anyhow::anyhow;
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Ahead, Command, Job, JobError, Launch, Pace, Role, Worker, WorkerError};
 use store::CachedTree;
 use tokio::sync::{RwLock, RwLockReadGuard, watch};
-use wire::{Body, Place, WorkKind, v1};
+use wire::{FactBody, FactKey, WorkKind, v1};
 
 use crate::{
-    Backend,
-    calls::{Adopt, Answer, Done, Generate, Generated, Request, samples_of},
-    rate::Rate,
+    GeneratorBackend,
+    messages::{
+        AdoptRequest, GenerateProgress, GenerateRequest, GeneratedSamples, GeneratorAnswer,
+        GeneratorRequest, count_samples,
+    },
+    throughput_meter::ThroughputMeter,
 };
 
-/// A worker that reports nothing for so long is hung.
-pub(crate) const SILENCE: Duration = Duration::from_secs(300);
+/// A worker that reports nothing for this long is hung.
+pub(crate) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// However quick it was before, a worker may take so long.
-pub(crate) const SILENCE_MIN: Duration = Duration::from_secs(60);
+/// The lower bound of the adaptive timeout, however quick the worker was before.
+pub(crate) const PROGRESS_TIMEOUT_MIN: Duration = Duration::from_secs(60);
 
-/// Jobs taken one at a time after a worker died over several.
-const SUSPECTS: u32 = 16;
+/// The number of jobs that run one at a time after a worker died while it served several.
+const ISOLATED_JOBS: u32 = 16;
 
-/// How a generator works.
+/// The settings of a generator.
 #[derive(Debug, Clone)]
-pub struct Config {
-    pub launch: Launch,
-    pub backend: Backend,
-    /// Sequences the worker runs at once.
+pub struct GeneratorConfig {
+    /// The settings that all workers of the agent share.
+    pub launch: WorkerLauncher,
+    /// The engine that draws the samples.
+    pub backend: GeneratorBackend,
+    /// The number of sequences that the worker runs at once.
     pub slots: u32,
 }
 
 /// The generator role of an agent.
+///
+/// It keeps one worker with one policy (base and adapter) loaded:
+///
+/// - an order for the loaded policy is sent to the worker at once, also while others run;
+/// - an order for another policy waits until the running calls end, then swaps the adapter or
+///   restarts the worker;
+/// - a checkpoint that the next orders may need is loaded early if the worker is idle.
+///
+/// It takes jobs while the held ones cannot fill all slots. After a worker died while it served
+/// several jobs, the next 16 jobs run one at a time, so that the job at fault fails alone.
 pub struct GeneratorRole {
-    config: Config,
-    warm: RwLock<Option<Warm>>,
-    /// Samples of held jobs that are not yet done.
+    config: GeneratorConfig,
+    loaded: RwLock<Option<LoadedWorker>>,
+    /// The samples of held jobs that are not done yet.
     outstanding: watch::Sender<u32>,
-    /// Calls the workers have not answered.
+    /// The calls that the worker has not answered.
     in_flight: AtomicU32,
-    /// Calls begun so far.
-    begun: AtomicU64,
-    /// Jobs still to be taken one at a time: a worker died over several.
-    alone: AtomicU32,
-    rate: Rate,
+    /// The number of calls begun so far.
+    calls_begun: AtomicU64,
+    /// The jobs that must still run one at a time, after a worker died while it served several.
+    isolated_remaining: AtomicU32,
+    throughput: ThroughputMeter,
 }
 
-/// A worker and the policy it has loaded.
-struct Warm {
-    policy: Key,
-    worker: Worker,
-    /// What it has loaded, or is loading: not to be evicted meanwhile.
+/// A worker and the policy that it has loaded.
+struct LoadedWorker {
+    policy: PolicyKey,
+    worker: WorkerProcess,
+    /// The files that are loaded or being loaded, kept in use so that they are not evicted.
     _files: (Option<CachedTree>, Option<CachedTree>),
 }
 
-/// Manifest digests of base and adapter.
-type Key = (String, String);
+/// The manifest digests of base and adapter.
+type PolicyKey = (String, String);
 
-impl Warm {
-    fn serves(&self, policy: &Key) -> bool {
+impl LoadedWorker {
+    /// Returns true if the worker lives and has this policy loaded.
+    fn has_policy(&self, policy: &PolicyKey) -> bool {
         self.policy == *policy && self.worker.is_alive()
     }
 }
 
 impl GeneratorRole {
-    pub fn new(config: Config) -> Self {
+    /// Creates the role without a worker; the first order starts it.
+    pub fn new(config: GeneratorConfig) -> Self {
         Self {
             config,
-            warm: RwLock::new(None),
+            loaded: RwLock::new(None),
             outstanding: watch::Sender::new(0),
             in_flight: AtomicU32::new(0),
-            begun: AtomicU64::new(0),
-            alone: AtomicU32::new(0),
-            rate: Rate::default(),
+            calls_begun: AtomicU64::new(0),
+            isolated_remaining: AtomicU32::new(0),
+            throughput: ThroughputMeter::default(),
         }
     }
 
-    async fn generate(&self, job: &Job) -> Result<(), JobError> {
-        let Body::GenerateOrder(order) = &job.record.fact.body else {
-            return Err(JobError::fatal(anyhow!("not a generate order (E111)")));
+    /// Draws the samples of an order and writes them, unless the log contains them already.
+    async fn generate_samples(&self, job: &LeasedJob) -> Result<(), JobError> {
+        let FactBody::GenerateOrder(order) = &job.record.fact.body else {
+            return Err(JobError::fatal_failure(anyhow!("not a generate order (E111)")));
         };
-        let place =
-            Place::Samples { cycle: order.cycle, job: order.job.parse().map_err(JobError::fatal)? };
-        if !self.config.backend.is_verified() && !order.accept_unverified_policy {
-            return Err(JobError::not_here(anyhow!(
-                "{} must not generate for run {}: nobody can check its weights, and the run's \
-                 spec lacks `raft.accept_unverified_policy: true` (E114)",
-                self.config.backend.describe(),
+        let place = FactKey::Samples {
+            cycle: order.cycle,
+            job: order.job.parse().map_err(JobError::fatal_failure)?,
+        };
+        if !self.config.backend.has_verified_weights() && !order.accept_unverified_policy {
+            return Err(JobError::host_unfit(anyhow!(
+                "{} must not generate for run {}: its weights cannot be verified; set \
+                 `raft.accept_unverified_policy: true` in the run's spec, or use another engine \
+                 (E114)",
+                self.config.backend.describe_engine(),
                 order.run
             )));
         }
-        let total = samples_of(&order.requests).map_err(|why| JobError::fatal(anyhow!(why)))?;
-        let mut share = Share::take(&self.outstanding, total);
+        let total =
+            count_samples(&order.requests).map_err(|why| JobError::fatal_failure(anyhow!(why)))?;
+        let mut share = OutstandingShare::add_outstanding(&self.outstanding, total);
         if job.is_written(place.clone()).await? {
             return Ok(());
         }
-        let warm = self.warm(job, order).await?;
-        let mut call = InFlight::begin(self, &warm.worker);
-        let (held, began) = (self.rate.hold(), Instant::now());
-        let request = Request::Generate(Generate {
+        let warm = self.ensure_loaded(job, order).await?;
+        let mut call = WorkerCallGuard::begin_call(self, &warm.worker);
+        let (held, began) = (self.throughput.start_job(), Instant::now());
+        let request = GeneratorRequest::Generate(GenerateRequest {
             sampling: order.sampling.unwrap_or_default(),
             seed: order.seed,
             requests: order.requests.clone(),
             logprobs: order.logprobs,
             canary: order.canary.clone(),
         });
-        let generated: Result<Answer, _> = warm
-            .worker
-            .call(&request, &mut self.config.launch.patience(SILENCE, SILENCE_MIN), |progress| {
-                if let Ok(Done { samples }) = serde_json::from_value(progress) {
-                    share.done(samples);
-                    job.progress.set(samples, total, "samples");
-                }
-                ready(())
-            })
-            .await;
+        let launch = &self.config.launch;
+        let mut silence = launch.silence_timeout(PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_MIN);
+        let on_progress = |progress| {
+            if let Ok(GenerateProgress { samples }) = serde_json::from_value(progress) {
+                share.set_done(samples);
+                job.progress.set_progress(samples, total, "samples");
+            }
+            ready(())
+        };
+        let generated: Result<GeneratorAnswer, _> =
+            warm.worker.call_with_progress(&request, &mut silence, on_progress).await;
         call.answered = true;
-        let alone = call.was_alone();
+        let alone = call.was_only_call();
         let generated = match generated {
-            Ok(Answer::Generated(generated)) => generated,
-            Ok(Answer::NotHere(why)) => return Err(JobError::not_here(anyhow!(why))),
-            Ok(Answer::Adopted) => {
-                return Err(JobError::retry(anyhow!("the worker answered something else (E107)")));
+            Ok(GeneratorAnswer::Generated(generated)) => generated,
+            Ok(GeneratorAnswer::NotHere(why)) => return Err(JobError::host_unfit(anyhow!(why))),
+            Ok(GeneratorAnswer::Adopted) => {
+                return Err(JobError::retryable_failure(anyhow!(
+                    "unexpected answer from the worker (E107)"
+                )));
             }
             Err(error @ WorkerError::Refused(_)) => {
-                return Err(JobError::of_model_worker(error, &warm.worker).await);
+                return Err(JobError::from_model_worker(error, &warm.worker).await);
             }
             Err(error) => {
-                // It hangs or talks nonsense: a new one may fare better.
-                warm.worker.kill();
-                let failed = JobError::of_model_worker(error, &warm.worker).await;
-                return Err(if alone { failed } else { self.suspect_all(failed) });
+                // The worker hangs or sends invalid replies, so the next job starts a new one.
+                warm.worker.kill_group();
+                let failed = JobError::from_model_worker(error, &warm.worker).await;
+                return Err(if alone { failed } else { self.isolate_jobs(failed) });
             }
         };
-        self.trust_one();
-        held.made(&generated.samples);
-        let body = report(job, order, generated, began.elapsed());
-        job.write(place, Body::Samples(body)).await
+        self.end_isolation_step();
+        held.finish_samples(&generated.samples);
+        let body = build_samples(job, order, generated, began.elapsed());
+        job.write_result(place, FactBody::Samples(body)).await
     }
 
-    /// A worker died over several jobs: they are tried one at a time, so that the one at
-    /// fault, if one is, does not take the others with it.
-    fn suspect_all(&self, failed: JobError) -> JobError {
-        self.alone.store(SUSPECTS, Ordering::Relaxed);
-        failed.in_company()
+    /// Runs the next jobs one at a time after a worker died while it served several, so that a job
+    /// at fault fails alone.
+    fn isolate_jobs(&self, failed: JobError) -> JobError {
+        self.isolated_remaining.store(ISOLATED_JOBS, Ordering::Relaxed);
+        failed.blame_shared_worker()
     }
 
-    fn trust_one(&self) {
+    /// Counts one isolated job as done.
+    fn end_isolation_step(&self) {
         let less = |alone: u32| alone.checked_sub(1);
-        // None left is as good.
-        let _ = self.alone.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        // The update fails only if no isolated job remains.
+        let _ = self.isolated_remaining.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// The worker with this policy. One policy is loaded at a time: a switch waits for the
-    /// calls in flight, but not for its files with them.
-    async fn warm(
+    /// Returns the worker with the order's policy loaded. One policy is loaded at a time: a change
+    /// waits for the calls in flight, but the files are fetched before that.
+    async fn ensure_loaded(
         &self,
-        job: &Job,
+        job: &LeasedJob,
         order: &v1::GenerateOrder,
-    ) -> Result<RwLockReadGuard<'_, Warm>, JobError> {
+    ) -> Result<RwLockReadGuard<'_, LoadedWorker>, JobError> {
         let base = order.base.as_ref();
         let base =
-            base.ok_or_else(|| JobError::fatal(anyhow!("the order names no base (E111)")))?;
+            base.ok_or_else(|| JobError::fatal_failure(anyhow!("the order names no base (E111)")))?;
         let adapter = order.adapter.as_ref();
         let policy =
             (base.manifest.clone(), adapter.map_or(String::new(), |tree| tree.manifest.clone()));
-        let warm = self.warm.read().await;
-        if warm.as_ref().is_some_and(|warm| warm.serves(&policy)) {
-            return loaded(warm);
+        let warm = self.loaded.read().await;
+        if warm.as_ref().is_some_and(|warm| warm.has_policy(&policy)) {
+            return require_worker(warm);
         }
         drop(warm);
-        let base = match self.config.backend.is_verified() {
-            true => Some(job.cache.tree(&job.store, base).await?),
-            // What it serves it has already.
+        let base = match self.config.backend.has_verified_weights() {
+            true => Some(job.cache.fetch_tree(&job.store, base).await?),
+            // An external server has its own copy.
             false => None,
         };
-        let adapter = job.tree_if(adapter).await?;
-        let mut warm = self.warm.write().await;
-        if !warm.as_ref().is_some_and(|warm| warm.serves(&policy)) {
-            // A switch that is given up leaves nothing behind that might be half done.
+        let adapter = job.fetch_optional_tree(adapter).await?;
+        let mut warm = self.loaded.write().await;
+        if !warm.as_ref().is_some_and(|warm| warm.has_policy(&policy)) {
+            // The old worker is taken first, so that a cancelled change leaves no half-loaded
+            // worker.
             let last = warm.take();
-            *warm = Some(self.switch(last, policy, base, adapter).await?);
+            *warm = Some(self.load_policy(last, policy, base, adapter).await?);
         }
-        loaded(warm.downgrade())
+        require_worker(warm.downgrade())
     }
 
-    /// Loads an adapter that the next orders may ask for where its base is loaded and nobody draws,
-    /// or waits to draw, with another. `None`: it stays as it is.
-    async fn load_ahead(&self, ahead: &Ahead) -> Option<()> {
+    /// Loads an adapter that the next orders may need, if its base is loaded and no order draws
+    /// with the current one or waits to. Returns `None` if the worker is unchanged.
+    async fn prefetch_adapter(&self, ahead: &PrefetchedCheckpoint) -> Option<()> {
         let v1::Checkpoint { base: Some(base), tree: Some(adapter), .. } = &ahead.checkpoint else {
             return None;
         };
         let policy = (base.manifest.clone(), adapter.manifest.clone());
-        let (base, adapter) = (ahead.tree(base).await.ok()?, ahead.tree(adapter).await.ok()?);
-        let mut warm = self.warm.try_write().ok()?;
-        let other = |warm: &mut Warm| self.adopts(warm, &policy.0) && !warm.serves(&policy);
+        let (base, adapter) =
+            (ahead.fetch_tree(base).await.ok()?, ahead.fetch_tree(adapter).await.ok()?);
+        let mut warm = self.loaded.try_write().ok()?;
+        let other = |warm: &mut LoadedWorker| {
+            self.can_swap_adapter(warm, &policy.0) && !warm.has_policy(&policy)
+        };
         let last = warm.take_if(other)?;
-        *warm = self.switch(Some(last), policy, Some(base), Some(adapter)).await.ok();
+        *warm = self.load_policy(Some(last), policy, Some(base), Some(adapter)).await.ok();
         Some(())
     }
 
-    /// Whether a worker can be given another adapter of a base.
-    fn adopts(&self, warm: &Warm, base: &str) -> bool {
-        self.config.backend.adopts() && warm.policy.0 == base && warm.worker.is_alive()
+    /// Returns true if a worker can load another adapter of this base.
+    fn can_swap_adapter(&self, warm: &LoadedWorker, base: &str) -> bool {
+        self.config.backend.can_swap_adapter() && warm.policy.0 == base && warm.worker.is_alive()
     }
 
-    /// Gives the adapter to the worker that has its base, where that can be; otherwise ends it
+    /// Swaps the adapter of a worker that has the base, if possible; otherwise ends that worker
     /// before it starts another.
-    async fn switch(
+    async fn load_policy(
         &self,
-        last: Option<Warm>,
-        policy: Key,
+        last: Option<LoadedWorker>,
+        policy: PolicyKey,
         base: Option<CachedTree>,
         adapter: Option<CachedTree>,
-    ) -> Result<Warm, JobError> {
-        let Config { launch, backend, slots } = &self.config;
-        let load = Policy {
+    ) -> Result<LoadedWorker, JobError> {
+        let GeneratorConfig { launch, backend, slots } = &self.config;
+        let load = PolicyFiles {
             key: &policy,
             base: base.as_ref().map(|tree| tree.path()),
             adapter: adapter.as_ref().map(|tree| tree.path()),
         };
-        let worker = match last.filter(|last| self.adopts(last, &policy.0)) {
-            Some(last) => adopt(launch, last.worker, &load).await,
+        let worker = match last.filter(|last| self.can_swap_adapter(last, &policy.0)) {
+            Some(last) => swap_adapter(launch, last.worker, &load).await,
             None => None,
         };
         let worker = match worker {
             Some(worker) => worker,
             None => {
-                let command = command(launch, backend, &load, *slots).map_err(JobError::retry)?;
-                Worker::start(&command)?
+                let command = worker_command(launch, backend, &load, *slots)
+                    .map_err(JobError::retryable_failure)?;
+                WorkerProcess::start(&command)?
             }
         };
-        Ok(Warm { policy, worker, _files: (base, adapter) })
+        Ok(LoadedWorker { policy, worker, _files: (base, adapter) })
     }
 }
 
-/// The worker, with the adapter; `None` when it did not take it.
-async fn adopt(launch: &Launch, worker: Worker, policy: &Policy<'_>) -> Option<Worker> {
-    let request = Request::Adopt(Adopt { adapter: policy.adapter.map(Path::to_owned) });
-    let mut patience = launch.patience(SILENCE, SILENCE_MIN);
-    match worker.call::<Answer, _>(&request, &mut patience, |_| ready(())).await {
-        Ok(Answer::Adopted) => Some(worker),
+/// Returns the worker with the adapter loaded; `None` if it did not load it.
+async fn swap_adapter(
+    launch: &WorkerLauncher,
+    worker: WorkerProcess,
+    policy: &PolicyFiles<'_>,
+) -> Option<WorkerProcess> {
+    let request =
+        GeneratorRequest::Adopt(AdoptRequest { adapter: policy.adapter.map(Path::to_owned) });
+    let mut patience = launch.silence_timeout(PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_MIN);
+    match worker
+        .call_with_progress::<GeneratorAnswer, _>(&request, &mut patience, |_| ready(()))
+        .await
+    {
+        Ok(GeneratorAnswer::Adopted) => Some(worker),
         Ok(_) => None,
         Err(error) => {
-            // Another tells the job what is wrong, if it is with the adapter.
-            tracing::warn!(%error, "a worker did not take an adapter; another is started");
+            // If the adapter is invalid, the new worker reports it to the job.
+            tracing::warn!(%error, "worker did not load the adapter; starting another");
             None
         }
     }
 }
 
-/// What a worker is to load.
-pub(crate) struct Policy<'a> {
-    /// What base and adapter are known by.
-    pub key: &'a Key,
+/// The files of a policy that a worker loads.
+pub(crate) struct PolicyFiles<'a> {
+    /// The digests that identify base and adapter.
+    pub key: &'a PolicyKey,
+    /// The base; `None` for an external server, which has it.
     pub base: Option<&'a Path>,
+    /// The adapter, if any.
     pub adapter: Option<&'a Path>,
 }
 
-/// How its worker is started.
-pub(crate) fn command(
-    launch: &Launch,
-    backend: &Backend,
-    policy: &Policy<'_>,
+/// Returns the command that starts a worker with a policy.
+pub(crate) fn worker_command(
+    launch: &WorkerLauncher,
+    backend: &GeneratorBackend,
+    policy: &PolicyFiles<'_>,
     slots: u32,
-) -> serde_json::Result<Command> {
+) -> serde_json::Result<ChildCommand> {
     let mut arguments: Vec<OsString> = Vec::new();
     arguments.extend(["--backend".into(), serde_json::to_string(backend)?.into()]);
     for (name, path) in [("--base", policy.base), ("--adapter", policy.adapter)] {
@@ -281,18 +326,22 @@ pub(crate) fn command(
     arguments.extend(["--base-key".into(), base.into()]);
     arguments.extend(["--adapter-key".into(), adapter.into()]);
     arguments.extend(["--slots".into(), slots.to_string().into()]);
-    Ok(launch.worker("generate", "generate", arguments))
+    Ok(launch.worker_command("generate", "generate", arguments))
 }
 
-fn loaded(warm: RwLockReadGuard<'_, Option<Warm>>) -> Result<RwLockReadGuard<'_, Warm>, JobError> {
-    let none = |_| JobError::retry(anyhow!("the worker is gone (E107)"));
+/// Returns the loaded worker, or an error if it is gone.
+fn require_worker(
+    warm: RwLockReadGuard<'_, Option<LoadedWorker>>,
+) -> Result<RwLockReadGuard<'_, LoadedWorker>, JobError> {
+    let none = |_| JobError::retryable_failure(anyhow!("the worker has exited (E107)"));
     RwLockReadGuard::try_map(warm, Option::as_ref).map_err(none)
 }
 
-fn report(
-    job: &Job,
+/// Builds the samples fact of an order.
+fn build_samples(
+    job: &LeasedJob,
     order: &v1::GenerateOrder,
-    Generated { samples, engine, caveat, tokenizer, canary }: Generated,
+    GeneratedSamples { samples, engine, caveat, tokenizer, canary }: GeneratedSamples,
     wall: Duration,
 ) -> v1::Samples {
     let manifest =
@@ -310,25 +359,26 @@ fn report(
         samples,
         wall_s: wall.as_secs_f64(),
         caveat,
-        joules: job.joules().unwrap_or(0.0),
+        joules: job.energy_joules().unwrap_or(0.0),
         suite: order.suite.clone(),
         tokenizer,
         canary,
     }
 }
 
-impl Role for GeneratorRole {
-    fn kind(&self) -> WorkKind {
+impl AgentRole for GeneratorRole {
+    fn work_kind(&self) -> WorkKind {
         WorkKind::Generate
     }
 
-    /// There is room while the held jobs cannot fill all slots.
-    fn room(&self) -> BoxFuture<'_, ()> {
+    /// Waits until the held jobs cannot fill all slots; in isolation, until no samples are
+    /// outstanding.
+    fn wait_for_room(&self) -> BoxFuture<'_, ()> {
         async {
             let mut outstanding = self.outstanding.subscribe();
             // The sender lives as long as the role.
             let room = |samples: &u32| {
-                let alone = self.alone.load(Ordering::Relaxed) > 0;
+                let alone = self.isolated_remaining.load(Ordering::Relaxed) > 0;
                 *samples < if alone { 1 } else { self.config.slots }
             };
             let _ = outstanding.wait_for(room).await;
@@ -336,83 +386,88 @@ impl Role for GeneratorRole {
         .boxed()
     }
 
-    fn run<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), JobError>> {
-        self.generate(job).boxed()
+    fn run<'a>(&'a self, job: &'a LeasedJob) -> BoxFuture<'a, Result<(), JobError>> {
+        self.generate_samples(job).boxed()
     }
 
-    fn foresee<'a>(&'a self, ahead: &'a Ahead) -> BoxFuture<'a, ()> {
-        self.load_ahead(ahead).map(|_| ()).boxed()
+    fn prefetch_checkpoint<'a>(&'a self, ahead: &'a PrefetchedCheckpoint) -> BoxFuture<'a, ()> {
+        self.prefetch_adapter(ahead).map(|_| ()).boxed()
     }
 
     fn uses_gpu(&self) -> bool {
-        matches!(self.config.backend, Backend::LlamaCpp(_)) && !self.config.launch.profile.is_cpu()
+        matches!(self.config.backend, GeneratorBackend::LlamaCpp(_))
+            && !self.config.launch.profile.is_cpu()
     }
 
-    fn engine(&self) -> String {
-        self.config.backend.describe()
+    fn describe_engine(&self) -> String {
+        self.config.backend.describe_engine()
     }
 
-    fn pace(&self) -> Option<Pace> {
-        Some(self.rate.pace(self.config.slots))
+    fn current_throughput(&self) -> Option<SamplingThroughput> {
+        Some(self.throughput.current_throughput(self.config.slots))
     }
 }
 
-/// A job's part of the outstanding samples, given back as they are done or dropped.
-struct Share<'a> {
+/// A job's share of the outstanding samples, subtracted as they are done or when this is dropped.
+struct OutstandingShare<'a> {
     outstanding: &'a watch::Sender<u32>,
-    left: u32,
+    remaining: u32,
     total: u32,
 }
 
-impl<'a> Share<'a> {
-    fn take(outstanding: &'a watch::Sender<u32>, total: u32) -> Self {
+impl<'a> OutstandingShare<'a> {
+    /// Adds a job's samples to the outstanding ones.
+    fn add_outstanding(outstanding: &'a watch::Sender<u32>, total: u32) -> Self {
         outstanding.send_modify(|samples| *samples += total);
-        Self { outstanding, left: total, total }
+        Self { outstanding, remaining: total, total }
     }
 
-    fn done(&mut self, samples: u32) {
-        let left = self.total.saturating_sub(samples).min(self.left);
-        let freed = self.left - left;
-        self.left = left;
+    /// Subtracts samples until `samples` of the job's total are done.
+    fn set_done(&mut self, samples: u32) {
+        let left = self.total.saturating_sub(samples).min(self.remaining);
+        let freed = self.remaining - left;
+        self.remaining = left;
         self.outstanding.send_modify(|samples| *samples -= freed);
     }
 }
 
-impl Drop for Share<'_> {
+impl Drop for OutstandingShare<'_> {
     fn drop(&mut self) {
-        self.done(self.total);
+        self.set_done(self.total);
     }
 }
 
-/// A call to a worker. When the last one is given up (its run was cancelled), so is the
-/// worker: it would generate on for nobody.
-struct InFlight<'a> {
+/// A call to a worker in progress. If the last one is dropped without an answer (its run was
+/// cancelled), the worker is killed, because its samples would be useless.
+struct WorkerCallGuard<'a> {
     role: &'a GeneratorRole,
-    worker: &'a Worker,
+    worker: &'a WorkerProcess,
     answered: bool,
-    /// Its number, and whether it was the only one when it began.
+    /// The call's number.
     number: u64,
-    first: bool,
+    /// True if it was the only call when it began.
+    began_alone: bool,
 }
 
-impl<'a> InFlight<'a> {
-    fn begin(role: &'a GeneratorRole, worker: &'a Worker) -> Self {
-        let first = role.in_flight.fetch_add(1, Ordering::Relaxed) == 0;
-        let number = role.begun.fetch_add(1, Ordering::Relaxed) + 1;
-        Self { role, worker, answered: false, number, first }
+impl<'a> WorkerCallGuard<'a> {
+    /// Counts a call as in flight.
+    fn begin_call(role: &'a GeneratorRole, worker: &'a WorkerProcess) -> Self {
+        let began_alone = role.in_flight.fetch_add(1, Ordering::Relaxed) == 0;
+        let number = role.calls_begun.fetch_add(1, Ordering::Relaxed) + 1;
+        Self { role, worker, answered: false, number, began_alone }
     }
 
-    /// Whether the worker had no other call since this one began.
-    fn was_alone(&self) -> bool {
-        self.first && self.role.begun.load(Ordering::Relaxed) == self.number
+    /// Returns true if the worker had no other call since this one began.
+    fn was_only_call(&self) -> bool {
+        self.began_alone && self.role.calls_begun.load(Ordering::Relaxed) == self.number
     }
 }
 
-impl Drop for InFlight<'_> {
+impl Drop for WorkerCallGuard<'_> {
     fn drop(&mut self) {
         let others = self.role.in_flight.fetch_sub(1, Ordering::Relaxed) - 1;
         if others == 0 && !self.answered {
-            self.worker.kill();
+            self.worker.kill_group();
         }
     }
 }

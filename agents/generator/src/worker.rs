@@ -1,53 +1,62 @@
-//! The worker's side: one policy at a time, samples of all calls at hand drawn together.
+//! The worker's side: one policy at a time; the samples of all pending calls are drawn together.
 
-mod canary;
+mod canary_cache;
 mod candle;
+mod completion_client;
 mod endpoint;
-mod http;
-mod llama_cpp;
-mod open;
-mod served;
+mod http_backend;
+mod llama_server;
+mod pending_calls;
 
 use std::path::PathBuf;
 
-use engine::Dtype;
-use runtime::Inbox;
+use agent::CallInbox;
+use engine::MatrixDtype;
 
-use crate::{Backend, calls::Request};
+use crate::{GeneratorBackend, messages::GeneratorRequest};
 
-/// What the agent starts the worker with.
+/// The command-line settings with which the agent starts the worker.
 #[derive(Debug, Clone)]
 pub struct WorkerConfig {
-    pub backend: Backend,
-    /// Empty for an endpoint, which has it.
+    /// The engine.
+    pub backend: GeneratorBackend,
+    /// The base's directory or GGUF file; empty for an external server, which has it.
     pub base: PathBuf,
-    /// What the base is known by: a digest.
+    /// The digest that identifies the base.
     pub base_key: String,
+    /// The adapter, if any.
     pub adapter: Option<PathBuf>,
-    /// What the adapter is known by.
+    /// The digest that identifies the adapter; empty for none.
     pub adapter_key: String,
+    /// The number of sequences drawn at once.
     pub slots: usize,
-    /// Candle's.
+    /// The device of the embedded engine.
     pub device: String,
-    pub dtype: Dtype,
+    /// The weight type of the embedded engine.
+    pub dtype: MatrixDtype,
 }
 
 /// Serves calls until the agent closes the pipe.
 ///
 /// # Errors
-/// When what draws the samples is gone and several calls go with it: one of them may be why.
-pub fn work(config: &WorkerConfig) -> anyhow::Result<()> {
-    let inbox: Inbox<Request> = Inbox::open();
+/// When the server that draws the samples ends while several calls are pending: any of them may be
+/// the cause.
+pub fn run_generate_worker(config: &WorkerConfig) -> anyhow::Result<()> {
+    let inbox: CallInbox<GeneratorRequest> = CallInbox::read_stdin();
     match &config.backend {
-        Backend::Candle => {
-            candle::serve(config, &inbox);
+        GeneratorBackend::Candle => {
+            candle::serve_calls(config, &inbox);
             Ok(())
         }
-        Backend::LlamaCpp(llama) => served::serve(config, inbox, |slots| {
-            Ok(served::Source::LlamaCpp(Box::new(llama_cpp::Source::new(llama, config, slots)?)))
+        GeneratorBackend::LlamaCpp(llama) => http_backend::serve_calls(config, inbox, |slots| {
+            Ok(http_backend::HttpBackend::LlamaCpp(Box::new(
+                llama_server::LlamaServerBackend::new(llama, config, slots)?,
+            )))
         }),
-        Backend::Endpoint(endpoint) => served::serve(config, inbox, |_| {
-            Ok(served::Source::Endpoint(endpoint::Source::new(endpoint, config)?))
+        GeneratorBackend::Endpoint(endpoint) => http_backend::serve_calls(config, inbox, |_| {
+            Ok(http_backend::HttpBackend::Endpoint(endpoint::EndpointBackend::new(
+                endpoint, config,
+            )?))
         }),
     }
 }

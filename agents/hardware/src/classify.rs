@@ -1,97 +1,100 @@
-//! What a worker's last words mean: known ways to die on these cards, by the text they leave in
-//! the kernel's log and their own. The ways are data, in `faults.yaml`.
+//! The classification of a worker's death by the text that it left in the kernel's log and in its
+//! own. The known faults are data in `faults.yaml`.
 
 use regex::Regex;
 use serde::Deserialize;
 use std::sync::LazyLock;
 
-/// What is known to help, or not to.
+/// The kind of retry that makes sense after a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Retry {
-    /// The same would happen again on this box.
+pub enum RetryAdvice {
+    /// The fault would occur again on this host.
     Never,
-    /// From the last checkpoint; a second time on one box is the box.
+    /// From the last checkpoint; a second fault on the same host means that the host is broken.
     Once,
-    /// Only with less: a smaller batch, shorter examples.
+    /// Only with a smaller batch or shorter examples.
     Smaller,
-    /// It passes by itself.
+    /// The fault passes by itself.
     Wait,
-    /// Nothing is known against it.
+    /// There is no known reason against a retry.
     Again,
 }
 
+/// The classification of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Known {
+pub struct KnownFault {
     pub class: &'static str,
-    pub retry: Retry,
-    /// What is trained on or with is at fault, and no box.
+    pub retry: RetryAdvice,
+    /// True if the data or the model causes the fault, not the host.
     pub content: bool,
     pub remedy: &'static str,
 }
 
-/// What a death left behind.
+/// The text that a dead worker left behind.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Evidence<'a> {
-    /// Of the kernel's log, what was added since the work began.
+pub struct FaultEvidence<'a> {
+    /// The kernel log since the work began.
     pub kernel: &'a str,
-    /// The last the worker wrote to stderr.
+    /// The end of the worker's stderr.
     pub log: &'a str,
-    /// What it said when it refused, or how it ended.
+    /// The worker's refusal, or how it ended.
     pub exit: &'a str,
 }
 
+/// The text that a rule searches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Source {
+enum EvidenceSource {
     Kernel,
     Log,
     Exit,
 }
 
+/// One rule of `faults.yaml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Rule {
+struct FaultRule {
     class: String,
     pattern: String,
     #[serde(rename = "in")]
-    sources: Vec<Source>,
-    retry: Retry,
+    sources: Vec<EvidenceSource>,
+    retry: RetryAdvice,
     #[serde(default)]
     content: bool,
     remedy: String,
-    /// What it looks like, for the tests.
+    /// Examples of matching lines, for the tests.
     #[cfg_attr(not(test), expect(dead_code, reason = "read for people and tests"))]
     lines: Vec<String>,
 }
 
-/// Of each source, its end; a log is bounded where it is kept as well.
-const BYTES_MAX: usize = 1 << 20;
+/// The number of bytes at the end of each text that are searched.
+const EVIDENCE_BYTES_MAX: usize = 1 << 20;
 
-static RULES: LazyLock<Vec<(Regex, Rule)>> = LazyLock::new(|| {
-    let rules: Vec<Rule> =
+static FAULT_RULES: LazyLock<Vec<(Regex, FaultRule)>> = LazyLock::new(|| {
+    let rules: Vec<FaultRule> =
         serde_saphyr::from_str(include_str!("../faults.yaml")).expect("a test reads it");
-    let compile = |rule: Rule| {
+    let compile = |rule: FaultRule| {
         let regex = Regex::new(&rule.pattern).expect("a test compiles every pattern");
         (regex, rule)
     };
     rules.into_iter().map(compile).collect()
 });
 
-/// What is known of a death. The first way that matches is it.
-pub fn classify(evidence: &Evidence<'_>) -> Option<Known> {
-    let kernel = end(evidence.kernel);
-    let log = end(evidence.log);
-    let exit = end(evidence.exit);
-    let matches = |(regex, rule): &&(Regex, Rule)| {
+/// Returns the first rule that matches the evidence.
+pub fn classify_fault(evidence: &FaultEvidence<'_>) -> Option<KnownFault> {
+    let kernel = text_end(evidence.kernel);
+    let log = text_end(evidence.log);
+    let exit = text_end(evidence.exit);
+    let matches = |(regex, rule): &&(Regex, FaultRule)| {
         rule.sources.iter().any(|source| match source {
-            Source::Kernel => regex.is_match(kernel),
-            // What it refuses with may be what its libraries wrote.
-            Source::Log => regex.is_match(log) || regex.is_match(exit),
-            Source::Exit => regex.is_match(exit),
+            EvidenceSource::Kernel => regex.is_match(kernel),
+            // A refusal may quote what the worker's libraries wrote.
+            EvidenceSource::Log => regex.is_match(log) || regex.is_match(exit),
+            EvidenceSource::Exit => regex.is_match(exit),
         })
     };
-    RULES.iter().find(matches).map(|(_, rule)| Known {
+    FAULT_RULES.iter().find(matches).map(|(_, rule)| KnownFault {
         class: &rule.class,
         retry: rule.retry,
         content: rule.content,
@@ -99,8 +102,9 @@ pub fn classify(evidence: &Evidence<'_>) -> Option<Known> {
     })
 }
 
-fn end(text: &str) -> &str {
-    let mut from = text.len().saturating_sub(BYTES_MAX);
+/// Returns the last `EVIDENCE_BYTES_MAX` bytes, from a character boundary.
+fn text_end(text: &str) -> &str {
+    let mut from = text.len().saturating_sub(EVIDENCE_BYTES_MAX);
     while !text.is_char_boundary(from) {
         from += 1;
     }
@@ -113,12 +117,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn class(kernel: &str, log: &str, exit: &str) -> Option<&'static str> {
-        classify(&Evidence { kernel, log, exit }).map(|known| known.class)
+        classify_fault(&FaultEvidence { kernel, log, exit }).map(|known| known.class)
     }
 
     #[test]
     fn each_line_is_of_its_class_wherever_it_is_looked_for_and_nowhere_else() {
-        for (_, rule) in RULES.iter() {
+        for (_, rule) in FAULT_RULES.iter() {
             assert!(!rule.lines.is_empty() && !rule.sources.is_empty(), "{}", rule.class);
             assert!(!rule.remedy.is_empty(), "{}", rule.class);
             for line in &rule.lines {
@@ -126,9 +130,9 @@ mod tests {
                 let in_kernel = class(&among, "", "").filter(|found| *found == rule.class);
                 let in_log = class("", &among, "").filter(|found| *found == rule.class);
                 let in_exit = class("", "", line).filter(|found| *found == rule.class);
-                let log = rule.sources.contains(&Source::Log);
-                let exit = log || rule.sources.contains(&Source::Exit);
-                let expected = [rule.sources.contains(&Source::Kernel), log, exit];
+                let log = rule.sources.contains(&EvidenceSource::Log);
+                let exit = log || rule.sources.contains(&EvidenceSource::Exit);
+                let expected = [rule.sources.contains(&EvidenceSource::Kernel), log, exit];
                 let found = [in_kernel.is_some(), in_log.is_some(), in_exit.is_some()];
                 assert_eq!(found, expected, "{}: {line}", rule.class);
             }
@@ -137,7 +141,8 @@ mod tests {
 
     #[test]
     fn classes_have_one_entry_each() {
-        let mut classes: Vec<&str> = RULES.iter().map(|(_, rule)| rule.class.as_str()).collect();
+        let mut classes: Vec<&str> =
+            FAULT_RULES.iter().map(|(_, rule)| rule.class.as_str()).collect();
         classes.sort_unstable();
         let all = classes.len();
         classes.dedup();
@@ -171,7 +176,7 @@ mod tests {
     #[test]
     fn the_end_of_a_long_log_is_what_counts() {
         let fault = "Memory access fault by GPU node-1 on address (nil)";
-        let noise = "é".repeat(BYTES_MAX);
+        let noise = "é".repeat(EVIDENCE_BYTES_MAX);
         assert_eq!(class("", &format!("{noise}\n{fault}"), ""), Some("isa_mismatch_fault"));
         assert_eq!(class("", &format!("{fault}\n{noise}"), ""), None);
         // Whatever is repeated: no pattern backtracks.
@@ -187,7 +192,7 @@ mod tests {
             exit in ".{0,64}",
         ) {
             let (kernel, log) = (String::from_utf8_lossy(&kernel), String::from_utf8_lossy(&log));
-            classify(&Evidence { kernel: &kernel, log: &log, exit: &exit });
+            classify_fault(&FaultEvidence { kernel: &kernel, log: &log, exit: &exit });
         }
     }
 }

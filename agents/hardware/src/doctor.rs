@@ -1,7 +1,6 @@
-//! What is wrong with a box, from one look at it: pure checks over a [`Snapshot`]. Each finding
-//! says what was seen, why it matters, what to do, and whose experience it is.
+//! The doctor: pure checks of a [`HostSnapshot`]. Each finding states the observation, its
+//! consequence, the remedy and the source of that knowledge.
 
-mod arguments;
 mod catalogue;
 mod devices;
 mod disk;
@@ -11,19 +10,20 @@ mod memory;
 mod plan;
 mod role;
 mod stack;
+mod training_arguments;
 
 use serde::{Deserialize, Serialize};
 
-pub use arguments::{Arguments, ArgumentsError};
-pub use catalogue::{CHECKS, Check, page};
-pub(crate) use environment::{allocator, overridden};
-pub use memory::budget;
-pub use plan::{Plan, for_plan};
-pub use role::{Part, for_role, of_role};
+pub use catalogue::{CHECKS, DoctorCheck, render_page};
+pub(crate) use environment::{check_allocator, check_gfx_override};
+pub use memory::memory_budget;
+pub use plan::{TrainingPlan, check_plan};
+pub use role::{CheckedPart, filter_by_role, findings_for_role};
+pub use training_arguments::{TrainingArguments, TrainingArgumentsError};
 
-use crate::{Profile, snapshot::Snapshot};
+use crate::{HardwareProfile, host_snapshot::HostSnapshot};
 
-/// How much a finding matters. A failure withholds the roles that would use the GPU.
+/// The weight of a finding. A failure withholds the roles that would use the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -32,47 +32,49 @@ pub enum Severity {
     Fail,
 }
 
+/// A problem, or a fact worth knowing, of a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// Stable: `C-28`.
+pub struct DoctorFinding {
+    /// The stable id of the check, such as `C-28`.
     pub id: &'static str,
     pub severity: Severity,
     pub seen: String,
     pub why: &'static str,
     pub remedy: String,
-    /// Where it is known from.
+    /// The source of the knowledge.
     pub source: &'static str,
 }
 
-/// Everything found on a box that is to be treated so, the worst first, then by id.
-pub fn check(box_: &Snapshot, profile: &Profile) -> Vec<Finding> {
-    let mut findings = devices::check(box_);
-    findings.extend(kernel::check(box_));
-    findings.extend(memory::check(box_));
-    findings.extend(environment::check(box_, profile));
-    findings.extend(stack::check(box_, profile));
-    findings.extend(disk::check(box_));
-    sorted(findings)
+/// Returns all findings of a host under a profile, the worst first, then by id.
+pub fn check_host(box_: &HostSnapshot, profile: &HardwareProfile) -> Vec<DoctorFinding> {
+    let mut findings = devices::check_devices(box_);
+    findings.extend(kernel::check_kernel(box_));
+    findings.extend(memory::check_memory(box_));
+    findings.extend(environment::check_variables(box_, profile));
+    findings.extend(stack::check_stack(box_, profile));
+    findings.extend(disk::check_disk(box_));
+    sort_findings(findings)
 }
 
-pub(crate) fn sorted(mut findings: Vec<Finding>) -> Vec<Finding> {
+/// Sorts findings by severity, the worst first, then by id.
+pub(crate) fn sort_findings(mut findings: Vec<DoctorFinding>) -> Vec<DoctorFinding> {
     findings.sort_by_key(|finding| (std::cmp::Reverse(finding.severity), finding.id));
     findings
 }
 
-/// The worst there is.
-pub fn worst(findings: &[Finding]) -> Option<Severity> {
+/// Returns the highest severity.
+pub fn worst_severity(findings: &[DoctorFinding]) -> Option<Severity> {
     findings.iter().map(|finding| finding.severity).max()
 }
 
-/// Major and minor of a version.
-pub(crate) fn number(version: &str) -> Option<(u64, u64)> {
+/// Parses the major and minor number of a version.
+pub(crate) fn parse_major_minor(version: &str) -> Option<(u64, u64)> {
     let mut parts = version.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next().unwrap_or("0").parse().unwrap_or(0)))
 }
 
-/// `16.5 GiB`
-pub(crate) fn gib(bytes: u64) -> String {
+/// Formats bytes as `16.5 GiB`.
+pub(crate) fn format_gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / (1_u64 << 30) as f64)
 }
 

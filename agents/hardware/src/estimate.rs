@@ -1,12 +1,12 @@
-//! How much memory a training or a generation needs, before it is tried. The formulas count
-//! bytes a tensor at a time; two constants (the allocator's overhead and what a process needs
-//! besides) were chosen on measured peaks. Believe training to ±10 %, generation to ±20 %.
+//! Estimates of the memory that a training or a generation needs. The formulas count the bytes of
+//! each tensor; two constants (allocator overhead and the memory of the process) were fitted to
+//! measured peaks. The error is about ±10 % for training and ±20 % for generation.
 
 use serde::Serialize;
 
-/// Of a decoder with gated feed-forward layers (Qwen2, Qwen3, Llama).
+/// The dimensions of a decoder with gated feed-forward layers (Qwen2, Qwen3, Llama).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct ModelShape {
     pub layers: u64,
     pub hidden: u64,
     pub intermediate: u64,
@@ -14,65 +14,68 @@ pub struct Shape {
     pub kv_heads: u64,
     pub head_dim: u64,
     pub vocab: u64,
-    /// The embedding serves as head.
+    /// True if the embedding is also the output head.
     pub tied: bool,
-    /// Biases on q, k and v.
+    /// True if q, k and v have biases.
     pub qkv_bias: bool,
-    /// Norms of each head's q and k.
+    /// True if each head normalises q and k.
     pub qk_norm: bool,
 }
 
+/// The parameters that a training changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Method {
-    /// A pair of this rank on all seven projections of every layer.
+pub enum TrainingMethod {
+    /// A LoRA adapter of this rank on all seven projections of every layer.
     Lora {
         rank: u64,
     },
     Full,
 }
 
-/// What decides a training's peak.
+/// The settings that determine a training's peak memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Training {
-    pub method: Method,
-    /// Sequences of one pass, and their tokens.
+pub struct PlannedTraining {
+    pub method: TrainingMethod,
+    /// The sequences of one pass.
     pub batch: u64,
+    /// The tokens of one sequence.
     pub sequence: u64,
-    /// Of the base: 2 or 4.
+    /// The bytes of a base weight: 2 or 4.
     pub bytes_per_weight: u64,
-    /// Only each layer's input is kept for the backward pass.
+    /// True if only each layer's input is kept for the backward pass.
     pub checkpointing: bool,
-    /// Attention by explicit matrices of scores.
+    /// True if attention computes explicit score matrices.
     pub eager_attention: bool,
-    /// Dropout on the adapter's inputs, which keeps a mask.
+    /// True if the adapter's inputs have dropout, which keeps a mask.
     pub dropout: bool,
 }
 
+/// The settings that determine a generation's peak memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Generation {
+pub struct PlannedGeneration {
     pub sequences: u64,
-    /// Prompt and completion.
+    /// The tokens of prompt and completion.
     pub tokens: u64,
     pub bytes_per_weight: u64,
 }
 
-/// Bytes, of which `peak` is the sum and its overhead.
+/// Estimated bytes; `peak_bytes` is the sum of the simultaneous parts and the overhead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Estimate {
+pub struct MemoryEstimate {
     pub parameters: u64,
     pub trainable: u64,
     pub total: u64,
     pub peak_bytes: u64,
-    pub parts: Parts,
+    pub parts: MemoryParts,
 }
 
-/// Not all of them exist at once: the logits and a layer's activations take turns.
+/// The parts of an estimate. Not all exist at once: the logits and a layer's activations alternate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Parts {
+pub struct MemoryParts {
     pub weights: u64,
-    /// Trained parameters beside the weights, gradients, Adam's moments.
+    /// Trained parameters outside the base, gradients and Adam's moments.
     pub training: u64,
-    /// Each layer's kept inputs, when checkpointing; all activations otherwise.
+    /// Each layer's inputs with checkpointing; all activations otherwise.
     pub kept: u64,
     /// One layer's activations while it is recomputed.
     pub layer: u64,
@@ -82,39 +85,40 @@ pub struct Parts {
     pub overhead: u64,
 }
 
-/// Logits in bf16, twice in f32, and gradients of both: what an unfused cross-entropy holds for
-/// each token and entry of the vocabulary.
-const LOGITS_BYTES: u64 = 16;
+/// The bytes of an unfused cross-entropy for each token and vocabulary entry: logits in bf16, twice
+/// in f32, and the gradients of both.
+const LOGITS_BYTES_PER_ENTRY: u64 = 16;
 
-/// f32 weights and gradients, and Adam's two moments.
-const TRAINED_BYTES: u64 = 16;
+/// The bytes of a trained parameter: weight and gradient in f32, and Adam's two moments.
+const TRAINED_BYTES_PER_PARAMETER: u64 = 16;
 
-/// What an allocator loses, in thousandths, and what a process needs besides.
+/// The memory that the allocator loses, in thousandths.
 const OVERHEAD_PERMILLE: u64 = 30;
 const PROCESS_BYTES: u64 = 600_000_000;
 const GENERATING_PROCESS_BYTES: u64 = 1_600_000_000;
 
-/// Of the cache of keys and values, while it grows.
-const COPIES: u64 = 2;
+/// The copies of the key-value cache while it grows.
+const CACHE_COPIES: u64 = 2;
 
-/// A configuration nobody could run must not be taken for a small one.
-fn product<const N: usize>(factors: [u64; N]) -> u64 {
+/// Multiplies without overflow: an impossible configuration must not appear small.
+fn saturating_product<const N: usize>(factors: [u64; N]) -> u64 {
     factors.into_iter().fold(1, u64::saturating_mul)
 }
 
-fn sum<const N: usize>(terms: [u64; N]) -> u64 {
+/// Adds without overflow.
+fn saturating_sum<const N: usize>(terms: [u64; N]) -> u64 {
     terms.into_iter().fold(0, u64::saturating_add)
 }
 
-impl Training {
-    /// The same training with the next thing to give up given up.
-    fn smaller(&self, can_halve: bool) -> Option<(String, Self)> {
+impl PlannedTraining {
+    /// Returns the training with the next memory-saving change, and the change's name.
+    fn next_smaller(&self, can_halve: bool) -> Option<(String, Self)> {
         let it = *self;
         if !it.checkpointing {
             return Some(("checkpointing".into(), Self { checkpointing: true, ..it }));
         }
-        if it.method == Method::Full {
-            let method = Method::Lora { rank: USUAL_RANK };
+        if it.method == TrainingMethod::Full {
+            let method = TrainingMethod::Lora { rank: USUAL_RANK };
             return Some((format!("lora of rank {USUAL_RANK}"), Self { method, ..it }));
         }
         if it.bytes_per_weight > 2 && can_halve {
@@ -125,125 +129,160 @@ impl Training {
             return Some((format!("batch {batch}, accumulated"), Self { batch, ..it }));
         }
         let sequence = it.sequence / 2;
-        (sequence >= SHORTEST)
+        (sequence >= SHORTEST_SEQUENCE)
             .then(|| (format!("sequences of {sequence} tokens"), Self { sequence, ..it }))
     }
 }
 
+/// The rank of an adapter that is proposed instead of full training.
 const USUAL_RANK: u64 = 16;
 
-/// Shorter examples are no examples.
-const SHORTEST: u64 = 128;
+/// The shortest useful length of an example, in tokens.
+const SHORTEST_SEQUENCE: u64 = 128;
 
-impl Shape {
-    fn kv(&self) -> u64 {
-        product([self.kv_heads, self.head_dim])
+impl ModelShape {
+    /// Returns the width of the keys.
+    fn kv_width(&self) -> u64 {
+        saturating_product([self.kv_heads, self.head_dim])
     }
 
-    fn query(&self) -> u64 {
-        product([self.heads, self.head_dim])
+    /// Returns the width of the queries.
+    fn query_width(&self) -> u64 {
+        saturating_product([self.heads, self.head_dim])
     }
 
-    /// Exact.
-    pub fn parameters(&self) -> u64 {
+    /// Returns the exact number of parameters.
+    pub fn parameter_count(&self) -> u64 {
         let Self { hidden, intermediate, vocab, layers, .. } = *self;
-        let (query, kv) = (self.query(), self.kv());
-        let biases = if self.qkv_bias { sum([query, kv, kv]) } else { 0 };
-        let head_norms = if self.qk_norm { product([2, self.head_dim]) } else { 0 };
-        let attention = product([2, hidden, sum([query, kv])]);
-        let feed_forward = product([3, hidden, intermediate]);
-        let layer = sum([attention, biases, head_norms, feed_forward, product([2, hidden])]);
-        let tables = if self.tied { 1 } else { 2 };
-        sum([product([tables, vocab, hidden]), product([layers, layer]), hidden])
-    }
-
-    /// Of an adapter on all seven projections. Exact.
-    pub fn lora_parameters(&self, rank: u64) -> u64 {
-        let Self { hidden, intermediate, layers, .. } = *self;
-        let attention = product([2, sum([hidden, self.query(), hidden, self.kv()])]);
-        let feed_forward = product([3, sum([hidden, intermediate])]);
-        product([rank, layers, sum([attention, feed_forward])])
-    }
-
-    /// Activations of one layer that its backward pass needs.
-    fn layer_activations(&self, training: &Training) -> u64 {
-        let Training { batch, sequence, bytes_per_weight: bytes, .. } = *training;
-        let Self { hidden, intermediate, heads, .. } = *self;
-        let plain = product([
-            bytes,
-            sum([product([14, hidden]), product([2, self.kv()]), product([6, intermediate])]),
+        let (query, kv) = (self.query_width(), self.kv_width());
+        let biases = if self.qkv_bias { saturating_sum([query, kv, kv]) } else { 0 };
+        let head_norms = if self.qk_norm { saturating_product([2, self.head_dim]) } else { 0 };
+        let attention = saturating_product([2, hidden, saturating_sum([query, kv])]);
+        let feed_forward = saturating_product([3, hidden, intermediate]);
+        let layer = saturating_sum([
+            attention,
+            biases,
+            head_norms,
+            feed_forward,
+            saturating_product([2, hidden]),
         ]);
-        // Inputs of the projections, once more for their adapters.
+        let tables = if self.tied { 1 } else { 2 };
+        saturating_sum([
+            saturating_product([tables, vocab, hidden]),
+            saturating_product([layers, layer]),
+            hidden,
+        ])
+    }
+
+    /// Returns the exact number of parameters of an adapter on all seven projections.
+    pub fn lora_parameter_count(&self, rank: u64) -> u64 {
+        let Self { hidden, intermediate, layers, .. } = *self;
+        let attention = saturating_product([
+            2,
+            saturating_sum([hidden, self.query_width(), hidden, self.kv_width()]),
+        ]);
+        let feed_forward = saturating_product([3, saturating_sum([hidden, intermediate])]);
+        saturating_product([rank, layers, saturating_sum([attention, feed_forward])])
+    }
+
+    /// Returns the bytes of one layer's activations that its backward pass needs.
+    fn layer_activation_bytes(&self, training: &PlannedTraining) -> u64 {
+        let PlannedTraining { batch, sequence, bytes_per_weight: bytes, .. } = *training;
+        let Self { hidden, intermediate, heads, .. } = *self;
+        let plain = saturating_product([
+            bytes,
+            saturating_sum([
+                saturating_product([14, hidden]),
+                saturating_product([2, self.kv_width()]),
+                saturating_product([6, intermediate]),
+            ]),
+        ]);
+        // The adapters need the projections' inputs a second time.
         let adapted = match training.method {
-            Method::Lora { .. } => {
-                let kept = sum([bytes, u64::from(training.dropout)]);
-                product([kept, sum([product([5, hidden]), intermediate])])
+            TrainingMethod::Lora { .. } => {
+                let kept = saturating_sum([bytes, u64::from(training.dropout)]);
+                saturating_product([
+                    kept,
+                    saturating_sum([saturating_product([5, hidden]), intermediate]),
+                ])
             }
-            Method::Full => 0,
+            TrainingMethod::Full => 0,
         };
         let scores = if training.eager_attention {
-            product([batch, heads, sequence, sequence, sum([4, bytes])])
+            saturating_product([batch, heads, sequence, sequence, saturating_sum([4, bytes])])
         } else {
             0
         };
-        sum([product([batch, sequence, sum([plain, adapted])]), scores])
+        saturating_sum([
+            saturating_product([batch, sequence, saturating_sum([plain, adapted])]),
+            scores,
+        ])
     }
 
-    /// What training takes at its peak.
-    pub fn training(&self, training: &Training) -> Estimate {
-        let Training { batch, sequence, bytes_per_weight: bytes, .. } = *training;
-        let parameters = self.parameters();
+    /// Estimates the peak memory of a training.
+    pub fn estimate_training(&self, training: &PlannedTraining) -> MemoryEstimate {
+        let PlannedTraining { batch, sequence, bytes_per_weight: bytes, .. } = *training;
+        let parameters = self.parameter_count();
         let (trainable, total) = match training.method {
-            Method::Lora { rank } => {
-                let adapter = self.lora_parameters(rank);
-                (adapter, sum([parameters, adapter]))
+            TrainingMethod::Lora { rank } => {
+                let adapter = self.lora_parameter_count(rank);
+                (adapter, saturating_sum([parameters, adapter]))
             }
-            Method::Full => (parameters, parameters),
+            TrainingMethod::Full => (parameters, parameters),
         };
         let trained = match training.method {
-            Method::Lora { .. } => product([TRAINED_BYTES, trainable]),
-            // The weights are counted already; gradients of their kind, and both moments.
-            Method::Full => product([parameters, sum([bytes, 8])]),
+            TrainingMethod::Lora { .. } => {
+                saturating_product([TRAINED_BYTES_PER_PARAMETER, trainable])
+            }
+            // The weights are already counted; gradients have the weights' type, and both moments
+            // are added.
+            TrainingMethod::Full => saturating_product([parameters, saturating_sum([bytes, 8])]),
         };
-        let tokens = product([batch, sequence]);
-        let layer = self.layer_activations(training);
-        let logits = product([tokens, self.vocab, LOGITS_BYTES]);
-        let weights = product([parameters, bytes]);
+        let tokens = saturating_product([batch, sequence]);
+        let layer = self.layer_activation_bytes(training);
+        let logits = saturating_product([tokens, self.vocab, LOGITS_BYTES_PER_ENTRY]);
+        let weights = saturating_product([parameters, bytes]);
         let (kept, at_once) = if training.checkpointing {
-            let kept = product([self.layers, tokens, self.hidden, bytes]);
-            (kept, sum([kept, logits.max(layer)]))
+            let kept = saturating_product([self.layers, tokens, self.hidden, bytes]);
+            (kept, saturating_sum([kept, logits.max(layer)]))
         } else {
-            let kept = product([self.layers, layer]);
-            (kept, sum([kept, logits]))
+            let kept = saturating_product([self.layers, layer]);
+            (kept, saturating_sum([kept, logits]))
         };
-        let all = sum([weights, trained, at_once]);
-        let overhead = sum([all / 1000 * OVERHEAD_PERMILLE, PROCESS_BYTES]);
+        let all = saturating_sum([weights, trained, at_once]);
+        let overhead = saturating_sum([all / 1000 * OVERHEAD_PERMILLE, PROCESS_BYTES]);
         let parts =
-            Parts { weights, training: trained, kept, layer, logits, kv_cache: 0, overhead };
-        Estimate { parameters, trainable, total, peak_bytes: sum([all, overhead]), parts }
+            MemoryParts { weights, training: trained, kept, layer, logits, kv_cache: 0, overhead };
+        MemoryEstimate {
+            parameters,
+            trainable,
+            total,
+            peak_bytes: saturating_sum([all, overhead]),
+            parts,
+        }
     }
 
-    /// Changes after which it fits, each on top of those before, and what it then takes; the last
-    /// resort is that it is tight. `None` when nothing helps. The step's batch can stay what it
-    /// is: halved passes are accumulated twice as often.
-    pub fn shrink(
+    /// Returns the cumulative changes after which the training fits, and its estimate then; a tight
+    /// fit is the last resort. Returns `None` if no change helps. The batch of a step can stay the
+    /// same, because halved passes are accumulated twice as often.
+    pub fn shrink_to_fit(
         &self,
-        training: &Training,
+        training: &PlannedTraining,
         budget: u64,
         can_halve: bool,
-    ) -> Option<(Vec<String>, Estimate)> {
+    ) -> Option<(Vec<String>, MemoryEstimate)> {
         let (mut now, mut changes, mut tight) = (*training, Vec::new(), None);
         loop {
-            let estimate = self.training(&now);
-            match estimate.verdict(budget) {
-                Verdict::Fits => return Some((changes, estimate)),
-                Verdict::Tight => {
+            let estimate = self.estimate_training(&now);
+            match estimate.budget_fit(budget) {
+                BudgetFit::Fits => return Some((changes, estimate)),
+                BudgetFit::Tight => {
                     tight.get_or_insert_with(|| (changes.clone(), estimate));
                 }
-                Verdict::DoesNotFit => {}
+                BudgetFit::DoesNotFit => {}
             }
-            let Some((name, smaller)) = now.smaller(can_halve) else { return tight };
-            // Halved again and again is said once.
+            let Some((name, smaller)) = now.next_smaller(can_halve) else { return tight };
+            // Repeated halving is listed once.
             let kind = name.split(' ').next().unwrap_or_default();
             changes.retain(|change: &String| !change.starts_with(kind));
             changes.push(name);
@@ -251,44 +290,48 @@ impl Shape {
         }
     }
 
-    /// What generating takes at its peak by transformers, whose cache is copied as it grows.
-    pub fn generation(&self, generation: &Generation) -> Estimate {
-        let Generation { sequences, tokens, bytes_per_weight } = *generation;
-        let parameters = self.parameters();
-        let weights = product([parameters, bytes_per_weight]);
-        let a_token = product([2, bytes_per_weight, self.layers, self.kv()]);
-        let kv_cache = product([COPIES, sequences, tokens, a_token]);
+    /// Estimates the peak memory of a generation with transformers, whose cache is copied as it
+    /// grows.
+    pub fn estimate_generation(&self, generation: &PlannedGeneration) -> MemoryEstimate {
+        let PlannedGeneration { sequences, tokens, bytes_per_weight } = *generation;
+        let parameters = self.parameter_count();
+        let weights = saturating_product([parameters, bytes_per_weight]);
+        let a_token = saturating_product([2, bytes_per_weight, self.layers, self.kv_width()]);
+        let kv_cache = saturating_product([CACHE_COPIES, sequences, tokens, a_token]);
         let overhead = GENERATING_PROCESS_BYTES;
-        let parts = Parts { weights, kv_cache, overhead, ..Parts::default() };
-        let peak_bytes = sum([weights, kv_cache, overhead]);
-        Estimate { parameters, trainable: 0, total: parameters, peak_bytes, parts }
+        let parts = MemoryParts { weights, kv_cache, overhead, ..MemoryParts::default() };
+        let peak_bytes = saturating_sum([weights, kv_cache, overhead]);
+        MemoryEstimate { parameters, trainable: 0, total: parameters, peak_bytes, parts }
     }
 }
 
-/// Whether an estimate fits into a budget, its margin considered.
+/// The relation of an estimate and its margin to a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum BudgetFit {
     Fits,
-    /// Within the estimate's margin of the budget.
+    /// The estimate fits, but not with its margin.
     Tight,
     DoesNotFit,
 }
 
-/// In percent.
-const TRAINING_MARGIN: u64 = 10;
-const GENERATION_MARGIN: u64 = 20;
+/// The margin of a training's estimate.
+const TRAINING_MARGIN_PERCENT: u64 = 10;
+/// The margin of a generation's estimate.
+const GENERATION_MARGIN_PERCENT: u64 = 20;
 
-impl Estimate {
-    pub fn verdict(&self, budget_bytes: u64) -> Verdict {
-        let margin = if self.trainable == 0 { GENERATION_MARGIN } else { TRAINING_MARGIN };
-        let with_margin = sum([self.peak_bytes, self.peak_bytes / 100 * margin]);
+impl MemoryEstimate {
+    /// Compares the estimate and its margin with a budget.
+    pub fn budget_fit(&self, budget_bytes: u64) -> BudgetFit {
+        let margin =
+            if self.trainable == 0 { GENERATION_MARGIN_PERCENT } else { TRAINING_MARGIN_PERCENT };
+        let with_margin = saturating_sum([self.peak_bytes, self.peak_bytes / 100 * margin]);
         if with_margin <= budget_bytes {
-            Verdict::Fits
+            BudgetFit::Fits
         } else if self.peak_bytes <= budget_bytes {
-            Verdict::Tight
+            BudgetFit::Tight
         } else {
-            Verdict::DoesNotFit
+            BudgetFit::DoesNotFit
         }
     }
 }
@@ -305,10 +348,10 @@ mod tests {
         kv_heads: u64,
         vocab: u64,
         tied: bool,
-    ) -> Shape {
+    ) -> ModelShape {
         let head_dim = hidden / heads;
         let (qkv_bias, qk_norm) = (true, false);
-        Shape {
+        ModelShape {
             layers,
             hidden,
             intermediate,
@@ -322,23 +365,24 @@ mod tests {
         }
     }
 
-    const HALF_B: Shape = qwen(896, 4864, 24, 14, 2, 151_936, true);
-    const ONE_AND_HALF_B: Shape = qwen(1536, 8960, 28, 12, 2, 151_936, true);
-    const THREE_B: Shape = qwen(2048, 11_008, 36, 16, 2, 151_936, true);
-    const SEVEN_B: Shape = qwen(3584, 18_944, 28, 28, 4, 152_064, false);
+    const HALF_B: ModelShape = qwen(896, 4864, 24, 14, 2, 151_936, true);
+    const ONE_AND_HALF_B: ModelShape = qwen(1536, 8960, 28, 12, 2, 151_936, true);
+    const THREE_B: ModelShape = qwen(2048, 11_008, 36, 16, 2, 151_936, true);
+    const SEVEN_B: ModelShape = qwen(3584, 18_944, 28, 28, 4, 152_064, false);
 
     #[test]
     fn parameters_of_the_qwen2_5_family_are_exact() {
-        let counts = [HALF_B, ONE_AND_HALF_B, THREE_B, SEVEN_B].map(|shape| shape.parameters());
+        let counts =
+            [HALF_B, ONE_AND_HALF_B, THREE_B, SEVEN_B].map(|shape| shape.parameter_count());
         assert_eq!(counts, [494_032_768, 1_543_714_304, 3_085_938_688, 7_615_616_512]);
-        let ranks = [HALF_B, ONE_AND_HALF_B, THREE_B, SEVEN_B].map(|it| it.lora_parameters(1));
+        let ranks = [HALF_B, ONE_AND_HALF_B, THREE_B, SEVEN_B].map(|it| it.lora_parameter_count(1));
         assert_eq!(ranks, [549_888, 1_154_048, 1_870_848, 2_523_136]);
-        assert_eq!(SEVEN_B.lora_parameters(32), 80_740_352);
+        assert_eq!(SEVEN_B.lora_parameter_count(32), 80_740_352);
     }
 
-    fn lora(rank: u64, batch: u64, sequence: u64, bytes_per_weight: u64) -> Training {
-        Training {
-            method: Method::Lora { rank },
+    fn lora(rank: u64, batch: u64, sequence: u64, bytes_per_weight: u64) -> PlannedTraining {
+        PlannedTraining {
+            method: TrainingMethod::Lora { rank },
             batch,
             sequence,
             bytes_per_weight,
@@ -351,7 +395,7 @@ mod tests {
     /// (shape, training, measured GB, tolerance)
     #[test]
     fn estimates_meet_measured_peaks() {
-        let eager = |training| Training { eager_attention: true, ..training };
+        let eager = |training| PlannedTraining { eager_attention: true, ..training };
         for (shape, training, measured, tolerance) in [
             // An R9700 run's report; the rest from halo-forge's own memory logs.
             (SEVEN_B, lora(32, 2, 256, 2), 18.6, 0.03),
@@ -359,7 +403,7 @@ mod tests {
             (ONE_AND_HALF_B, eager(lora(16, 2, 2048, 2)), 14.50, 0.03),
             (THREE_B, eager(lora(16, 2, 2048, 2)), 18.53, 0.03),
         ] {
-            let estimate = shape.training(&training).peak_bytes as f64 / 1e9;
+            let estimate = shape.estimate_training(&training).peak_bytes as f64 / 1e9;
             let off = estimate / measured - 1.0;
             assert!(off.abs() < tolerance, "{estimate:.2} GB beside {measured} GB measured");
         }
@@ -368,12 +412,13 @@ mod tests {
     #[test]
     fn what_ran_out_of_memory_is_refused_and_what_ran_is_not() {
         const MI50: u64 = 32 << 30;
-        let verdict = |training: &Training| THREE_B.training(training).verdict(MI50);
-        assert_eq!(verdict(&lora(8, 1, 1024, 4)), Verdict::Fits);
-        assert_eq!(verdict(&lora(8, 2, 4096, 4)), Verdict::DoesNotFit);
-        assert_eq!(verdict(&lora(16, 4, 4096, 4)), Verdict::DoesNotFit);
-        let kept = Training { checkpointing: false, dropout: true, ..lora(32, 2, 256, 2) };
-        let without = SEVEN_B.training(&kept).peak_bytes;
+        let verdict =
+            |training: &PlannedTraining| THREE_B.estimate_training(training).budget_fit(MI50);
+        assert_eq!(verdict(&lora(8, 1, 1024, 4)), BudgetFit::Fits);
+        assert_eq!(verdict(&lora(8, 2, 4096, 4)), BudgetFit::DoesNotFit);
+        assert_eq!(verdict(&lora(16, 4, 4096, 4)), BudgetFit::DoesNotFit);
+        let kept = PlannedTraining { checkpointing: false, dropout: true, ..lora(32, 2, 256, 2) };
+        let without = SEVEN_B.estimate_training(&kept).peak_bytes;
         assert_eq!((without + 50_000_000) / 100_000_000, 254, "25.4 GB without checkpointing");
     }
 
@@ -381,7 +426,7 @@ mod tests {
     fn the_rest_of_the_figures_people_reported_come_out() {
         let gb = |bytes: u64| bytes as f64 / 1e9;
         let weights = |bytes| {
-            [HALF_B, ONE_AND_HALF_B, THREE_B, SEVEN_B].map(|it| gb(it.parameters() * bytes))
+            [HALF_B, ONE_AND_HALF_B, THREE_B, SEVEN_B].map(|it| gb(it.parameter_count() * bytes))
         };
         for (found, expected) in [
             (weights(2), [0.988, 3.087, 6.172, 15.231]),
@@ -391,11 +436,13 @@ mod tests {
                 assert!((found - expected).abs() < 0.001, "{found} beside {expected}");
             }
         }
-        let kv = |shape: Shape| 4 * shape.layers * shape.kv();
+        let kv = |shape: ModelShape| 4 * shape.layers * shape.kv_width();
         let caches = [HALF_B, ONE_AND_HALF_B, THREE_B, SEVEN_B].map(kv);
         assert_eq!(caches, [12_288, 28_672, 36_864, 57_344]);
-        let peak = |shape: Shape, training: Training| gb(shape.training(&training).peak_bytes);
-        let eager = Training { eager_attention: true, ..lora(16, 2, 2048, 2) };
+        let peak = |shape: ModelShape, training: PlannedTraining| {
+            gb(shape.estimate_training(&training).peak_bytes)
+        };
+        let eager = PlannedTraining { eager_attention: true, ..lora(16, 2, 2048, 2) };
         let seven = peak(SEVEN_B, eager);
         assert!((20.0..31.0).contains(&seven), "GTT 20 to 30 GB was seen: {seven}");
         for (found, expected) in [
@@ -407,30 +454,30 @@ mod tests {
         ] {
             assert!((found / expected - 1.0).abs() < 0.02, "{found} beside {expected}");
         }
-        let seven = SEVEN_B.training(&lora(32, 2, 256, 2));
+        let seven = SEVEN_B.estimate_training(&lora(32, 2, 256, 2));
         assert_eq!(seven.total, 7_696_356_864);
-        assert_eq!(THREE_B.lora_parameters(8), 14_966_784);
-        assert_eq!(ONE_AND_HALF_B.lora_parameters(4), 4_616_192);
+        assert_eq!(THREE_B.lora_parameter_count(8), 14_966_784);
+        assert_eq!(ONE_AND_HALF_B.lora_parameter_count(4), 4_616_192);
     }
 
     #[test]
     fn what_does_not_fit_is_shrunk_until_it_does() {
         const MI50: u64 = 31 << 30;
         let large = lora(8, 4, 4096, 4);
-        let (changes, estimate) = THREE_B.shrink(&large, MI50, false).unwrap();
+        let (changes, estimate) = THREE_B.shrink_to_fit(&large, MI50, false).unwrap();
         assert_eq!(changes, ["batch 1, accumulated"]);
-        assert_eq!(estimate.verdict(MI50), Verdict::Fits);
-        let full = Training { method: Method::Full, checkpointing: false, ..large };
-        let (changes, _) = THREE_B.shrink(&full, MI50, true).unwrap();
+        assert_eq!(estimate.budget_fit(MI50), BudgetFit::Fits);
+        let full = PlannedTraining { method: TrainingMethod::Full, checkpointing: false, ..large };
+        let (changes, _) = THREE_B.shrink_to_fit(&full, MI50, true).unwrap();
         assert_eq!(changes[..2], ["checkpointing", "lora of rank 16"]);
-        assert_eq!(SEVEN_B.shrink(&large, 8 << 30, true), None);
-        assert_eq!(SEVEN_B.shrink(&lora(8, 1, 512, 2), MI50, true).unwrap().0, [""; 0]);
+        assert_eq!(SEVEN_B.shrink_to_fit(&large, 8 << 30, true), None);
+        assert_eq!(SEVEN_B.shrink_to_fit(&lora(8, 1, 512, 2), MI50, true).unwrap().0, [""; 0]);
     }
 
     #[test]
     fn no_size_overflows() {
         let most = u64::MAX;
-        let shape = Shape {
+        let shape = ModelShape {
             layers: most,
             hidden: most,
             intermediate: most,
@@ -442,26 +489,27 @@ mod tests {
             qkv_bias: true,
             qk_norm: true,
         };
-        let training = Training { eager_attention: true, ..lora(most, most, most, most) };
-        assert_eq!(shape.training(&training).peak_bytes, most);
-        assert_eq!(shape.training(&training).verdict(31 << 30), Verdict::DoesNotFit);
-        let generation = Generation { sequences: most, tokens: most, bytes_per_weight: most };
-        assert_eq!(shape.generation(&generation).peak_bytes, most);
-        assert_eq!(shape.shrink(&training, 1 << 30, true), None);
+        let training = PlannedTraining { eager_attention: true, ..lora(most, most, most, most) };
+        assert_eq!(shape.estimate_training(&training).peak_bytes, most);
+        assert_eq!(shape.estimate_training(&training).budget_fit(31 << 30), BudgetFit::DoesNotFit);
+        let generation =
+            PlannedGeneration { sequences: most, tokens: most, bytes_per_weight: most };
+        assert_eq!(shape.estimate_generation(&generation).peak_bytes, most);
+        assert_eq!(shape.shrink_to_fit(&training, 1 << 30, true), None);
     }
 
     #[test]
     fn full_fine_tuning_counts_gradients_and_moments_of_every_weight() {
-        let full = Training { method: Method::Full, ..lora(1, 1, 1024, 4) };
-        let parts = ONE_AND_HALF_B.training(&full).parts;
-        assert_eq!(parts.weights + parts.training, 16 * ONE_AND_HALF_B.parameters());
+        let full = PlannedTraining { method: TrainingMethod::Full, ..lora(1, 1, 1024, 4) };
+        let parts = ONE_AND_HALF_B.estimate_training(&full).parts;
+        assert_eq!(parts.weights + parts.training, 16 * ONE_AND_HALF_B.parameter_count());
     }
 
     #[test]
     fn generation_peaks_are_within_their_margin() {
         for (shape, measured) in [(HALF_B, 5.12), (ONE_AND_HALF_B, 8.07), (THREE_B, 14.3)] {
-            let generation = Generation { sequences: 64, tokens: 1224, bytes_per_weight: 2 };
-            let estimate = shape.generation(&generation).peak_bytes as f64 / 1e9;
+            let generation = PlannedGeneration { sequences: 64, tokens: 1224, bytes_per_weight: 2 };
+            let estimate = shape.estimate_generation(&generation).peak_bytes as f64 / 1e9;
             let off: f64 = estimate / measured - 1.0;
             assert!(off.abs() < 0.2, "{estimate:.2} GB beside {measured} GB measured");
         }

@@ -1,7 +1,7 @@
-//! What the kernel says while a job runs: the records of `/dev/kmsg` from a moment on.
+//! The kernel's messages while a job runs: the records of `/dev/kmsg` from a position on.
 //!
-//! The moment is a place in the log and no time: the kernel's clock and ours differ, and a box
-//! that slept has a third.
+//! The start is a position in the log and not a time, because the clocks of kernel and agent
+//! differ, and more so on a host that was suspended.
 
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
@@ -9,24 +9,24 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// The kernel's own buffer is rarely larger; more is not read.
-const BYTES_MAX: usize = 2 << 20;
+/// The bytes that are read at once; the kernel's buffer is rarely larger.
+const LOG_BYTES_MAX: usize = 2 << 20;
 
-/// A record is never longer.
+/// The limit of one record.
 const RECORD_BYTES_MAX: usize = 8 * 1024;
 
-/// Looks, those that found nothing new included.
+/// The limit of reads, including those without a new record.
 const READS_MAX: usize = 1 << 16;
 
-/// The log from the moment this was made.
+/// The kernel log from the position at which this value was created.
 #[derive(Debug)]
 pub struct KernelLog(File);
 
 impl KernelLog {
-    /// From now on. `root` is `/` but for tests.
+    /// Opens the log at its end. `root` is `/` except in tests.
     ///
     /// # Errors
-    /// When it may not be read, or there is none.
+    /// Returns an error if the log is missing or may not be read.
     pub fn from_now(root: &Path) -> io::Result<Self> {
         let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
         let path = root.join("dev/kmsg");
@@ -35,34 +35,36 @@ impl KernelLog {
         Ok(Self(file))
     }
 
-    /// What was added since it was last asked, a line a record. Never waits.
-    pub fn added(&self) -> String {
-        text(&read(&self.0))
+    /// Returns the text added since the last call, one line for each record. Never waits.
+    pub fn read_new_lines(&self) -> String {
+        kernel_text(&read_records(&self.0))
     }
 }
 
-fn read(mut log: impl Read) -> Vec<u8> {
+/// Reads all available records.
+fn read_records(mut log: impl Read) -> Vec<u8> {
     let (mut bytes, mut buffer) = (Vec::new(), vec![0; RECORD_BYTES_MAX]);
     for _ in 0..READS_MAX {
         match log.read(&mut buffer) {
             Ok(0) => break,
             Ok(count) => bytes.extend_from_slice(&buffer[..count]),
-            // What was to come next has been overwritten: on with the oldest that is left.
+            // The next record was overwritten: continue with the oldest available one.
             Err(error)
                 if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::Interrupted) => {}
-            // Nothing new, or nothing more to be had.
+            // No new record is available.
             Err(_) => break,
         }
-        if bytes.len() >= BYTES_MAX {
+        if bytes.len() >= LOG_BYTES_MAX {
             break;
         }
     }
     bytes
 }
 
-/// `6,1234,5678901,-;text`, and lines of properties that begin with a space. What programs
-/// wrote there is left out: they may say anything.
-fn text(records: &[u8]) -> String {
+/// Returns the texts of records such as `6,1234,5678901,-;text`, which may be followed by property
+/// lines that begin with a space. Records that programs wrote are omitted, because their content is
+/// arbitrary.
+fn kernel_text(records: &[u8]) -> String {
     let records = String::from_utf8_lossy(records);
     let own = records.lines().filter_map(|line| {
         let (head, text) = line.split_once(';')?;
@@ -72,7 +74,7 @@ fn text(records: &[u8]) -> String {
     own.collect::<Vec<_>>().join("\n")
 }
 
-/// Below are the eight levels; facility 0 is the kernel.
+/// The bits of the level in a priority; the rest is the facility, and 0 is the kernel.
 const FACILITY_SHIFT: u32 = 3;
 
 #[cfg(test)]
@@ -88,13 +90,13 @@ mod tests {
         std::fs::create_dir(root.path().join("dev")).unwrap();
         std::fs::write(&path, "3,1,100,-;GPU reset begin!\n").unwrap();
         let log = KernelLog::from_now(root.path()).unwrap();
-        assert_eq!(log.added(), "");
+        assert_eq!(log.read_new_lines(), "");
         let mut kernel = OpenOptions::new().append(true).open(&path).unwrap();
         kernel
             .write_all(b"4,2,200,-;ring gfx timeout; again\n SUBSYSTEM=pci\n30,3,201,-;systemd: oom-kill:\n")
             .unwrap();
-        assert_eq!(log.added(), "ring gfx timeout; again");
-        assert_eq!(log.added(), "");
+        assert_eq!(log.read_new_lines(), "ring gfx timeout; again");
+        assert_eq!(log.read_new_lines(), "");
     }
 
     #[test]
@@ -119,18 +121,18 @@ mod tests {
     fn a_record_that_was_overwritten_is_passed_over() {
         let lost = Err(ErrorKind::BrokenPipe.into());
         let device = Device(vec![Ok(b"6,3,3,-;two\n"), lost, Ok(b"6,1,1,-;one\n")]);
-        assert_eq!(text(&read(device)), "one\ntwo");
+        assert_eq!(kernel_text(&read_records(device)), "one\ntwo");
     }
 
     #[test]
     fn a_log_without_end_is_read_to_a_bound() {
-        assert!(read(io::repeat(b'x')).len() < BYTES_MAX + RECORD_BYTES_MAX);
+        assert!(read_records(io::repeat(b'x')).len() < LOG_BYTES_MAX + RECORD_BYTES_MAX);
     }
 
     proptest! {
         #[test]
         fn no_bytes_upset_it(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
-            text(&bytes);
+            kernel_text(&bytes);
         }
     }
 }

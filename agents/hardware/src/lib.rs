@@ -1,23 +1,24 @@
-//! What kind of box this is, and how its accelerator wants to be treated. Reads sysfs below a
-//! root that tests can replace; starts nothing, and never wakes a card that sleeps.
+//! The hardware of a host and the treatment of its accelerator. Reads sysfs below a root that tests
+//! can replace; starts no process and never wakes a suspended card.
 
-pub mod citizen;
 mod classify;
 pub mod doctor;
 pub mod estimate;
-pub mod files;
-pub mod floor;
-pub mod hang;
+pub mod hang_detector;
+pub mod host_files;
+pub mod host_snapshot;
 mod kernel_log;
+pub mod memory_guard;
+pub mod owner_policy;
 mod profile;
-pub mod snapshot;
 pub mod storm;
 mod target;
 pub mod telemetry;
 pub mod torch;
 
-pub use classify::{Evidence, Known, Retry, classify};
+pub use classify::{FaultEvidence, KnownFault, RetryAdvice, classify_fault};
 pub use kernel_log::KernelLog;
 pub use profile::{
-    Attention, Dtype, Llama, LlamaUse, Profile, ProfileError, PythonRange, Training,
+    AttentionKind, HardwareProfile, LlamaProfile, LlamaTaskProfile, ProfileDtype, ProfileError,
+    PythonRange, TrainingProfile,
 };

@@ -1,151 +1,157 @@
-//! How a kind of accelerator is treated: environment, precision, memory. Profiles are files in
-//! `profiles/`, and a user may bring another.
+//! Profiles: the environment, precision and memory settings of a kind of accelerator. They are
+//! files in `profiles/`, and a user may add others.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::files::Live;
-use crate::snapshot::Snapshot;
+use crate::host_files::LiveFiles;
+use crate::host_snapshot::HostSnapshot;
 
-/// Where a profile comes from and what it says. Unknown keys are errors.
+/// The settings of one kind of accelerator, with their sources. Unknown keys are errors.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Profile {
-    /// A gfx target, `rocm` for those without a profile of their own, or `cpu`.
+pub struct HardwareProfile {
+    /// A gfx target, `rocm` for targets without a profile, or `cpu`.
     pub name: String,
     pub summary: String,
-    /// Set for every child; the box's own value of the same name does not reach it.
+    /// Variables that are set for every child and replace the host's own values.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
-    /// Must not reach a child, whatever the box has set.
+    /// Variables of the host that must not reach a child.
     #[serde(default)]
     pub unset: Vec<String>,
-    pub training: Training,
+    pub training: TrainingProfile,
     #[serde(default)]
-    pub precision: Precision,
-    /// Weights in 4 or 8 bits.
+    pub precision: PrecisionSupport,
+    /// The support of weights in 4 or 8 bits.
     #[serde(default)]
-    pub quantisation: Policy,
-    /// Evals inside a training process that is not ours; ours has none.
+    pub quantisation: SupportLevel,
+    /// The support of evaluations inside a foreign training process; Flotilla's trainer does not
+    /// evaluate.
     #[serde(default)]
-    pub evals_in_trainer: Policy,
-    pub llama: Llama,
+    pub evals_in_trainer: SupportLevel,
+    pub llama: LlamaProfile,
     pub python: PythonRange,
-    /// Whose experience each value is, by its place: `training`, or `training.dtype`.
+    /// The sources of the values, by key: `training` or `training.dtype`.
     #[serde(default)]
     pub sources: BTreeMap<String, String>,
-    /// Which GPU is meant, as HIP counts; found on the box, not in the file.
+    /// The GPU's HIP ordinal; detected on the host, not read from the file.
     #[serde(skip)]
     pub ordinal: Option<u32>,
 }
 
+/// A type of weights and computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Dtype {
+pub enum ProfileDtype {
     F32,
     F16,
     Bf16,
 }
 
+/// The implementation of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Attention {
+pub enum AttentionKind {
     Sdpa,
     Eager,
 }
 
-/// What to say of a job that asks for it.
+/// The answer to a job that uses a feature: allow, warn or refuse.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Policy {
+pub enum SupportLevel {
     #[default]
     Allow,
     Warn,
     Refuse,
 }
 
-/// What the card computes rightly, and fast.
+/// The support of each type on the card.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Precision {
-    pub f32: Policy,
-    pub f16: Policy,
-    pub bf16: Policy,
+pub struct PrecisionSupport {
+    pub f32: SupportLevel,
+    pub f16: SupportLevel,
+    pub bf16: SupportLevel,
 }
 
-impl Precision {
-    pub fn of(&self, dtype: Dtype) -> Policy {
+impl PrecisionSupport {
+    /// Returns the support of a type.
+    pub fn support_for(&self, dtype: ProfileDtype) -> SupportLevel {
         match dtype {
-            Dtype::F32 => self.f32,
-            Dtype::F16 => self.f16,
-            Dtype::Bf16 => self.bf16,
+            ProfileDtype::F32 => self.f32,
+            ProfileDtype::F16 => self.f16,
+            ProfileDtype::Bf16 => self.bf16,
         }
     }
 
-    /// Whether weights of two bytes can be had.
+    /// Returns true if weights of two bytes are supported.
     pub fn can_halve(&self) -> bool {
-        [self.bf16, self.f16].iter().any(|policy| *policy != Policy::Refuse)
+        [self.bf16, self.f16].iter().any(|policy| *policy != SupportLevel::Refuse)
     }
 }
 
-/// For the supervised PyTorch trainer.
+/// The settings of the supervised PyTorch trainer.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Training {
-    /// Of the frozen base; adapters are f32.
-    pub dtype: Dtype,
-    pub attention: Attention,
+pub struct TrainingProfile {
+    /// The type of the frozen base; adapters are f32.
+    pub dtype: ProfileDtype,
+    pub attention: AttentionKind,
     pub gradient_checkpointing: bool,
     pub dataloader_workers: u32,
     pub pin_memory: bool,
-    /// Tokens of one forward and backward pass where the order leaves it open.
+    /// The tokens of one forward and backward pass, if the order does not set them.
     pub micro_batch_tokens: u32,
-    /// Sequences of a pass and passes of a step that are usual on it.
+    /// The usual batch on this accelerator.
     #[serde(default)]
-    pub batch: Option<Batch>,
-    /// Of the memory torch sees, on boxes whose GPU shares the system's.
+    pub batch: Option<BatchProfile>,
+    /// The fraction of torch's memory that may be used on hosts with unified memory.
     pub memory_fraction: Option<f64>,
 }
 
-/// What a first try should be.
+/// The batch of a first attempt: sequences of a pass and passes of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Batch {
+pub struct BatchProfile {
     pub sequences: u32,
     pub accumulate: u32,
 }
 
-/// For supervised llama.cpp processes.
+/// The settings of supervised llama.cpp processes.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Llama {
-    pub generate: LlamaUse,
-    pub evaluate: LlamaUse,
-    /// Memory-mapped weights stall or feed reclaim storms on some boxes.
+pub struct LlamaProfile {
+    pub generate: LlamaTaskProfile,
+    pub evaluate: LlamaTaskProfile,
+    /// True if weights are memory-mapped, which stalls or causes reclaim storms on some hosts.
     pub mmap: bool,
 }
 
+/// The settings of llama.cpp for one kind of work.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct LlamaUse {
-    /// Prefixes of device names in the order of preference (`Vulkan`, `ROCm`), as
-    /// `--list-devices` has them. Empty: the CPU.
+pub struct LlamaTaskProfile {
+    /// Prefixes of device names in order of preference (`Vulkan`, `ROCm`), as `--list-devices`
+    /// prints them. Empty for the CPU.
     pub devices: Vec<String>,
-    /// Of the base model's GGUF file.
-    pub dtype: Dtype,
+    /// The type of the base model's GGUF file.
+    pub dtype: ProfileDtype,
 }
 
-/// Interpreters for which wheels exist, both ends included.
+/// The interpreters for which wheels exist, both bounds included.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PythonRange {
     pub min: String,
     pub max: String,
-    /// Where torch for this accelerator comes from when `uv` fetches it; PyPI's is not for AMD.
+    /// The package index of torch for this accelerator, used by `uv`; PyPI has none for AMD.
     pub index: Option<String>,
 }
 
+/// A profile that is missing or cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     #[error("could not read the hardware profile {path}")]
@@ -158,8 +164,8 @@ pub enum ProfileError {
     Unknown { name: String, known: String },
 }
 
-/// The profiles that come with the program.
-const BUILT_IN: [(&str, &str); 5] = [
+/// The profiles that are part of the program.
+const BUILT_IN_PROFILES: [(&str, &str); 5] = [
     ("cpu", include_str!("../profiles/cpu.yaml")),
     ("gfx906", include_str!("../profiles/gfx906.yaml")),
     ("gfx1151", include_str!("../profiles/gfx1151.yaml")),
@@ -167,73 +173,74 @@ const BUILT_IN: [(&str, &str); 5] = [
     ("rocm", include_str!("../profiles/rocm.yaml")),
 ];
 
-/// For AMD targets without a profile of their own.
-const OTHER_AMD: &str = "rocm";
+/// The profile of AMD targets without one of their own.
+const GENERIC_AMD_PROFILE: &str = "rocm";
 
-impl Profile {
-    /// The profile of that name, or in the file of that path.
+impl HardwareProfile {
+    /// Loads the built-in profile of this name, or the file at this path.
     ///
     /// # Errors
-    /// When there is none, or it cannot be read.
-    pub fn named(name: &str) -> Result<Self, ProfileError> {
-        if let Some((name, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
-            return parse(name, text);
+    /// Returns an error if it is missing or unreadable.
+    pub fn load_named(name: &str) -> Result<Self, ProfileError> {
+        if let Some((name, text)) = BUILT_IN_PROFILES.iter().find(|(known, _)| *known == name) {
+            return parse_profile(name, text);
         }
         let path = Path::new(name);
         if !path.exists() {
-            let known = BUILT_IN.map(|(name, _)| name).join(", ");
+            let known = BUILT_IN_PROFILES.map(|(name, _)| name).join(", ");
             return Err(ProfileError::Unknown { name: name.into(), known });
         }
         let text = std::fs::read_to_string(path)
             .map_err(|source| ProfileError::Read { path: path.into(), source })?;
-        parse(name, &text)
+        parse_profile(name, &text)
     }
 
-    /// A profile that comes with the program, as its file has it: the start of one's own.
+    /// Returns the text of a built-in profile, as a template for a new one.
     ///
     /// # Errors
-    /// When there is none of that name.
-    pub fn text(name: &str) -> Result<&'static str, ProfileError> {
-        let found = BUILT_IN.iter().find(|(known, _)| *known == name);
-        let known = BUILT_IN.map(|(name, _)| name).join(", ");
+    /// Returns an error if the name is unknown.
+    pub fn built_in_text(name: &str) -> Result<&'static str, ProfileError> {
+        let found = BUILT_IN_PROFILES.iter().find(|(known, _)| *known == name);
+        let known = BUILT_IN_PROFILES.map(|(name, _)| name).join(", ");
         found
             .map(|(_, text)| *text)
             .ok_or_else(|| ProfileError::Unknown { name: name.into(), known })
     }
 
-    /// The profile for the GPU of a box that is meant to work; without any, the CPU's.
+    /// Returns the profile of the host's main GPU, or of the CPU.
     ///
     /// # Errors
-    /// Never for the profiles that come with the program; a test reads them all.
-    pub fn of(box_: &Snapshot) -> Result<Self, ProfileError> {
-        let Some(gpu) = box_.main_gpu() else { return Self::named("cpu") };
-        let name = if is_known(&gpu.gfx) { &gpu.gfx } else { OTHER_AMD };
-        Ok(Self { ordinal: Some(gpu.ordinal), ..Self::named(name)? })
+    /// Never fails for the built-in profiles; a test reads all of them.
+    pub fn for_host(box_: &HostSnapshot) -> Result<Self, ProfileError> {
+        let Some(gpu) = box_.main_gpu() else { return Self::load_named("cpu") };
+        let name = if has_own_profile(&gpu.gfx) { &gpu.gfx } else { GENERIC_AMD_PROFILE };
+        Ok(Self { ordinal: Some(gpu.ordinal), ..Self::load_named(name)? })
     }
 
-    /// The profile of that name, or the one of this box.
+    /// Returns the named profile, or the one of this host.
     ///
     /// # Errors
-    /// As [`Profile::named`].
-    pub fn choose(name: Option<&str>) -> Result<Self, ProfileError> {
+    /// As [`HardwareProfile::load_named`].
+    pub fn choose_profile(name: Option<&str>) -> Result<Self, ProfileError> {
         match name {
-            Some(name) => Self::named(name),
-            None => Self::of(&Snapshot::take(&Live::new("/"))),
+            Some(name) => Self::load_named(name),
+            None => Self::for_host(&HostSnapshot::take_snapshot(&LiveFiles::new("/"))),
         }
     }
 
-    /// Those that come with the program.
-    pub fn all() -> impl Iterator<Item = Self> {
-        // A test reads them all.
-        BUILT_IN.iter().filter_map(|(name, text)| parse(name, text).ok())
+    /// Returns the built-in profiles.
+    pub fn built_in_profiles() -> impl Iterator<Item = Self> {
+        // A test reads all of them.
+        BUILT_IN_PROFILES.iter().filter_map(|(name, text)| parse_profile(name, text).ok())
     }
 
+    /// Returns true for the profile of the CPU.
     pub fn is_cpu(&self) -> bool {
         self.name == "cpu"
     }
 
-    /// What to set for a child.
-    pub fn variables(&self) -> BTreeMap<String, String> {
+    /// Returns the variables to set for a child.
+    pub fn child_variables(&self) -> BTreeMap<String, String> {
         let mut variables = self.environment.clone();
         if let Some(ordinal) = self.ordinal {
             variables.insert("HIP_VISIBLE_DEVICES".into(), ordinal.to_string());
@@ -242,12 +249,13 @@ impl Profile {
     }
 }
 
-/// Whether a target has a profile of its own.
-pub(crate) fn is_known(gfx: &str) -> bool {
-    BUILT_IN.iter().any(|(name, _)| *name == gfx)
+/// Returns true if the target has its own profile.
+pub(crate) fn has_own_profile(gfx: &str) -> bool {
+    BUILT_IN_PROFILES.iter().any(|(name, _)| *name == gfx)
 }
 
-fn parse(name: &str, text: &str) -> Result<Profile, ProfileError> {
+/// Parses a profile.
+fn parse_profile(name: &str, text: &str) -> Result<HardwareProfile, ProfileError> {
     serde_saphyr::from_str(text)
         .map_err(|source| ProfileError::Parse { name: name.into(), source: Box::new(source) })
 }
@@ -255,16 +263,16 @@ fn parse(name: &str, text: &str) -> Result<Profile, ProfileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::GpuSeen;
+    use crate::host_snapshot::GpuInfo;
 
-    fn gpu(gfx: &str, ordinal: u32, unified_memory: bool) -> GpuSeen {
-        GpuSeen { gfx: gfx.into(), ordinal, unified_memory, ..GpuSeen::default() }
+    fn gpu(gfx: &str, ordinal: u32, unified_memory: bool) -> GpuInfo {
+        GpuInfo { gfx: gfx.into(), ordinal, unified_memory, ..GpuInfo::default() }
     }
 
     #[test]
     fn every_built_in_profile_is_read_under_its_name() {
-        for (name, _) in BUILT_IN {
-            let profile = Profile::named(name).unwrap();
+        for (name, _) in BUILT_IN_PROFILES {
+            let profile = HardwareProfile::load_named(name).unwrap();
             assert_eq!(profile.name, name);
             let both = profile.unset.iter().find(|name| profile.environment.contains_key(*name));
             assert_eq!(both, None, "{name} sets what it unsets");
@@ -273,10 +281,10 @@ mod tests {
 
     #[test]
     fn the_card_with_its_own_memory_and_profile_is_chosen() {
-        let chosen = |gpus: &[GpuSeen]| {
-            let box_ = Snapshot { gpus: gpus.to_vec(), ..Snapshot::default() };
-            let profile = Profile::of(&box_).unwrap();
-            (profile.name.clone(), profile.variables().get("HIP_VISIBLE_DEVICES").cloned())
+        let chosen = |gpus: &[GpuInfo]| {
+            let box_ = HostSnapshot { gpus: gpus.to_vec(), ..HostSnapshot::default() };
+            let profile = HardwareProfile::for_host(&box_).unwrap();
+            (profile.name.clone(), profile.child_variables().get("HIP_VISIBLE_DEVICES").cloned())
         };
         assert_eq!(chosen(&[]), ("cpu".into(), None));
         let mixed = [gpu("gfx1036", 0, true), gpu("gfx1201", 1, false)];
@@ -287,8 +295,8 @@ mod tests {
 
     #[test]
     fn known_to_corrupt_or_hang_is_in_no_profile() {
-        for (name, _) in BUILT_IN {
-            let profile = Profile::named(name).unwrap();
+        for (name, _) in BUILT_IN_PROFILES {
+            let profile = HardwareProfile::load_named(name).unwrap();
             let joined = profile.environment.values().cloned().collect::<Vec<_>>().join(" ");
             assert!(!joined.contains("expandable_segments"), "{name}");
             for never in ["HSA_OVERRIDE_GFX_VERSION", "HSA_DISABLE_CACHE"] {
@@ -296,15 +304,15 @@ mod tests {
             }
             assert!(!profile.environment.contains_key("HSA_OVERRIDE_GFX_VERSION"), "{name}");
         }
-        let mi50 = Profile::named("gfx906").unwrap();
-        assert_ne!(mi50.training.dtype, Dtype::Bf16, "an MI50 has no bf16");
+        let mi50 = HardwareProfile::load_named("gfx906").unwrap();
+        assert_ne!(mi50.training.dtype, ProfileDtype::Bf16, "an MI50 has no bf16");
     }
 
     #[test]
     fn every_value_of_a_profile_has_a_source() {
-        for (name, text) in BUILT_IN {
+        for (name, text) in BUILT_IN_PROFILES {
             let document: serde_json::Value = serde_saphyr::from_str(text).unwrap();
-            let sources = Profile::named(name).unwrap().sources;
+            let sources = HardwareProfile::load_named(name).unwrap().sources;
             let mut places = Vec::new();
             for (key, value) in document.as_object().unwrap() {
                 if !["name", "summary", "sources"].contains(&key.as_str()) {
@@ -341,12 +349,14 @@ mod tests {
     fn a_file_of_the_user_s_own_is_read_and_its_unknown_keys_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_str().unwrap();
-        std::fs::write(path, BUILT_IN[0].1.replace("name: cpu", "name: mine")).unwrap();
-        assert_eq!(Profile::named(path).unwrap().name, "mine");
-        std::fs::write(path, format!("{}\ncolour: red\n", BUILT_IN[0].1)).unwrap();
-        let error = Profile::named(path).unwrap_err();
+        std::fs::write(path, BUILT_IN_PROFILES[0].1.replace("name: cpu", "name: mine")).unwrap();
+        assert_eq!(HardwareProfile::load_named(path).unwrap().name, "mine");
+        std::fs::write(path, format!("{}\ncolour: red\n", BUILT_IN_PROFILES[0].1)).unwrap();
+        let error = HardwareProfile::load_named(path).unwrap_err();
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert!(source.contains("colour"), "{source}");
-        assert!(Profile::named("gfx9999").unwrap_err().to_string().contains("gfx1151"));
+        assert!(
+            HardwareProfile::load_named("gfx9999").unwrap_err().to_string().contains("gfx1151")
+        );
     }
 }

@@ -1,41 +1,43 @@
-//! Storms of TLB shootdowns. A training that evaluates in its own process can have the kernel
-//! take mapped weights away page by page, each page an interrupt for every core: the processor
-//! is busy forgetting addresses and the GPU waits. Measured on a Strix Halo: 110 a second while a
-//! process of its own evaluates, 340 000 and up to 1.2 million while the trainer does.
+//! The detection of TLB shootdown storms. If a training evaluates in its own process, the kernel
+//! may reclaim mapped weights page by page, and each page interrupts every core: the processor only
+//! invalidates addresses and the GPU waits. Measured on a Strix Halo: 110 shootdowns per second
+//! while a separate process evaluates, 340 000 to 1.2 million while the trainer does.
 //!
-//! Knows neither clock nor processes: samples in, levels out, each with hysteresis.
+//! This module knows neither clock nor processes: it receives samples and returns levels, each with
+//! hysteresis.
 
 mod cause;
-mod reaction;
+mod response;
 
 use serde::Serialize;
 
-use crate::telemetry::Telemetry;
+use crate::telemetry::HostTelemetry;
 
-pub use cause::{Cause, Pace, Training};
-pub use reaction::{Act, OnStorm, Reaction};
+pub use cause::{ObservedTraining, StepPace, StormCause};
+pub use response::{StormAction, StormResponder, StormResponse};
 
-/// A longer gap between samples says nothing of what was in between.
-const GAP_MAX_MS: u64 = 30_000;
+/// The longest gap between samples; after a longer one the measured durations start again.
+const SAMPLE_GAP_MAX_MS: u64 = 30_000;
 
-/// What counts as what.
+/// The rates and durations of the levels.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Thresholds {
-    /// A second, for so long.
+pub struct StormThresholds {
+    /// The rate of shootdowns above which the level becomes `Warn` after `warn_ms`.
     pub warn_per_s: f64,
     pub warn_ms: u64,
+    /// The rate above which the level becomes `Storm` after `storm_ms`, if the storm has a cost.
     pub storm_per_s: f64,
     pub storm_ms: u64,
-    /// Below it, for so long, all is calm again.
+    /// The rate below which the level returns to `Calm` after `clear_ms`.
     pub clear_per_s: f64,
     pub clear_ms: u64,
-    /// A storm costs something: more than this share of the cores is in the kernel, …
+    /// A storm has a cost if more than this share of the cores' time is spent in the kernel,
     pub system_share: f64,
-    /// … or the GPUs are less busy than so many percent.
+    /// or if the GPUs are less busy than this.
     pub gpu_busy_percent: f64,
 }
 
-impl Default for Thresholds {
+impl Default for StormThresholds {
     fn default() -> Self {
         Self {
             warn_per_s: 50_000.0,
@@ -50,74 +52,88 @@ impl Default for Thresholds {
     }
 }
 
+/// The level of TLB shootdowns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Level {
+pub enum StormLevel {
     #[default]
     Calm,
     Warn,
     Storm,
 }
 
-/// How the weather is.
+/// The detector of storms, with hysteresis.
+///
+/// Each telemetry sample has a rate of shootdowns per second. With the default thresholds:
+///
+/// - `Calm` → `Warn` when the rate is above 50 000 for 10 s;
+/// - any level → `Storm` when the rate is above 200 000 for 5 s and it has a cost: more than 60 %
+///   of the cores' time is spent in the kernel, or the GPUs are less than 50 % busy;
+/// - any level → `Calm` when the rate is below 10 000 for 30 s.
+///
+/// A sample without a rate changes nothing. After a gap of more than 30 s all durations start
+/// again, but the level stays.
 #[derive(Debug, Clone, Default)]
-pub struct Weather {
-    thresholds: Thresholds,
-    level: Level,
-    heard_ms: Option<u64>,
-    warning: Held,
-    storming: Held,
-    clearing: Held,
+pub struct StormDetector {
+    thresholds: StormThresholds,
+    level: StormLevel,
+    last_sample_ms: Option<u64>,
+    warning: HeldFor,
+    storming: HeldFor,
+    clearing: HeldFor,
 }
 
-/// Since when something holds without a break.
+/// The time since which a condition holds without interruption.
 #[derive(Debug, Clone, Copy, Default)]
-struct Held(Option<u64>);
+struct HeldFor(Option<u64>);
 
-impl Held {
-    /// Whether it has held for so long.
-    fn hear(&mut self, holds: bool, now_ms: u64, for_ms: u64) -> bool {
+impl HeldFor {
+    /// Updates the condition and returns true if it has held for `for_ms`.
+    fn update_condition(&mut self, holds: bool, now_ms: u64, for_ms: u64) -> bool {
         let since = holds.then(|| self.0.unwrap_or(now_ms));
         self.0 = since;
         since.is_some_and(|since| now_ms.saturating_sub(since) >= for_ms)
     }
 }
 
-impl Weather {
-    pub fn new(thresholds: Thresholds) -> Self {
+impl StormDetector {
+    /// Starts at `Calm`.
+    pub fn new(thresholds: StormThresholds) -> Self {
         Self { thresholds, ..Self::default() }
     }
 
-    pub fn level(&self) -> Level {
+    /// Returns the current level.
+    pub fn current_level(&self) -> StormLevel {
         self.level
     }
 
-    /// Takes a sample in. A sample without a rate changes nothing.
-    pub fn hear(&mut self, now: &Telemetry) -> Level {
+    /// Takes in a sample and returns the level.
+    pub fn observe_sample(&mut self, now: &HostTelemetry) -> StormLevel {
         let Some(rate) = now.tlb_per_s else { return self.level };
         let at = now.at_ms;
-        if self.heard_ms.is_none_or(|before| at.abs_diff(before) > GAP_MAX_MS) {
+        if self.last_sample_ms.is_none_or(|before| at.abs_diff(before) > SAMPLE_GAP_MAX_MS) {
             (self.warning, self.storming, self.clearing) = Default::default();
         }
-        self.heard_ms = Some(at);
-        let Thresholds { warn_per_s, warn_ms, storm_per_s, storm_ms, .. } = self.thresholds;
-        let costs = self.costs(now);
-        let warns = self.warning.hear(rate > warn_per_s, at, warn_ms);
-        let storms = self.storming.hear(rate > storm_per_s && costs, at, storm_ms);
-        let Thresholds { clear_per_s, clear_ms, .. } = self.thresholds;
-        let clears = self.clearing.hear(rate < clear_per_s, at, clear_ms);
+        self.last_sample_ms = Some(at);
+        let StormThresholds { warn_per_s, warn_ms, storm_per_s, storm_ms, .. } = self.thresholds;
+        let costs = self.has_cost(now);
+        let warns = self.warning.update_condition(rate > warn_per_s, at, warn_ms);
+        let storms = self.storming.update_condition(rate > storm_per_s && costs, at, storm_ms);
+        let StormThresholds { clear_per_s, clear_ms, .. } = self.thresholds;
+        let clears = self.clearing.update_condition(rate < clear_per_s, at, clear_ms);
         self.level = match self.level {
-            _ if storms => Level::Storm,
-            Level::Calm if warns => Level::Warn,
-            _ if clears => Level::Calm,
+            _ if storms => StormLevel::Storm,
+            StormLevel::Calm if warns => StormLevel::Warn,
+            _ if clears => StormLevel::Calm,
             level => level,
         };
         self.level
     }
 
-    fn costs(&self, now: &Telemetry) -> bool {
+    /// Returns true if the storm costs processor time or GPU work.
+    fn has_cost(&self, now: &HostTelemetry) -> bool {
         now.cpu.is_some_and(|cpu| cpu.system > self.thresholds.system_share)
-            || now.gpu_busy().is_some_and(|busy| busy < self.thresholds.gpu_busy_percent)
+            || now.max_gpu_busy().is_some_and(|busy| busy < self.thresholds.gpu_busy_percent)
     }
 }
 

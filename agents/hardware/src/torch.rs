@@ -1,12 +1,14 @@
-//! Whether a Python environment's torch fits the box, read from its files without importing it:
-//! most of what goes wrong between ROCm and torch can be seen before anything runs, and is hard
-//! to tell afterwards.
+//! The check of a Python environment's torch, read from its files without importing it: most
+//! problems between ROCm and torch are visible before a program runs, and hard to diagnose
+//! afterwards.
 
-mod examine;
-mod snapshot;
+mod torch_checks;
+mod torch_environment;
 
-pub(crate) use examine::of_stack;
+pub(crate) use torch_checks::check_torch_stack;
 
-pub use crate::doctor::{Finding, Severity};
-pub use examine::examine;
-pub use snapshot::{Snapshot, Torch, installed_version, version_file};
+pub use crate::doctor::{DoctorFinding, Severity};
+pub use torch_checks::check_torch_environment;
+pub use torch_environment::{
+    TorchBuild, TorchEnvironment, installed_torch_version, torch_version_file,
+};

@@ -9,10 +9,10 @@ use std::{
 };
 
 use hardware::{
-    Profile,
+    HardwareProfile,
     doctor::{self, Severity},
-    files::{Capture, Live, Seen},
-    snapshot::{Access, Snapshot},
+    host_files::{CapturedEntry, HostCapture, LiveFiles},
+    host_snapshot::{DeviceAccess, HostSnapshot},
 };
 use serde::Deserialize;
 
@@ -77,8 +77,8 @@ fn all() -> Vec<(String, Fixture)> {
     names.into_iter().map(|name| (name.clone(), load(&name))).collect()
 }
 
-fn capture(fixture: &Fixture) -> Capture {
-    let mut capture = Capture::default();
+fn capture(fixture: &Fixture) -> HostCapture {
+    let mut capture = HostCapture::default();
     let mut names: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for mut path in fixture.files.keys().chain(fixture.links.keys()).map(String::as_str) {
         while let Some((parent, name)) = path.rsplit_once('/') {
@@ -88,27 +88,27 @@ fn capture(fixture: &Fixture) -> Capture {
     }
     for (path, names) in names {
         let names = names.into_iter().map(str::to_owned).collect();
-        capture.seen.insert(path.to_owned(), Seen::Names(names));
+        capture.entries.insert(path.to_owned(), CapturedEntry::Names(names));
     }
     for (path, text) in &fixture.files {
-        capture.seen.insert(path.clone(), Seen::File(text.clone().into_bytes()));
+        capture.entries.insert(path.clone(), CapturedEntry::File(text.clone().into_bytes()));
     }
     for (path, target) in &fixture.links {
-        capture.seen.insert(path.clone(), Seen::Link(target.clone()));
+        capture.entries.insert(path.clone(), CapturedEntry::Link(target.clone()));
     }
     for (path, device) in &fixture.devices {
         let seen = match device {
-            Device::Usable => Seen::Usable,
-            Device::Denied => Seen::Failed(13),
+            Device::Usable => CapturedEntry::Usable,
+            Device::Denied => CapturedEntry::Failed(13),
             Device::Absent => continue,
         };
-        capture.seen.insert(path.clone(), seen);
+        capture.entries.insert(path.clone(), seen);
     }
     capture
 }
 
-fn findings(box_: &Snapshot) -> Vec<String> {
-    let found = doctor::check(box_, &Profile::of(box_).unwrap());
+fn findings(box_: &HostSnapshot) -> Vec<String> {
+    let found = doctor::check_host(box_, &HardwareProfile::for_host(box_).unwrap());
     let word = |severity| match severity {
         Severity::Fail => "fail",
         Severity::Warn => "warn",
@@ -117,18 +117,20 @@ fn findings(box_: &Snapshot) -> Vec<String> {
     found.iter().map(|finding| format!("{} {}", finding.id, word(finding.severity))).collect()
 }
 
-fn withheld(box_: &Snapshot) -> Vec<&'static str> {
-    let cannot = |role: &&str| doctor::worst(&doctor::for_role(box_, role)) == Some(Severity::Fail);
+fn withheld(box_: &HostSnapshot) -> Vec<&'static str> {
+    let cannot = |role: &&str| {
+        doctor::worst_severity(&doctor::findings_for_role(box_, role)) == Some(Severity::Fail)
+    };
     ["trainer", "generator", "verifier", "evaluator"].into_iter().filter(cannot).collect()
 }
 
 #[test]
 fn each_box_gets_the_findings_written_beside_it() {
     for (name, fixture) in all() {
-        let box_ = Snapshot::take(&capture(&fixture));
+        let box_ = HostSnapshot::take_snapshot(&capture(&fixture));
         let expected = &fixture.expect;
         let told = format!("{name} ({}, {})", fixture.about, fixture.origin.trim());
-        assert_eq!(Profile::of(&box_).unwrap().name, expected.profile, "{told}");
+        assert_eq!(HardwareProfile::for_host(&box_).unwrap().name, expected.profile, "{told}");
         assert_eq!(box_.main_gpu().map(|gpu| gpu.ordinal), expected.hip, "{told}");
         if let Some(pci) = &expected.pci {
             assert_eq!(box_.main_gpu().map(|gpu| &gpu.pci), Some(pci), "{told}");
@@ -164,16 +166,20 @@ fn a_tree_on_the_disk_is_seen_as_its_capture_is() {
             std::fs::create_dir_all(place(path).parent().unwrap()).unwrap();
             std::fs::write(place(path), text).unwrap();
         }
-        let live = Live::new(root.path())
+        let live = LiveFiles::new(root.path())
             .with_python(&place("/@python/bin/python"))
             .with_home(&place("/@home"));
-        let without_devices = |mut box_: Snapshot| {
-            box_.kfd = Access::Absent;
-            box_.gpus.iter_mut().for_each(|gpu| gpu.render = Access::Absent);
+        let without_devices = |mut box_: HostSnapshot| {
+            box_.kfd = DeviceAccess::Absent;
+            box_.gpus.iter_mut().for_each(|gpu| gpu.render = DeviceAccess::Absent);
             box_
         };
-        let seen = without_devices(Snapshot::take(&live));
-        assert_eq!(seen, without_devices(Snapshot::take(&capture(&fixture))), "{name}");
+        let seen = without_devices(HostSnapshot::take_snapshot(&live));
+        assert_eq!(
+            seen,
+            without_devices(HostSnapshot::take_snapshot(&capture(&fixture))),
+            "{name}"
+        );
     }
 }
 
@@ -181,7 +187,7 @@ fn a_tree_on_the_disk_is_seen_as_its_capture_is() {
 fn the_page_of_checks_is_the_catalogue() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/DOCTOR.md");
     let page = std::fs::read_to_string(path).unwrap();
-    for line in doctor::page().lines() {
+    for line in doctor::render_page().lines() {
         assert!(page.lines().any(|found| found == line), "docs/DOCTOR.md lacks: {line}");
     }
     let rows = page.lines().filter(|line| line.starts_with("| C-")).count();
@@ -208,7 +214,7 @@ fn the_catalogue_has_every_check_and_no_other() {
             }
         }
     }
-    let is_finding = |check: &&doctor::Check| {
+    let is_finding = |check: &&doctor::DoctorCheck| {
         ["fail", "warn", "info"].iter().any(|severity| check.how.starts_with(severity))
     };
     let catalogued: BTreeSet<String> =

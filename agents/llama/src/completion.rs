@@ -1,69 +1,81 @@
-//! What `llama-server` is asked for one sample, and what it answers. Pure.
+//! Builds the `llama-server` request for one sample, and parses its reply. Pure.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// How tokens are drawn; as in a generate order.
+/// The sampling parameters of a request, as in a generate order.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sampling {
-    /// 0 is greedy.
+pub struct LlamaSampling {
+    /// The temperature; 0 is greedy.
     pub temperature: f64,
-    /// 0 keeps the whole vocabulary.
+    /// The number of most likely tokens to sample from; 0 keeps the whole vocabulary.
     pub top_k: u32,
-    /// 1 keeps the whole distribution.
+    /// The share of the probability to sample from; 1 keeps the whole distribution.
     pub top_p: f64,
+    /// The largest number of tokens to draw.
     pub max_new_tokens: u32,
 }
 
-/// One sample.
+/// One sample that `llama-server` drew.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Completion {
-    /// Empty where the build does not tell them.
+pub struct LlamaCompletion {
+    /// The drawn tokens; empty if the build does not report them.
     pub tokens: Vec<u32>,
+    /// The text of the sample.
     pub text: String,
-    /// How many were drawn, one that ended the sequence included.
+    /// The number of drawn tokens, including the one that ended the sequence.
     pub count: u32,
-    pub stop: Stop,
-    /// Of each token ln p, in nats, among the whole vocabulary at temperature 1. Empty where they
-    /// were not asked for, or not each token has one: the server leaves out those of a character
-    /// that was not whole yet.
+    /// The reason why the sample ended.
+    pub stop: CompletionStop,
+    /// The log-probability of each token in nats, over the whole vocabulary at temperature 1. Empty
+    /// if not requested, or if not every token has one: the server omits tokens of a character that
+    /// was still incomplete.
     pub logprobs: Vec<f64>,
 }
 
+/// The reason why a sample ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stop {
-    /// A token that ends the sequence was drawn.
+pub enum CompletionStop {
+    /// The model drew a token that ends the sequence.
     End,
+    /// The sample reached its largest number of tokens.
     Limit,
 }
 
+/// An error in a reply of `llama-server`.
 #[derive(Debug, thiserror::Error)]
-pub enum AnswerError {
-    #[error("llama-server's answer is no completion: {start:?} (E104)")]
+pub enum CompletionError {
+    /// The reply is not the JSON of a completion.
+    #[error("llama-server's answer is not a completion: {start:?} (E104)")]
     Json { start: String, source: serde_json::Error },
+    /// The reply lacks a field, or its fields contradict each other.
     #[error(
-        "llama-server's answer lacks {missing}; it says {stop_type:?} of {count} tokens (E104)"
+        "llama-server's answer lacks {missing}; it reports {stop_type:?} after {count} tokens \
+         (E104)"
     )]
     Incomplete { missing: &'static str, stop_type: String, count: u32 },
 }
 
-/// Of an answer that is none, for people.
-const START_CHARS: usize = 200;
+/// The number of characters of an invalid reply that an error message shows.
+const ERROR_CHARS_MAX: usize = 200;
 
-/// `prompt` is tokens, so that nothing is added or read as special that ours would not be. The
-/// samplers are named, and so are all that are left out: a server's own defaults (`top_k` 40,
-/// `min_p` 0.05, what a GGUF file suggests) would be another policy.
+/// Returns the body of a request for one sample.
 ///
-/// `logprobs` takes the server a sort of its vocabulary for each token: of 150 000 tokens, 10 to
-/// 25 ms of one core.
-pub fn request(prompt: &[u32], sampling: &Sampling, seed: u64, logprobs: bool) -> Value {
-    let Sampling { temperature, top_k, top_p, max_new_tokens } = *sampling;
+/// `prompt` is a list of tokens, so that the server adds no token and interprets none as special
+/// that our tokenizer would not. All samplers are listed explicitly, including those that are
+/// switched off: the server's defaults (`top_k` 40, `min_p` 0.05, suggestions in the GGUF file)
+/// would be another policy.
+///
+/// With `logprobs`, the server sorts its vocabulary for each token: 10 to 25 ms of one core for 150
+/// 000 tokens.
+pub fn build_request(prompt: &[u32], sampling: &LlamaSampling, seed: u64, logprobs: bool) -> Value {
+    let LlamaSampling { temperature, top_k, top_p, max_new_tokens } = *sampling;
     let greedy = temperature == 0.0;
     let mut samplers = Vec::new();
     if greedy {
         samplers.push("top_k");
     } else {
-        // The order in which transformers and our own engine cut.
+        // The order in which transformers and the embedded engine apply them.
         samplers.push("temperature");
         samplers.extend((top_k > 0).then_some("top_k"));
         samplers.extend((top_p < 1.0).then_some("top_p"));
@@ -88,29 +100,31 @@ pub fn request(prompt: &[u32], sampling: &Sampling, seed: u64, logprobs: bool) -
         "frequency_penalty": 0.0,
         "dry_multiplier": 0.0,
         "ignore_eos": false,
-        "seed": folded(seed),
+        "seed": fold_seed(seed),
         "return_tokens": true,
-        // What a slot computed before is right for its tokens, but rounded otherwise.
+        // Cached state of an earlier request belongs to the same tokens but is rounded differently.
         "cache_prompt": false,
         "stream": false,
-        // The one drawn comes with the likeliest ones, of which there must be one.
+        // The drawn token is reported together with the most likely ones, of which at least one
+        // must be requested.
         "n_probs": u32::from(logprobs),
-        // Before any sampler, temperature included.
+        // Probabilities before any sampler, temperature included.
         "post_sampling_probs": false,
         "response_fields": fields,
     })
 }
 
-/// A seed as llama.cpp takes them. 2³² − 1 means a random one, and some builds read them as
-/// signed: the topmost bit stays 0.
-pub fn folded(seed: u64) -> u32 {
+/// Returns a seed in llama.cpp's format. 2³² − 1 means a random seed, and some builds read seeds as
+/// signed, so the highest bit stays 0.
+pub fn fold_seed(seed: u64) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "both halves are in it")]
     let low = (seed ^ (seed >> 32)) as u32;
     low & 0x7fff_ffff
 }
 
+/// The JSON reply to a completion request.
 #[derive(Deserialize)]
-struct Answer {
+struct CompletionReply {
     #[serde(default)]
     content: String,
     #[serde(default)]
@@ -120,42 +134,52 @@ struct Answer {
     #[serde(default)]
     stop_type: String,
     #[serde(default)]
-    completion_probabilities: Vec<Probability>,
+    completion_probabilities: Vec<TokenProbability>,
 }
 
+/// The probability of a drawn token, as the server reports it.
 #[derive(Deserialize)]
-struct Probability {
+struct TokenProbability {
+    /// The token.
     id: u32,
-    /// None of a token whose probability is 0.
+    /// The log-probability in nats; `None` if the probability is 0.
     logprob: Option<f64>,
 }
 
+/// Parses the reply to a completion request.
+///
 /// # Errors
-/// When it is no completion, or one that ended for no known reason.
-pub fn answer(body: &[u8]) -> Result<Completion, AnswerError> {
-    let answer: Answer = serde_json::from_slice(body).map_err(|source| {
-        let start = String::from_utf8_lossy(body).chars().take(START_CHARS).collect();
-        AnswerError::Json { start, source }
+/// When it is not a completion, or the reason why it ended is unknown.
+pub fn parse_completion(body: &[u8]) -> Result<LlamaCompletion, CompletionError> {
+    let answer: CompletionReply = serde_json::from_slice(body).map_err(|source| {
+        let start = String::from_utf8_lossy(body).chars().take(ERROR_CHARS_MAX).collect();
+        CompletionError::Json { start, source }
     })?;
-    let Answer { content, tokens, tokens_predicted: count, stop_type, completion_probabilities } =
-        answer;
+    let CompletionReply {
+        content,
+        tokens,
+        tokens_predicted: count,
+        stop_type,
+        completion_probabilities,
+    } = answer;
     let stop = match stop_type.as_str() {
-        "eos" => Stop::End,
-        "limit" => Stop::Limit,
+        "eos" => CompletionStop::End,
+        "limit" => CompletionStop::Limit,
         _ => {
-            let stop_type = stop_type.chars().take(START_CHARS).collect();
-            return Err(AnswerError::Incomplete { missing: "how it ended", stop_type, count });
+            let stop_type = stop_type.chars().take(ERROR_CHARS_MAX).collect();
+            return Err(CompletionError::Incomplete { missing: "how it ended", stop_type, count });
         }
     };
     if count == 0 || (!tokens.is_empty() && tokens.len() != count as usize) {
-        return Err(AnswerError::Incomplete { missing: "tokens", stop_type, count });
+        return Err(CompletionError::Incomplete { missing: "tokens", stop_type, count });
     }
-    let logprobs = each_of(&tokens, &completion_probabilities).unwrap_or_default();
-    Ok(Completion { tokens, text: content, count, stop, logprobs })
+    let logprobs = match_logprobs(&tokens, &completion_probabilities).unwrap_or_default();
+    Ok(LlamaCompletion { tokens, text: content, count, stop, logprobs })
 }
 
-fn each_of(tokens: &[u32], told: &[Probability]) -> Option<Vec<f64>> {
-    let of = |(token, told): (&u32, &Probability)| told.logprob.filter(|_| told.id == *token);
+/// Returns the log-probability of each token, or `None` unless every token has one.
+fn match_logprobs(tokens: &[u32], told: &[TokenProbability]) -> Option<Vec<f64>> {
+    let of = |(token, told): (&u32, &TokenProbability)| told.logprob.filter(|_| told.id == *token);
     let whole = told.len() == tokens.len();
     tokens.iter().zip(told).map(of).collect::<Option<Vec<f64>>>().filter(|_| whole)
 }
@@ -164,38 +188,40 @@ fn each_of(tokens: &[u32], told: &[Probability]) -> Option<Vec<f64>> {
 mod tests {
     use super::*;
 
-    const PLAIN: Sampling = Sampling { temperature: 0.7, top_k: 0, top_p: 1.0, max_new_tokens: 9 };
+    const PLAIN: LlamaSampling =
+        LlamaSampling { temperature: 0.7, top_k: 0, top_p: 1.0, max_new_tokens: 9 };
 
     #[test]
     fn only_what_the_order_says_cuts_the_distribution_and_in_its_order() {
-        let samplers =
-            |sampling: &Sampling| request(&[1, 2], sampling, 3, false)["samplers"].clone();
+        let samplers = |sampling: &LlamaSampling| {
+            build_request(&[1, 2], sampling, 3, false)["samplers"].clone()
+        };
         assert_eq!(samplers(&PLAIN), json!(["temperature"]));
-        let cut = Sampling { top_k: 40, top_p: 0.9, ..PLAIN };
+        let cut = LlamaSampling { top_k: 40, top_p: 0.9, ..PLAIN };
         assert_eq!(samplers(&cut), json!(["temperature", "top_k", "top_p"]));
-        let greedy = request(&[1, 2], &Sampling { temperature: 0.0, ..cut }, 3, false);
+        let greedy = build_request(&[1, 2], &LlamaSampling { temperature: 0.0, ..cut }, 3, false);
         assert_eq!((&greedy["samplers"], &greedy["top_k"]), (&json!(["top_k"]), &json!(1)));
     }
 
     #[test]
     fn no_seed_means_a_random_one() {
         for seed in [0, 7, u64::from(u32::MAX), u64::MAX, 1 << 31, 1 << 63] {
-            assert!(folded(seed) <= i32::MAX as u32, "{seed}");
+            assert!(fold_seed(seed) <= i32::MAX as u32, "{seed}");
         }
-        assert_ne!(folded(1 << 32), folded(1 << 33), "the upper half counts");
+        assert_ne!(fold_seed(1 << 32), fold_seed(1 << 33), "the upper half counts");
     }
 
     #[test]
     fn logprobs_are_those_of_all_tokens_or_none() {
-        let asked = request(&[1], &PLAIN, 3, true);
+        let asked = build_request(&[1], &PLAIN, 3, true);
         assert_eq!((&asked["n_probs"], &asked["post_sampling_probs"]), (&json!(1), &json!(false)));
-        assert_eq!(request(&[1], &PLAIN, 3, false)["n_probs"], 0);
+        assert_eq!(build_request(&[1], &PLAIN, 3, false)["n_probs"], 0);
         let told = |probabilities: &str| {
             let body = format!(
                 r#"{{"content":"ab","tokens":[5,6],"tokens_predicted":2,"stop_type":"eos",
                     "completion_probabilities":[{probabilities}]}}"#
             );
-            answer(body.as_bytes()).unwrap().logprobs
+            parse_completion(body.as_bytes()).unwrap().logprobs
         };
         let both = r#"{"id":5,"logprob":-0.5,"top_logprobs":[]},{"id":6,"logprob":-2}"#;
         assert_eq!(told(both), [-0.5, -2.0]);
@@ -208,10 +234,17 @@ mod tests {
     #[test]
     fn an_answer_without_an_ending_or_tokens_is_no_sample() {
         let whole = br#"{"content":"ab","tokens":[5,6],"tokens_predicted":2,"stop_type":"eos"}"#;
-        let sample = answer(whole).unwrap();
-        assert_eq!((sample.tokens, sample.count, sample.stop), (vec![5, 6], 2, Stop::End));
-        let old = answer(br#"{"content":"ab","tokens_predicted":2,"stop_type":"limit"}"#).unwrap();
-        assert_eq!((old.tokens, old.text.as_str(), old.stop), (vec![], "ab", Stop::Limit));
+        let sample = parse_completion(whole).unwrap();
+        assert_eq!(
+            (sample.tokens, sample.count, sample.stop),
+            (vec![5, 6], 2, CompletionStop::End)
+        );
+        let old = parse_completion(br#"{"content":"ab","tokens_predicted":2,"stop_type":"limit"}"#)
+            .unwrap();
+        assert_eq!(
+            (old.tokens, old.text.as_str(), old.stop),
+            (vec![], "ab", CompletionStop::Limit)
+        );
         for broken in [
             &b"<html>"[..],
             b"{}",
@@ -220,7 +253,7 @@ mod tests {
             br#"{"tokens":[5],"tokens_predicted":1,"stop_type":"none"}"#,
             br#"{"tokens":[-5],"tokens_predicted":1,"stop_type":"eos"}"#,
         ] {
-            assert!(answer(broken).is_err(), "{}", String::from_utf8_lossy(broken));
+            assert!(parse_completion(broken).is_err(), "{}", String::from_utf8_lossy(broken));
         }
     }
 }

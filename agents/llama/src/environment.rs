@@ -1,11 +1,11 @@
-//! What a program of llama.cpp gets to know of the box. Its options can all be set by variables
-//! (`LLAMA_ARG_…`), so nothing is inherited that is not named here.
+//! The environment variables of llama.cpp's programs. All their options can be set by variables
+//! (`LLAMA_ARG_…`), so only the variables listed here are inherited.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Inherited where the box has them.
+/// The variables that a program inherits if they are set.
 const INHERITED: [&str; 13] = [
     "PATH",
     "HOME",
@@ -14,22 +14,23 @@ const INHERITED: [&str; 13] = [
     "TMPDIR",
     "TZ",
     "LD_LIBRARY_PATH",
-    // Where the Vulkan loader keeps compiled shaders, and which drivers it finds.
+    // The Vulkan loader's shader cache, and the drivers that it finds.
     "XDG_CACHE_HOME",
     "VK_DRIVER_FILES",
-    // Which of a box's GPUs is meant.
+    // The selection of the host's GPUs.
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
     "HSA_OVERRIDE_GFX_VERSION",
 ];
 
-/// All variables of a child.
+/// All environment variables of a child process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Environment(BTreeMap<String, String>);
+pub struct ProcessEnvironment(BTreeMap<String, String>);
 
-impl Environment {
-    /// What is inherited less `unset`, then `variables`: a hardware profile's two lists.
+impl ProcessEnvironment {
+    /// Returns the inherited variables without those in `unset`, overridden by `variables`. Both
+    /// lists come from a hardware profile.
     pub fn new(variables: &BTreeMap<String, String>, unset: &[String]) -> Self {
         let allowed = INHERITED.iter().filter(|name| !unset.iter().any(|other| other == *name));
         let inherited = allowed
@@ -40,14 +41,15 @@ impl Environment {
         Self(all)
     }
 
-    /// In place of what is there under that name.
+    /// Returns the environment with a variable set or replaced.
     #[must_use]
-    pub fn with(mut self, name: &str, value: impl Into<String>) -> Self {
+    pub fn with_variable(mut self, name: &str, value: impl Into<String>) -> Self {
         self.0.insert(name.to_owned(), value.into());
         self
     }
 
-    pub(crate) fn variables(&self) -> &BTreeMap<String, String> {
+    /// Returns all variables by name.
+    pub(crate) fn all_variables(&self) -> &BTreeMap<String, String> {
         &self.0
     }
 }
@@ -59,12 +61,12 @@ mod tests {
     #[test]
     fn only_what_is_listed_is_inherited_and_the_profile_has_the_last_word() {
         let ours = BTreeMap::from([("HIP_VISIBLE_DEVICES".to_owned(), "1".to_owned())]);
-        let environment = Environment::new(&ours, &["HOME".to_owned()]);
-        let names: Vec<&str> = environment.variables().keys().map(String::as_str).collect();
+        let environment = ProcessEnvironment::new(&ours, &["HOME".to_owned()]);
+        let names: Vec<&str> = environment.all_variables().keys().map(String::as_str).collect();
         assert!(names.contains(&"PATH") && !names.contains(&"HOME"), "{names:?}");
         // Cargo sets it for every test.
         assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
         assert!(!names.contains(&"CARGO_MANIFEST_DIR"));
-        assert_eq!(environment.variables()["HIP_VISIBLE_DEVICES"], "1");
+        assert_eq!(environment.all_variables()["HIP_VISIBLE_DEVICES"], "1");
     }
 }

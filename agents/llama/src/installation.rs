@@ -1,4 +1,4 @@
-//! Finding llama.cpp's programs on a box.
+//! Finds llama.cpp's programs on a host, and queries their version, options and devices.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,30 +9,33 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Child, Environment, Heard};
+use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent};
 
-/// What `--help` and the like may take: backends look for their GPUs first.
-const BRIEF_LIMIT: Duration = Duration::from_secs(120);
+/// The time limit of `--help`, `--version` and `--list-devices`: backends search for their GPUs
+/// first.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// More than any `--help` has.
-const BRIEF_LINES_MAX: usize = 20_000;
+/// The number of lines that are read of a query's output; more than any `--help` has.
+const QUERY_LINES_MAX: usize = 20_000;
 
-/// What is run of it.
+/// The programs of llama.cpp that are used.
 const PROGRAMS: [&str; 2] = ["llama-perplexity", "llama-server"];
 
-/// A llama.cpp whose programs run.
+/// A llama.cpp whose programs run on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Installation {
+pub struct LlamaInstallation {
+    /// The directory of the programs.
     directory: PathBuf,
-    /// As it calls itself: `0.7.0 (build 11669, commit …)`.
+    /// The version as the program prints it: `0.7.0 (build 11669, commit …)`.
     pub version: String,
 }
 
+/// The reason why a llama.cpp cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallationError {
     #[error(
-        "no llama.cpp: neither PATH nor .tools/llama.cpp/bin has {missing}; install it, or point \
-         --llama-cpp (FLOTILLA_LLAMA_CPP) to the directory that has it (E101)"
+        "llama.cpp not found: neither PATH nor .tools/llama.cpp/bin has {missing}; install it, or \
+         set --llama-cpp (FLOTILLA_LLAMA_CPP) to its directory (E101)"
     )]
     Absent { missing: &'static str },
     #[error("{directory} has no {missing}; point --llama-cpp to the directory that has it (E101)")]
@@ -46,25 +49,30 @@ pub enum InstallationError {
          for it, or --profile cpu (E102)"
     )]
     Device { program: PathBuf, wanted: String, found: String },
-    #[error("{program} --version prints no version but {printed:?}; is it llama.cpp's? (E102)")]
+    #[error(
+        "{program} --version printed {printed:?}, not a version; check that it is llama.cpp's \
+             (E102)"
+    )]
     Version { program: PathBuf, printed: String },
 }
 
-impl Installation {
-    /// In the directory given, or else on PATH, or else where `deploy/fetch-llama-cpp.sh` puts it.
+impl LlamaInstallation {
+    /// Finds llama.cpp in `directory` if one is given; otherwise on PATH, and then in
+    /// `.tools/llama.cpp/bin`, the directory of `deploy/fetch-llama-cpp.sh`.
     ///
     /// # Errors
-    /// When there is none, or it does not run.
-    pub fn find(directory: Option<&Path>) -> Result<Self, InstallationError> {
+    /// When a program is missing or does not run.
+    pub fn find_installation(directory: Option<&Path>) -> Result<Self, InstallationError> {
         let directory = match directory {
             Some(directory) => directory.to_owned(),
-            None => on_path().ok_or(InstallationError::Absent { missing: PROGRAMS[0] })?,
+            None => search_path().ok_or(InstallationError::Absent { missing: PROGRAMS[0] })?,
         };
         if let Some(missing) = PROGRAMS.into_iter().find(|name| !directory.join(name).is_file()) {
             return Err(InstallationError::Incomplete { directory, missing });
         }
         let program = directory.join(PROGRAMS[0]);
-        let printed = brief(&program, "--version", &Environment::new(&BTreeMap::new(), &[]))?;
+        let printed =
+            query_program(&program, "--version", &ProcessEnvironment::new(&BTreeMap::new(), &[]))?;
         let version = printed.iter().find_map(|line| line.strip_prefix("version: "));
         match version.map(str::trim) {
             Some(version) => Ok(Self { directory, version: version.to_owned() }),
@@ -75,43 +83,43 @@ impl Installation {
         }
     }
 
-    /// The options a program of it knows. They come and go between versions, and an unknown one
-    /// is the end of a program.
+    /// Returns the options that a program supports. Options differ between versions, and a program
+    /// exits if it gets an unknown one.
     ///
     /// # Errors
     /// When the program does not run.
-    pub fn options(
+    pub fn read_options(
         program: &Path,
-        environment: &Environment,
-    ) -> Result<Options, InstallationError> {
-        Ok(Options::of(&brief(program, "--help", environment)?))
+        environment: &ProcessEnvironment,
+    ) -> Result<ProgramOptions, InstallationError> {
+        Ok(ProgramOptions::from_help(&query_program(program, "--help", environment)?))
     }
 
-    /// The names of the devices a program of it can compute on, beside the CPU.
+    /// Returns the names of the devices that a program can compute on, except the CPU.
     ///
     /// # Errors
     /// When the program does not run.
-    pub fn devices(
+    pub fn list_devices(
         program: &Path,
-        environment: &Environment,
+        environment: &ProcessEnvironment,
     ) -> Result<Vec<String>, InstallationError> {
-        Ok(devices_of(&brief(program, "--list-devices", environment)?))
+        Ok(parse_devices(&query_program(program, "--list-devices", environment)?))
     }
 
-    /// The first of the devices that begins with the first of these prefixes that any begins
-    /// with. `None`, the CPU, when there is no prefix.
+    /// Returns the first device whose name begins with a prefix; earlier prefixes are preferred.
+    /// Returns `None` (the CPU) if `prefixes` is empty.
     ///
     /// # Errors
-    /// When there are prefixes and no such device, or the program does not run.
-    pub fn device(
+    /// When there are prefixes but no device matches, or the program does not run.
+    pub fn select_device(
         program: &Path,
         prefixes: &[String],
-        environment: &Environment,
+        environment: &ProcessEnvironment,
     ) -> Result<Option<String>, InstallationError> {
         if prefixes.is_empty() {
             return Ok(None);
         }
-        let devices = Self::devices(program, environment)?;
+        let devices = Self::list_devices(program, environment)?;
         let of = |prefix: &String| devices.iter().find(|name| name.starts_with(prefix.as_str()));
         match prefixes.iter().find_map(of) {
             Some(device) => Ok(Some(device.clone())),
@@ -123,54 +131,60 @@ impl Installation {
         }
     }
 
-    pub fn perplexity(&self) -> PathBuf {
+    /// Returns the path of `llama-perplexity`.
+    pub fn perplexity_path(&self) -> PathBuf {
         self.directory.join("llama-perplexity")
     }
 
-    pub fn server(&self) -> PathBuf {
+    /// Returns the path of `llama-server`.
+    pub fn server_path(&self) -> PathBuf {
         self.directory.join("llama-server")
     }
 }
 
-fn on_path() -> Option<PathBuf> {
+/// Searches PATH, then `.tools/llama.cpp/bin`, for a directory with llama.cpp.
+fn search_path() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let fetched = PathBuf::from(".tools/llama.cpp/bin");
     let mut places = std::env::split_paths(&path).chain([fetched]);
     places.find(|place| place.join(PROGRAMS[0]).is_file())
 }
 
-/// What a program prints for an option that makes it print something and end.
-fn brief(
+/// Runs a program with an option that makes it print something and exit. Returns the printed lines
+/// of both pipes.
+fn query_program(
     program: &Path,
     option: &'static str,
-    environment: &Environment,
+    environment: &ProcessEnvironment,
 ) -> Result<Vec<String>, InstallationError> {
     let start = |source| InstallationError::Start { program: program.to_owned(), source };
     let mut child =
-        Child::spawn(program, [OsString::from(option)], environment, false).map_err(start)?;
-    let until = Instant::now() + BRIEF_LIMIT;
+        LlamaProcess::spawn_program(program, [OsString::from(option)], environment, false)
+            .map_err(start)?;
+    let until = Instant::now() + QUERY_TIMEOUT;
     let mut lines = Vec::new();
-    while lines.len() < BRIEF_LINES_MAX {
-        match child.hear(until.saturating_duration_since(Instant::now())) {
-            Heard::Line(line) => lines.push(line.text),
-            Heard::Ended => break,
-            Heard::Nothing => {
+    while lines.len() < QUERY_LINES_MAX {
+        match child.wait_event(until.saturating_duration_since(Instant::now())) {
+            ProcessEvent::Line(line) => lines.push(line.text),
+            ProcessEvent::Closed => break,
+            ProcessEvent::TimedOut => {
                 let program = program.to_owned();
-                return Err(InstallationError::Hung { program, option, limit: BRIEF_LIMIT });
+                return Err(InstallationError::Hung { program, option, limit: QUERY_TIMEOUT });
             }
         }
     }
     Ok(lines)
 }
 
-/// The options of a program, as its `--help` has them.
+/// The options that a program supports, read from its `--help`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Options(BTreeSet<String>);
+pub struct ProgramOptions(BTreeSet<String>);
 
-impl Options {
-    fn of(help: &[String]) -> Self {
+impl ProgramOptions {
+    /// Parses the output of `--help`.
+    fn from_help(help: &[String]) -> Self {
         let heads = help.iter().filter(|line| line.starts_with('-'));
-        // Names, separated by commas and blanks, come before anything else on the line.
+        // The names, separated by commas and spaces, come first on the line.
         let names = heads.flat_map(|line| {
             let words = line.split([',', ' ']).filter(|word| !word.is_empty());
             words.filter(|word| word.starts_with('-')).map(str::to_owned)
@@ -178,34 +192,38 @@ impl Options {
         Self(names.collect())
     }
 
-    pub fn knows(&self, option: &str) -> bool {
+    /// Returns true if the program supports an option.
+    pub fn has_option(&self, option: &str) -> bool {
         self.0.contains(option)
     }
 
-    /// How this build is told not to map weights into memory, if it can be.
-    pub fn without_mmap(&self) -> &'static [&'static str] {
-        if self.knows("--no-mmap") {
+    /// Returns the arguments that switch off the mapping of weights into memory; empty if this
+    /// build has no such option.
+    pub fn no_mmap_arguments(&self) -> &'static [&'static str] {
+        if self.has_option("--no-mmap") {
             &["--no-mmap"]
-        } else if self.knows("--load-mode") {
+        } else if self.has_option("--load-mode") {
             &["--load-mode", "none"]
         } else {
             &[]
         }
     }
 
-    /// How this build is told where to compute: on a device of `--list-devices`, or on the CPU
-    /// alone. Without layers on a GPU it may still send it large products: it must not see one.
-    pub fn compute_on(&self, device: Option<&str>) -> Vec<String> {
+    /// Returns the arguments that select a device of `--list-devices`, or the CPU alone for `None`.
+    /// Without layers on a GPU, a build may still send large products to it, so the GPU is hidden
+    /// from it.
+    pub fn device_arguments(&self, device: Option<&str>) -> Vec<String> {
         let layers = if device.is_some() { "99" } else { "0" };
         let mut arguments = vec!["-ngl".to_owned(), layers.to_owned()];
-        if self.knows("--device") {
+        if self.has_option("--device") {
             arguments.extend(["--device".to_owned(), device.unwrap_or("none").to_owned()]);
         }
         arguments
     }
 }
 
-fn devices_of(printed: &[String]) -> Vec<String> {
+/// Parses the names in the output of `--list-devices`.
+fn parse_devices(printed: &[String]) -> Vec<String> {
     let listed = printed.iter().skip_while(|line| !line.contains("Available devices"));
     let name = |line: &String| Some(line.strip_prefix("  ")?.split_once(':')?.0.to_owned());
     listed.skip(1).filter_map(name).filter(|name| !name.contains(' ')).collect()
@@ -225,16 +243,22 @@ mod tests {
             --perf, --no-perf                       whether to -enable\n\
             -dev,  --device <dev1,dev2,..>          comma-separated\n      --no-mmap is gone\n\
             -lm,   --load-mode MODE                 model loading mode\n";
-        let options = Options::of(&lines(help));
-        assert!(["-h", "--usage", "--no-perf", "--device"].iter().all(|one| options.knows(one)));
-        assert!(!options.knows("--no-mmap"));
-        assert_eq!(options.without_mmap(), ["--load-mode", "none"]);
-        assert_eq!(options.compute_on(Some("Vulkan0")), ["-ngl", "99", "--device", "Vulkan0"]);
-        assert_eq!(options.compute_on(None), ["-ngl", "0", "--device", "none"]);
-        let old =
-            Options::of(&lines("--no-mmap      do not memory-map model\n-ngl, --gpu-layers N"));
-        assert_eq!(old.without_mmap(), ["--no-mmap"]);
-        assert_eq!(old.compute_on(None), ["-ngl", "0"]);
+        let options = ProgramOptions::from_help(&lines(help));
+        assert!(
+            ["-h", "--usage", "--no-perf", "--device"].iter().all(|one| options.has_option(one))
+        );
+        assert!(!options.has_option("--no-mmap"));
+        assert_eq!(options.no_mmap_arguments(), ["--load-mode", "none"]);
+        assert_eq!(
+            options.device_arguments(Some("Vulkan0")),
+            ["-ngl", "99", "--device", "Vulkan0"]
+        );
+        assert_eq!(options.device_arguments(None), ["-ngl", "0", "--device", "none"]);
+        let old = ProgramOptions::from_help(&lines(
+            "--no-mmap      do not memory-map model\n-ngl, --gpu-layers N",
+        ));
+        assert_eq!(old.no_mmap_arguments(), ["--no-mmap"]);
+        assert_eq!(old.device_arguments(None), ["-ngl", "0"]);
     }
 
     #[test]
@@ -242,7 +266,7 @@ mod tests {
         let printed = "load_backend: loaded Vulkan backend\nAvailable devices:\n\
             \x20 Vulkan0: AMD Radeon 8060S (RADV GFX1151) (98304 MiB, 97000 MiB free)\n\
             \x20 ROCm0: AMD Radeon Graphics (98304 MiB, 97000 MiB free)\n";
-        assert_eq!(devices_of(&lines(printed)), ["Vulkan0", "ROCm0"]);
-        assert_eq!(devices_of(&lines("Available devices:\n  (none)\n")), [""; 0]);
+        assert_eq!(parse_devices(&lines(printed)), ["Vulkan0", "ROCm0"]);
+        assert_eq!(parse_devices(&lines("Available devices:\n  (none)\n")), [""; 0]);
     }
 }

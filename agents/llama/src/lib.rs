@@ -1,18 +1,20 @@
-//! llama.cpp's programs as supervised children: where they are, how they are called, what can be
-//! believed of what they print. Synchronous; used inside worker processes.
+//! Runs llama.cpp's programs as supervised child processes: finds them, builds their command lines,
+//! and checks what they print before it is used. Synchronous; used inside worker processes.
 
-mod child;
 pub mod completion;
 mod environment;
+mod gguf_cache;
 mod installation;
 mod perplexity;
+mod process;
 pub mod scoring;
 mod server;
-mod shelf;
 
-pub use child::{Child, Heard, Line, Stream};
-pub use environment::Environment;
-pub use installation::{Installation, InstallationError, Options};
-pub use perplexity::{Chunks, Perplexity, PerplexityError, Request, Scored};
-pub use server::{Address, Serve, Server, ServerError, ServerSettings};
-pub use shelf::{Shelf, ShelfError, Shelved, local_key};
+pub use environment::ProcessEnvironment;
+pub use gguf_cache::{CachedGguf, GgufCache, GgufCacheError, local_model_key};
+pub use installation::{InstallationError, LlamaInstallation, ProgramOptions};
+pub use perplexity::{
+    ChunkSelection, LlamaPerplexity, LlamaPerplexityError, PerplexityRequest, PerplexityRunner,
+};
+pub use process::{LlamaProcess, ProcessEvent, ProcessLine, ProcessStream};
+pub use server::{LlamaServer, LlamaServerError, LlamaServerSettings, ServedModel, ServerAddress};

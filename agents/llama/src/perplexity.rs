@@ -1,9 +1,9 @@
-//! `llama-perplexity`, run until it has said what it measured.
+//! Runs `llama-perplexity` until it reports a result.
 //!
-//! Its log is written by a thread that nobody waits for: on a busy machine the last lines are
-//! lost and the exit code is 0 all the same. So it is given a chunk more than is wanted, and the
-//! row of the last wanted one counts, which is printed a chunk's time before the end. Rows are on
-//! stdout of every version, and have two digits more than the final line.
+//! A thread of the program writes its log, and the program does not wait for it: on a busy machine
+//! the last lines are lost although the exit code is 0. Therefore the text has one chunk more than
+//! needed. The row of the last needed chunk is printed one chunk's time before the end, and that
+//! row is used. Every version prints rows on stdout, with two digits more than the final line.
 
 mod output;
 
@@ -17,72 +17,90 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use self::output::Output;
-use crate::{Child, Environment, Heard, Options};
+use self::output::PerplexityOutput;
+use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent, ProgramOptions};
 
-/// Runs that end well and say nothing, before that is a failure.
-const TRIES: u32 = 3;
+/// The number of runs that may end with exit code 0 and no result before the measurement fails.
+const RUNS_MAX: u32 = 3;
 
-/// What a process may take to be gone once it has closed its pipes.
-const ENDING_LIMIT: Duration = Duration::from_secs(10);
+/// The time that a process may take to exit after it closed its pipes.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Between two words to whoever waits for us.
-const SAY_EVERY: Duration = Duration::from_secs(5);
+/// The largest time between two progress reports.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How `llama-perplexity` is run on this box.
+/// The settings with which `llama-perplexity` runs on this host.
+///
+/// `measure_perplexity` starts the program, reads rows from its output, and returns the row of the
+/// last requested chunk:
+///
+/// * no row for `silence`: the run is ended, and fails;
+/// * exit code 0 without a result: the run is repeated, at most `RUNS_MAX` runs in all. The last
+///   run accepts the program's final line instead of a row;
+/// * another number of chunks than expected: the tokenizers differ, and the run fails at once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Perplexity {
+pub struct PerplexityRunner {
+    /// The path of `llama-perplexity`.
     pub program: PathBuf,
-    pub options: Options,
-    /// Of `--list-devices`; the CPU without one.
+    /// The options that the program supports.
+    pub options: ProgramOptions,
+    /// The device, a name of `--list-devices`; the CPU if `None`.
     pub device: Option<String>,
-    pub environment: Environment,
+    pub environment: ProcessEnvironment,
+    /// True to map weights into memory.
     pub mmap: bool,
     pub threads: usize,
-    /// One that finishes no chunk for so long is hung.
+    /// The time without a finished chunk after which the program counts as hung.
     pub silence: Duration,
-    /// Repeat its log on our stderr.
+    /// True to copy its log to our stderr.
     pub repeat: bool,
 }
 
-/// What is measured.
+/// A model and a text to measure.
 #[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
-    /// GGUF files.
+pub struct PerplexityRequest<'a> {
+    /// The GGUF file of the base model.
     pub base: &'a Path,
+    /// The GGUF file of an adapter.
     pub adapter: Option<&'a Path>,
+    /// The text file.
     pub text: &'a Path,
+    /// The size of a chunk in tokens.
     pub n_ctx: usize,
-    pub chunks: Chunks,
-    /// Attention and its cache in f32, for a base in f32.
+    /// The chunks to score.
+    pub chunks: ChunkSelection,
+    /// True to compute attention and its cache in f32, for a base in f32.
     pub exact: bool,
 }
 
-/// Which chunks of the text count.
+/// The chunks of a text that are scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Chunks {
-    /// So many, and the text has exactly one more.
-    AllButOne(usize),
-    /// So many, or as many as the text has.
+pub enum ChunkSelection {
+    /// The first `n` chunks of a text that has exactly `n + 1`.
+    AllButLast(usize),
+    /// The first `n` chunks, or fewer if the text is shorter.
     First(usize),
+    /// All chunks of the text.
     All,
 }
 
-/// What was measured.
+/// A perplexity that `llama-perplexity` measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Scored {
+pub struct LlamaPerplexity {
     pub perplexity: f64,
-    /// Standard error of `perplexity`.
+    /// The standard error of `perplexity`.
     pub stderr: f64,
-    /// Nats a token.
+    /// The mean negative log-likelihood in nats per token.
     pub mean_nll: f64,
+    /// The number of scored chunks.
     pub chunks: usize,
-    /// Scored ones.
+    /// The number of scored tokens.
     pub tokens: usize,
 }
 
+/// The reason why `llama-perplexity` gave no result.
 #[derive(Debug, thiserror::Error)]
-pub enum PerplexityError {
+pub enum LlamaPerplexityError {
     #[error("start {program}")]
     Start { program: PathBuf, source: io::Error },
     #[error(
@@ -101,7 +119,7 @@ pub enum PerplexityError {
          tokenizer.json gives {expected}; the GGUF file's tokenizer is not the model's (E105)"
     )]
     Tokenizers { expected: usize, found: usize },
-    #[error("llama-perplexity was silent for {limit:?} and was ended; it said last: {said} (E104)")]
+    #[error("llama-perplexity was silent for {limit:?} and was ended; last output: {said} (E104)")]
     Silent { limit: Duration, said: String },
     #[error(
         "llama-perplexity computed a perplexity of {printed}: broken weights, or a llama.cpp that \
@@ -111,100 +129,118 @@ pub enum PerplexityError {
     #[error("llama-perplexity failed ({status}): {said} (E104)")]
     Failed { status: ExitStatus, said: String },
     #[error(
-        "llama-perplexity ended {tries} times with exit code 0 and no result; it said last: {said} (E104)"
+        "llama-perplexity ended {tries} times with exit code 0 and no result; last output: {said} \
+         (E104)"
     )]
     NoResult { tries: u32, said: String },
 }
 
-impl Perplexity {
-    /// Measures. `progress` hears chunks done, and of how many, and at least every few seconds.
+impl PerplexityRunner {
+    /// Measures a perplexity. `progress` is called with the number of finished chunks and the
+    /// total, at least every few seconds; the total is 0 while unknown.
     ///
     /// # Errors
-    /// When the program cannot be run, fails, hangs, or says nothing that can be believed.
-    pub fn measure(
+    /// When the program cannot be run, fails, hangs, or prints no valid result.
+    pub fn measure_perplexity(
         &self,
-        request: &Request<'_>,
+        request: &PerplexityRequest<'_>,
         progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Scored, PerplexityError> {
+    ) -> Result<LlamaPerplexity, LlamaPerplexityError> {
         for path in request.adapter.iter().copied().chain([request.base]) {
             if path.to_string_lossy().contains([':', ',']) {
                 let (program, path) = (self.program.clone(), path.to_owned());
-                return Err(PerplexityError::Name { program, what: "the file", path });
+                return Err(LlamaPerplexityError::Name { program, what: "the file", path });
             }
         }
         let mut said = String::new();
-        for attempt in 1..=TRIES {
-            // Should rows be what is missing, the final line over the same chunks will do.
+        for attempt in 1..=RUNS_MAX {
+            // If only rows are missing, the final line over the same chunks is accepted.
             let chunks = match request.chunks {
-                Chunks::AllButOne(chunks) if attempt == TRIES => Chunks::First(chunks),
+                ChunkSelection::AllButLast(chunks) if attempt == RUNS_MAX => {
+                    ChunkSelection::First(chunks)
+                }
                 chunks => chunks,
             };
-            match (self.attempt(&Request { chunks, ..*request }, progress), request.chunks) {
+            match (
+                self.run_once(&PerplexityRequest { chunks, ..*request }, progress),
+                request.chunks,
+            ) {
                 (Ok(Ok(scored)), _) => return Ok(scored),
                 (Ok(Err(tail)), _) => said = tail,
-                // By our count it was long enough.
-                (Err(PerplexityError::TooShort { tokens, context, .. }), Chunks::AllButOne(n)) => {
+                // By our tokenizer's count the text is long enough.
+                (
+                    Err(LlamaPerplexityError::TooShort { tokens, context, .. }),
+                    ChunkSelection::AllButLast(n),
+                ) => {
                     let found = usize::try_from(tokens).unwrap_or(0) / context;
-                    return Err(PerplexityError::Tokenizers { expected: n + 1, found });
+                    return Err(LlamaPerplexityError::Tokenizers { expected: n + 1, found });
                 }
                 (Err(error), _) => return Err(error),
             }
             tracing::warn!(attempt, "llama-perplexity ended with exit code 0 and no result");
         }
-        Err(PerplexityError::NoResult { tries: TRIES, said })
+        Err(LlamaPerplexityError::NoResult { tries: RUNS_MAX, said })
     }
 
-    /// One run. The inner error, the last it said, is that it ended well without a result.
-    fn attempt(
+    /// Runs the program once. The inner error means that it ended with exit code 0 and no result;
+    /// it contains the last output.
+    fn run_once(
         &self,
-        request: &Request<'_>,
+        request: &PerplexityRequest<'_>,
         progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Result<Scored, String>, PerplexityError> {
+    ) -> Result<Result<LlamaPerplexity, String>, LlamaPerplexityError> {
         let program = &self.program;
-        let mut child =
-            Child::spawn(program, self.arguments(request), &self.environment, self.repeat)
-                .map_err(|source| PerplexityError::Start { program: program.clone(), source })?;
-        let wait = |source| PerplexityError::Wait { program: program.clone(), source };
-        let mut output = Output::new(request.n_ctx);
+        let mut child = LlamaProcess::spawn_program(
+            program,
+            self.command_arguments(request),
+            &self.environment,
+            self.repeat,
+        )
+        .map_err(|source| LlamaPerplexityError::Start { program: program.clone(), source })?;
+        let wait = |source| LlamaPerplexityError::Wait { program: program.clone(), source };
+        let mut output = PerplexityOutput::new(request.n_ctx);
         let mut heard_at = Instant::now();
         let mut said_at = Instant::now();
-        let say_every = SAY_EVERY.min(self.silence / 4);
+        let say_every = PROGRESS_INTERVAL.min(self.silence / 4);
         loop {
-            let heard = child.hear(say_every);
-            if let Heard::Line(line) = &heard {
-                // Once there are rows, only rows are a sign of life.
-                if output.hear(&line.text) || output.rows() == 0 {
+            let heard = child.wait_event(say_every);
+            if let ProcessEvent::Line(line) = &heard {
+                // After the first row, only rows count as progress.
+                if output.record_line(&line.text) || output.row_count() == 0 {
                     heard_at = Instant::now();
                 }
-                check_chunks(request.chunks, &output)?;
+                check_chunk_count(request.chunks, &output)?;
             }
-            if heard == Heard::Ended || (heard == Heard::Nothing && self.is_over(&mut child)?) {
+            if heard == ProcessEvent::Closed
+                || (heard == ProcessEvent::TimedOut && self.has_exited(&mut child)?)
+            {
                 break;
             }
             if heard_at.elapsed() >= self.silence {
-                let said = output.telling(child.tail());
-                return Err(PerplexityError::Silent { limit: self.silence, said });
+                let said = output.failure_text(child.output_tail());
+                return Err(LlamaPerplexityError::Silent { limit: self.silence, said });
             }
-            if said_at.elapsed() >= say_every || matches!(heard, Heard::Line(_)) {
+            if said_at.elapsed() >= say_every || matches!(heard, ProcessEvent::Line(_)) {
                 said_at = Instant::now();
-                progress(output.rows(), output.chunks().unwrap_or(0));
+                progress(output.row_count(), output.chunk_count().unwrap_or(0));
             }
         }
-        let status = match child.wait(ENDING_LIMIT).map_err(wait)? {
+        let status = match child.wait_exit(EXIT_TIMEOUT).map_err(wait)? {
             Some(status) => status,
-            None => child.end().map_err(wait)?,
+            None => child.kill_and_wait().map_err(wait)?,
         };
-        output.conclude(request, status, child.tail())
+        output.conclude_run(request, status, child.output_tail())
     }
 
-    /// Something it started may hold its pipes open after it is gone.
-    fn is_over(&self, child: &mut Child) -> Result<bool, PerplexityError> {
-        let ended = child.ended();
+    /// Returns true if the program exited. A process that it started may keep its pipes open.
+    fn has_exited(&self, child: &mut LlamaProcess) -> Result<bool, LlamaPerplexityError> {
+        let ended = child.exit_status();
         let program = self.program.clone();
-        Ok(ended.map_err(|source| PerplexityError::Wait { program, source })?.is_some())
+        Ok(ended.map_err(|source| LlamaPerplexityError::Wait { program, source })?.is_some())
     }
 
-    fn arguments(&self, request: &Request<'_>) -> Vec<OsString> {
+    /// Returns the command line of a run.
+    fn command_arguments(&self, request: &PerplexityRequest<'_>) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec!["-m".into(), request.base.into()];
         if let Some(adapter) = request.adapter {
             arguments.extend(["--lora".into(), adapter.into()]);
@@ -212,10 +248,10 @@ impl Perplexity {
         arguments.extend(["-f".into(), request.text.into()]);
         let context = request.n_ctx.to_string();
         let threads = self.threads.to_string();
-        // One sequence at a time: rows are then told apart by their first column.
+        // One sequence at a time, so that the first column of a row identifies its chunk.
         let fixed = ["-c", &context, "-b", &context, "--ppl-output-type", "1", "-t", &threads];
         arguments.extend(fixed.map(OsString::from));
-        if let Chunks::First(chunks) = request.chunks {
+        if let ChunkSelection::First(chunks) = request.chunks {
             arguments.extend(["--chunks".into(), chunks.to_string().into()]);
         }
         if request.exact {
@@ -223,19 +259,23 @@ impl Perplexity {
             arguments.extend(exact.map(OsString::from));
         }
         if !self.mmap {
-            arguments.extend(self.options.without_mmap().iter().map(OsString::from));
+            arguments.extend(self.options.no_mmap_arguments().iter().map(OsString::from));
         }
-        let place = self.options.compute_on(self.device.as_deref());
+        let place = self.options.device_arguments(self.device.as_deref());
         arguments.extend(place.into_iter().map(OsString::from));
         arguments
     }
 }
 
-/// As soon as it says how it cuts the text, there is no need to wait for the rest.
-fn check_chunks(wanted: Chunks, output: &Output) -> Result<(), PerplexityError> {
-    match (wanted, output.chunks()) {
-        (Chunks::AllButOne(chunks), Some(found)) if found != chunks + 1 => {
-            Err(PerplexityError::Tokenizers { expected: chunks + 1, found })
+/// Checks the number of chunks as soon as the program reports it, so that a mismatch ends the run
+/// early.
+fn check_chunk_count(
+    wanted: ChunkSelection,
+    output: &PerplexityOutput,
+) -> Result<(), LlamaPerplexityError> {
+    match (wanted, output.chunk_count()) {
+        (ChunkSelection::AllButLast(chunks), Some(found)) if found != chunks + 1 => {
+            Err(LlamaPerplexityError::Tokenizers { expected: chunks + 1, found })
         }
         _ => Ok(()),
     }

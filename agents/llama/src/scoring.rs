@@ -1,55 +1,57 @@
-//! What `llama-server` is asked for one token's probability, and what it answers. Pure.
+//! Builds the `llama-server` request for the probability of one token, and parses its reply. Pure.
 //!
-//! It tells no probabilities of a prompt's tokens. But it tells those of what it draws, from the
-//! logits as they are before any sampler; so the wanted token is forced on its samplers.
+//! The server reports no probabilities of a prompt's tokens. It reports those of the tokens it
+//! draws, from the logits before any sampler. Therefore the request forces its samplers to draw the
+//! wanted token.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::completion::{self, Sampling};
+use crate::completion::{self, LlamaSampling};
 
-/// What forces a token: above any difference of logits.
+/// The logit bias that forces a token; larger than any difference of logits.
 const FORCE: f64 = 1e6;
 
+/// An error in a reply to a scoring request.
 #[derive(Debug, thiserror::Error)]
 pub enum ScoringError {
-    #[error(
-        "llama-server's answer tells no log-probabilities; use a build of 2025 or later (E102)"
-    )]
+    #[error("llama-server's answer has no log-probabilities; use a build of 2025 or later (E102)")]
     Json(#[from] serde_json::Error),
-    #[error("llama-server tells of token {found:?} where {wanted} was forced (E104)")]
+    #[error("llama-server reported token {found:?} where {wanted} was forced (E104)")]
     Other { found: Option<u32>, wanted: u32 },
 }
 
-/// For a token behind others.
-pub fn request(before: &[u32], token: u32) -> Value {
-    let sampling = Sampling { temperature: 0.0, top_k: 1, top_p: 1.0, max_new_tokens: 1 };
-    let mut request = completion::request(before, &sampling, 0, true);
+/// Returns the body of a request for the probability of `token` after the tokens `before`.
+pub fn build_request(before: &[u32], token: u32) -> Value {
+    let sampling = LlamaSampling { temperature: 0.0, top_k: 1, top_p: 1.0, max_new_tokens: 1 };
+    let mut request = completion::build_request(before, &sampling, 0, true);
     request["logit_bias"] = json!([[token, FORCE]]);
-    // The text grows by a token from one request to the next.
+    // Successive requests extend the text by one token.
     request["cache_prompt"] = json!(true);
     request["response_fields"] = json!(["completion_probabilities"]);
     request
 }
 
+/// The JSON reply to a scoring request.
 #[derive(Deserialize)]
-struct Answer {
-    completion_probabilities: Vec<Scored>,
+struct ScoringReply {
+    completion_probabilities: Vec<ForcedToken>,
 }
 
+/// The forced token and its log-probability.
 #[derive(Deserialize)]
-struct Scored {
+struct ForcedToken {
     id: u32,
     logprob: f32,
 }
 
-/// The natural logarithm of the forced token's probability.
+/// Parses the log-probability of the forced token, in nats.
 ///
 /// # Errors
-/// When the answer is none, or of another token.
-pub fn answer(body: &[u8], wanted: u32) -> Result<f32, ScoringError> {
-    let answer: Answer = serde_json::from_slice(body)?;
-    // A character that was not whole may have brought more.
+/// When the reply is invalid, or about another token.
+pub fn parse_logprob(body: &[u8], wanted: u32) -> Result<f32, ScoringError> {
+    let answer: ScoringReply = serde_json::from_slice(body)?;
+    // There may be further entries if a character was incomplete.
     match answer.completion_probabilities.first() {
         Some(scored) if scored.id == wanted => Ok(scored.logprob),
         other => Err(ScoringError::Other { found: other.map(|scored| scored.id), wanted }),
@@ -62,14 +64,16 @@ mod tests {
 
     #[test]
     fn a_token_is_forced_and_its_own_probability_read() {
-        let request = request(&[5, 9], 31);
+        let request = build_request(&[5, 9], 31);
         assert_eq!(request["logit_bias"], json!([[31, 1e6]]));
         assert_eq!((&request["n_predict"], &request["n_probs"]), (&json!(1), &json!(1)));
         let body = br#"{"completion_probabilities":[{"id":31,"token":"x","logprob":-8.25,
             "top_logprobs":[{"id":100,"token":"y","logprob":-7.5}]}]}"#;
-        assert_eq!(answer(body, 31).unwrap(), -8.25);
-        assert!(answer(body, 30).unwrap_err().to_string().contains("30 was forced"));
-        assert!(answer(br#"{"completion_probabilities":[]}"#, 31).is_err());
-        assert!(answer(br#"{"content":"x"}"#, 31).unwrap_err().to_string().contains("build"));
+        assert_eq!(parse_logprob(body, 31).unwrap(), -8.25);
+        assert!(parse_logprob(body, 30).unwrap_err().to_string().contains("30 was forced"));
+        assert!(parse_logprob(br#"{"completion_probabilities":[]}"#, 31).is_err());
+        assert!(
+            parse_logprob(br#"{"content":"x"}"#, 31).unwrap_err().to_string().contains("build")
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! `llama-server` as a child: one model, perhaps an adapter, at an address of its own that
-//! nobody else can use. Knows nothing of what it is asked.
+//! `llama-server` as a child process: one model, perhaps an adapter, at a private address. This
+//! module does not know the requests.
 
 mod health;
 
@@ -15,223 +15,253 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Child, Environment, Heard, Options};
+use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent, ProgramOptions};
 
-/// Between two looks whether it is ready.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// The time between two checks of the server's readiness.
+const READY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// From SIGTERM to SIGKILL.
-const STOP_LIMIT: Duration = Duration::from_secs(3);
+/// The time from SIGTERM to SIGKILL.
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What a server that closed its pipes may take to be gone.
-const ENDING_LIMIT: Duration = Duration::from_secs(1);
+/// The time that a server may take to exit after it closed its pipes.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the path of a unix socket may be long, on every system.
+/// The largest length of a unix socket's path in bytes that every system supports.
 const SOCKET_PATH_MAX: usize = 100;
 
-/// How `llama-server` is run on this box.
+/// The settings with which `llama-server` runs on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ServerSettings {
+pub struct LlamaServerSettings {
+    /// The path of `llama-server`.
     pub program: PathBuf,
-    pub options: Options,
-    /// Of `--list-devices`; the CPU without one.
+    /// The options that the program supports.
+    pub options: ProgramOptions,
+    /// The device, a name of `--list-devices`; the CPU if `None`.
     pub device: Option<String>,
-    pub environment: Environment,
+    pub environment: ProcessEnvironment,
+    /// True to map weights into memory.
     pub mmap: bool,
     pub threads: usize,
 }
 
-/// What is served.
+/// A model to serve, and its limits.
 #[derive(Debug, Clone, Copy)]
-pub struct Serve<'a> {
-    /// GGUF files.
+pub struct ServedModel<'a> {
+    /// The GGUF file of the base model.
     pub base: &'a Path,
+    /// The GGUF file of an adapter.
     pub adapter: Option<&'a Path>,
-    /// Sequences at once.
+    /// The number of sequences at once.
     pub slots: u32,
-    /// Tokens that each of them may have, prompt included.
+    /// The largest number of tokens of a sequence, prompt included.
     pub context: u32,
-    /// Attention and its cache in f32, for a base in f32.
+    /// True to compute attention and its cache in f32, for a base in f32.
     pub exact: bool,
-    /// For its socket and its key; created, with nobody else's access.
+    /// The directory for the server's socket and key. It is created with access for this user only.
     pub directory: &'a Path,
 }
 
-/// Where it listens.
+/// The address that a server listens on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Address {
+pub enum ServerAddress {
+    /// The path of a unix socket.
     Socket(PathBuf),
-    /// Of this machine's loopback interface.
+    /// A port of the loopback interface.
     Port(u16),
 }
 
+/// The reason why a server did not become ready.
 #[derive(Debug, thiserror::Error)]
-pub enum ServerError {
+pub enum LlamaServerError {
     #[error("prepare {path} for llama-server")]
     Directory { path: PathBuf, source: io::Error },
     #[error("llama-server cannot be given {path:?}; it must be without `:` and `,` (E103)")]
     Name { path: PathBuf },
     #[error("start {program}")]
     Start { program: PathBuf, source: io::Error },
-    #[error("llama-server ended ({ending}) before it was ready; it said last: {said} (E104)")]
+    #[error("llama-server ended ({ending}) before it was ready; last output: {said} (E104)")]
     Ended { ending: String, said: String },
     #[error(
-        "llama-server was not ready within {limit:?} and was ended; it said last: {said} (E104)"
+        "llama-server was not ready within {limit:?} and was ended; last output: {said} (E104)"
     )]
     NotReady { limit: Duration, said: String },
 }
 
-/// A running server. Dropping it ends it. The kernel ends it with the thread that started it.
+/// A running `llama-server`. Dropping it ends the process, first with SIGTERM and after 3 s with
+/// SIGKILL. The kernel kills it when the thread that started it ends.
+///
+/// ```text
+/// start -> wait_ready -> (requests with api_key at listen_address; poll_exit now and then) -> drop
+/// ```
+///
+/// `poll_exit` must be called regularly: it also empties the queue of printed lines, which would
+/// otherwise block the server.
 #[derive(Debug)]
-pub struct Server {
-    child: Child,
-    address: Address,
+pub struct LlamaServer {
+    child: LlamaProcess,
+    address: ServerAddress,
     key: String,
 }
 
-impl Server {
-    /// Starts it; it is not ready yet.
+impl LlamaServer {
+    /// Starts a server. It is not ready yet.
     ///
     /// # Errors
-    /// When its directory cannot be prepared or the program cannot be started.
-    pub fn start(settings: &ServerSettings, serve: &Serve<'_>) -> Result<Self, ServerError> {
+    /// When a path contains `:` or `,`, the directory cannot be prepared or the program cannot be
+    /// started.
+    pub fn start(
+        settings: &LlamaServerSettings,
+        serve: &ServedModel<'_>,
+    ) -> Result<Self, LlamaServerError> {
         for path in serve.adapter.iter().copied().chain([serve.base]) {
             if path.to_string_lossy().contains([':', ',']) {
-                return Err(ServerError::Name { path: path.to_owned() });
+                return Err(LlamaServerError::Name { path: path.to_owned() });
             }
         }
         let directory = |source| {
             let path = serve.directory.to_owned();
-            ServerError::Directory { path, source }
+            LlamaServerError::Directory { path, source }
         };
-        let (key, key_file) = prepare(serve.directory).map_err(directory)?;
-        let address = address(serve.directory).map_err(directory)?;
-        let arguments = arguments(settings, serve, &address, &key_file);
+        let (key, key_file) = prepare_directory(serve.directory).map_err(directory)?;
+        let address = choose_address(serve.directory).map_err(directory)?;
+        let arguments = command_arguments(settings, serve, &address, &key_file);
         let mut environment = settings.environment.clone();
         if settings.device.is_none() {
-            // Threads that spin while they wait starve others, and each other, on a busy box.
-            environment = environment.with("OMP_WAIT_POLICY", "passive");
+            // Threads that spin while they wait slow down other processes, and each other, on a
+            // busy host.
+            environment = environment.with_variable("OMP_WAIT_POLICY", "passive");
         }
-        let child = Child::spawn(&settings.program, arguments, &environment, true);
-        let start = |source| ServerError::Start { program: settings.program.clone(), source };
+        let child = LlamaProcess::spawn_program(&settings.program, arguments, &environment, true);
+        let start = |source| LlamaServerError::Start { program: settings.program.clone(), source };
         Ok(Self { child: child.map_err(start)?, address, key })
     }
 
-    /// Waits until it is ready; `beat` is called again and again meanwhile.
+    /// Waits until the server is ready, at most `limit`. Calls `beat` between two checks.
     ///
     /// # Errors
-    /// When it ends, or is not ready within the limit.
-    pub fn await_ready(
+    /// When the server ends, or is not ready within the limit.
+    pub fn wait_ready(
         &mut self,
         limit: Duration,
         mut beat: impl FnMut(),
-    ) -> Result<(), ServerError> {
+    ) -> Result<(), LlamaServerError> {
         let until = Instant::now() + limit;
         loop {
-            if let Some((ending, said)) = self.ended() {
-                return Err(ServerError::Ended { ending, said });
+            if let Some((ending, said)) = self.poll_exit() {
+                return Err(LlamaServerError::Ended { ending, said });
             }
-            // One that runs and is ready at this address is ours: a second could not listen there.
-            if health::is_ready(&self.address) && self.ended().is_none() {
+            // A ready server at this address is ours if our process runs: a second server could not
+            // listen there.
+            if health::is_ready(&self.address) && self.poll_exit().is_none() {
                 return Ok(());
             }
             if Instant::now() >= until {
-                return Err(ServerError::NotReady { limit, said: self.said() });
+                return Err(LlamaServerError::NotReady { limit, said: self.last_output() });
             }
             beat();
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(READY_POLL_INTERVAL);
         }
     }
 
-    pub fn address(&self) -> &Address {
+    /// Returns the address of the server.
+    pub fn listen_address(&self) -> &ServerAddress {
         &self.address
     }
 
-    /// What it wants to be told with each request.
-    pub fn key(&self) -> &str {
+    /// Returns the API key that each request must carry.
+    pub fn api_key(&self) -> &str {
         &self.key
     }
 
-    /// How it ended and what it said last, if it did. To be asked again and again: what it prints
-    /// is read here.
-    pub fn ended(&mut self) -> Option<(String, String)> {
+    /// Returns the exit status and the last output if the server ended. Must be called regularly,
+    /// because it reads the server's output.
+    pub fn poll_exit(&mut self) -> Option<(String, String)> {
         loop {
-            match self.child.hear(Duration::ZERO) {
-                Heard::Line(_) => {}
-                Heard::Nothing => match self.child.ended() {
+            match self.child.wait_event(Duration::ZERO) {
+                ProcessEvent::Line(_) => {}
+                ProcessEvent::TimedOut => match self.child.exit_status() {
                     Ok(None) => return None,
                     Ok(Some(_)) | Err(_) => break,
                 },
-                Heard::Ended => {
-                    // It closes its pipes before it is gone, and for no other reason.
-                    let _ = self.child.wait(ENDING_LIMIT);
+                ProcessEvent::Closed => {
+                    // The server closes its pipes only when it exits, shortly before it is gone.
+                    let _ = self.child.wait_exit(EXIT_TIMEOUT);
                     break;
                 }
             }
         }
-        // Its last words may still be on their way.
-        let until = Instant::now() + ENDING_LIMIT;
-        while let Heard::Line(_) =
-            self.child.hear(until.saturating_duration_since(Instant::now()).min(LOOK_EVERY))
+        // The last lines may still be in the queue.
+        let until = Instant::now() + EXIT_TIMEOUT;
+        while let ProcessEvent::Line(_) = self
+            .child
+            .wait_event(until.saturating_duration_since(Instant::now()).min(READY_POLL_INTERVAL))
         {
         }
-        let ending = self.child.end().map_or_else(|error| error.to_string(), |how| how.to_string());
-        Some((ending, self.said()))
+        let ending = self
+            .child
+            .kill_and_wait()
+            .map_or_else(|error| error.to_string(), |how| how.to_string());
+        Some((ending, self.last_output()))
     }
 
-    fn said(&self) -> String {
-        let lines: Vec<&str> = self.child.tail().lines().map(str::trim).collect();
+    /// Returns the end of the output as one line.
+    fn last_output(&self) -> String {
+        let lines: Vec<&str> = self.child.output_tail().lines().map(str::trim).collect();
         if lines.is_empty() { "nothing".to_owned() } else { lines.join(" | ") }
     }
 }
 
-impl Drop for Server {
+impl Drop for LlamaServer {
     fn drop(&mut self) {
-        self.child.terminate();
-        // It is killed if it does not end.
-        let _ = self.child.wait(STOP_LIMIT);
-        let _ = self.child.end();
-        if let Address::Socket(path) = &self.address {
-            // A server that ends by itself removes it.
+        self.child.send_sigterm();
+        // The server is killed if it does not end in time.
+        let _ = self.child.wait_exit(STOP_TIMEOUT);
+        let _ = self.child.kill_and_wait();
+        if let ServerAddress::Socket(path) = &self.address {
+            // A server that ends by itself removes its socket.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// The private directory and the key in a file there: an argument could be read by everybody.
-fn prepare(directory: &Path) -> io::Result<(String, PathBuf)> {
+/// Creates the private directory, and a new key in a file there. Returns the key and the path of
+/// the file. The key is not passed as an argument because other users can read the arguments of a
+/// process.
+fn prepare_directory(directory: &Path) -> io::Result<(String, PathBuf)> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let mut bytes = [0_u8; 32];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     let key: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let path = directory.join("key");
-    // Left behind by one that was killed.
+    // A killed server leaves its key file.
     let _ = fs::remove_file(&path);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
     writeln!(file, "{key}")?;
     Ok((key, path))
 }
 
-/// A socket, or a port that is free just now where a socket's path would be too long.
-fn address(directory: &Path) -> io::Result<Address> {
+/// Returns the address to listen on: a unix socket, or a currently free port if the socket's path
+/// would be too long.
+fn choose_address(directory: &Path) -> io::Result<ServerAddress> {
     let socket = directory.join("server.sock");
     if socket.as_os_str().len() <= SOCKET_PATH_MAX {
         let _ = fs::remove_file(&socket);
-        return Ok(Address::Socket(socket));
+        return Ok(ServerAddress::Socket(socket));
     }
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-    Ok(Address::Port(port))
+    Ok(ServerAddress::Port(port))
 }
 
-fn arguments(
-    settings: &ServerSettings,
-    serve: &Serve<'_>,
-    address: &Address,
+/// Returns the command line of the server.
+fn command_arguments(
+    settings: &LlamaServerSettings,
+    serve: &ServedModel<'_>,
+    address: &ServerAddress,
     key_file: &Path,
 ) -> Vec<OsString> {
-    let ServerSettings { options, threads, .. } = settings;
+    let LlamaServerSettings { options, threads, .. } = settings;
     let context = u64::from(serve.context) * u64::from(serve.slots);
-    let mut all: Vec<String> = options.compute_on(settings.device.as_deref());
+    let mut all: Vec<String> = options.device_arguments(settings.device.as_deref());
     let mut add = |words: &[&str]| all.extend(words.iter().map(|&word| word.to_owned()));
     add(&["--parallel", &serve.slots.to_string(), "--ctx-size", &context.to_string()]);
     add(&["--threads", &(*threads).max(1).to_string()]);
@@ -239,20 +269,22 @@ fn arguments(
         add(&["--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32"]);
     }
     if !settings.mmap {
-        add(options.without_mmap());
+        add(options.no_mmap_arguments());
     }
-    // Prompts that were computed before are not asked for again.
-    if options.knows("--cache-ram") {
+    // Prompts do not repeat, so a prompt cache would only use memory.
+    if options.has_option("--cache-ram") {
         add(&["--cache-ram", "0"]);
     }
-    if let Some(no_page) = ["--no-ui", "--no-webui"].into_iter().find(|name| options.knows(name)) {
+    if let Some(no_page) =
+        ["--no-ui", "--no-webui"].into_iter().find(|name| options.has_option(name))
+    {
         add(&[no_page]);
     }
-    if let Address::Port(port) = address {
+    if let ServerAddress::Port(port) = address {
         add(&["--host", "127.0.0.1", "--port", &port.to_string()]);
     }
     let mut all: Vec<OsString> = all.into_iter().map(OsString::from).collect();
-    if let Address::Socket(path) = address {
+    if let ServerAddress::Socket(path) = address {
         all.extend(["--host".into(), path.into()]);
     }
     all.extend(["--api-key-file".into(), key_file.into()]);

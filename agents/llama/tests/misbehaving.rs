@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use llama::{Chunks, Environment, Options, Perplexity, PerplexityError, Request, Scored};
+use llama::{
+    ChunkSelection, LlamaPerplexity, LlamaPerplexityError, PerplexityRequest, PerplexityRunner,
+    ProcessEnvironment, ProgramOptions,
+};
 
 /// Three chunks and one more, as rows are printed with `-c 512 -b 512`.
 const ROWS: &str = "\
@@ -37,22 +40,26 @@ impl Fake {
         Self { directory }
     }
 
-    fn measure(&self) -> Result<Scored, PerplexityError> {
-        self.measure_with(Chunks::AllButOne(3), Duration::from_secs(30))
+    fn measure(&self) -> Result<LlamaPerplexity, LlamaPerplexityError> {
+        self.measure_with(ChunkSelection::AllButLast(3), Duration::from_secs(30))
     }
 
-    fn measure_with(&self, chunks: Chunks, silence: Duration) -> Result<Scored, PerplexityError> {
-        let perplexity = Perplexity {
+    fn measure_with(
+        &self,
+        chunks: ChunkSelection,
+        silence: Duration,
+    ) -> Result<LlamaPerplexity, LlamaPerplexityError> {
+        let perplexity = PerplexityRunner {
             program: self.directory.path().join("llama-perplexity"),
-            options: Options::default(),
+            options: ProgramOptions::default(),
             device: None,
-            environment: Environment::new(&BTreeMap::new(), &[]),
+            environment: ProcessEnvironment::new(&BTreeMap::new(), &[]),
             mmap: true,
             threads: 1,
             silence,
             repeat: false,
         };
-        let request = Request {
+        let request = PerplexityRequest {
             base: Path::new("base.gguf"),
             adapter: None,
             text: Path::new("text"),
@@ -61,9 +68,9 @@ impl Fake {
             exact: false,
         };
         loop {
-            match perplexity.measure(&request, &mut |_, _| {}) {
+            match perplexity.measure_perplexity(&request, &mut |_, _| {}) {
                 // Another test's child may hold the script open for a moment yet.
-                Err(PerplexityError::Start { source, .. })
+                Err(LlamaPerplexityError::Start { source, .. })
                     if source.kind() == std::io::ErrorKind::ExecutableFileBusy => {}
                 other => return other,
             }
@@ -101,13 +108,13 @@ fn a_final_line_glued_to_other_text_counts_when_rows_never_come() {
 fn an_end_without_a_result_is_tried_three_times() {
     let fake = Fake::new("echo 'llama_perf: total time = 12 ms' >&2\n");
     let error = fake.measure().unwrap_err();
-    assert!(matches!(error, PerplexityError::NoResult { tries: 3, .. }), "{error}");
+    assert!(matches!(error, LlamaPerplexityError::NoResult { tries: 3, .. }), "{error}");
     assert!(error.to_string().contains("total time = 12 ms"), "{error}");
     assert_eq!(fake.runs().len(), 3);
 
     let garbage = Fake::new("head -c 300000 /dev/urandom; head -c 300000 /dev/urandom >&2\n");
     let error = garbage.measure().unwrap_err();
-    assert!(matches!(error, PerplexityError::NoResult { .. }), "{error}");
+    assert!(matches!(error, LlamaPerplexityError::NoResult { .. }), "{error}");
     assert!(error.to_string().len() < 4096);
 }
 
@@ -125,27 +132,29 @@ fn a_perplexity_that_is_no_number_is_refused_at_once() {
     for printed in ["nan  nan  nan", "-nan  -nan  -nan", "inf  inf  0.1"] {
         let fake = Fake::new(&format!("{OVER}printf '    1024  {printed}\\n'\n"));
         let error = fake.measure().unwrap_err();
-        assert!(matches!(error, PerplexityError::NotFinite { .. }), "{printed}: {error}");
+        assert!(matches!(error, LlamaPerplexityError::NotFinite { .. }), "{printed}: {error}");
         assert_eq!(fake.runs().len(), 1);
     }
     let last = Fake::new("echo 'Final estimate: PPL = nan +/- nan' >&2\n");
     let error = last.measure().unwrap_err();
-    assert!(matches!(error, PerplexityError::NotFinite { .. }), "{error}");
+    assert!(matches!(error, LlamaPerplexityError::NotFinite { .. }), "{error}");
 }
 
 #[test]
 fn one_that_hangs_is_ended_after_the_silence_it_is_granted() {
     let began = Instant::now();
     let fake = Fake::new("echo loading >&2; exec sleep 1000\n");
-    let error = fake.measure_with(Chunks::AllButOne(3), Duration::from_secs(1)).unwrap_err();
-    assert!(matches!(error, PerplexityError::Silent { .. }), "{error}");
+    let error =
+        fake.measure_with(ChunkSelection::AllButLast(3), Duration::from_secs(1)).unwrap_err();
+    assert!(matches!(error, LlamaPerplexityError::Silent { .. }), "{error}");
     assert!(error.to_string().contains("loading"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(20));
 
     // Rows were its signs of life: words are none any more.
     let fake = Fake::new(&format!("{OVER}{ROWS}while :; do echo still here; sleep 0.2; done\n"));
-    let error = fake.measure_with(Chunks::AllButOne(3), Duration::from_secs(1)).unwrap_err();
-    assert!(matches!(error, PerplexityError::Silent { .. }), "{error}");
+    let error =
+        fake.measure_with(ChunkSelection::AllButLast(3), Duration::from_secs(1)).unwrap_err();
+    assert!(matches!(error, LlamaPerplexityError::Silent { .. }), "{error}");
 }
 
 #[test]
@@ -180,7 +189,7 @@ fn failures_say_how_it_ended_and_what_it_said() {
         let fake = Fake::new(script);
         let error = fake.measure().unwrap_err();
         let text = error.to_string();
-        assert!(matches!(error, PerplexityError::Failed { .. }), "{script}: {text}");
+        assert!(matches!(error, LlamaPerplexityError::Failed { .. }), "{script}: {text}");
         assert!(text.contains(status) && text.contains(said), "{script}: {text}");
         assert_eq!(fake.runs().len(), 1, "{script}");
     }
@@ -193,10 +202,13 @@ fn a_text_that_is_too_short_for_it_is_named_as_such() {
          echo 'perplexity: the data file you provided tokenizes to only 17 tokens' >&2\n",
     );
     let limit = Duration::from_secs(30);
-    let text = fake.measure_with(Chunks::All, limit).unwrap_err().to_string();
+    let text = fake.measure_with(ChunkSelection::All, limit).unwrap_err().to_string();
     assert!(text.contains("17 tokens") && text.contains("1024"), "{text}");
     let counted = fake.measure().unwrap_err();
-    assert!(matches!(counted, PerplexityError::Tokenizers { expected: 4, found: 0 }), "{counted}");
+    assert!(
+        matches!(counted, LlamaPerplexityError::Tokenizers { expected: 4, found: 0 }),
+        "{counted}"
+    );
 }
 
 #[test]
@@ -206,7 +218,7 @@ fn another_tokenizer_is_noticed_before_the_measurement_is_over() {
         Fake::new("echo 'calculating perplexity over 9 chunks, n_ctx=512' >&2; exec sleep 99");
     let error = fake.measure().unwrap_err();
     assert!(error.to_string().contains("tokenizer mismatch"), "{error}");
-    assert!(matches!(error, PerplexityError::Tokenizers { expected: 4, found: 9 }));
+    assert!(matches!(error, LlamaPerplexityError::Tokenizers { expected: 4, found: 9 }));
     assert!(began.elapsed() < Duration::from_secs(30));
 }
 
@@ -215,6 +227,6 @@ fn a_program_that_is_not_there_is_named() {
     let fake = Fake::new("");
     std::fs::remove_file(fake.directory.path().join("llama-perplexity")).unwrap();
     let error = fake.measure().unwrap_err();
-    assert!(matches!(error, PerplexityError::Start { .. }));
+    assert!(matches!(error, LlamaPerplexityError::Start { .. }));
     assert!(error.to_string().contains("llama-perplexity"));
 }

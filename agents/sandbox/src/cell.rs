@@ -1,4 +1,4 @@
-//! Holding a cell: starts its process, asks it, and ends it.
+//! The holder's side of a cell: starts its process, sends requests and ends it.
 
 use std::{
     io::{self, Read, Write},
@@ -13,37 +13,39 @@ use rustix::{
 };
 
 use crate::{
-    Ended, Limits, Program,
-    cgroup::Group,
-    frame::{self, Reply, Request},
+    ProgramLimits, ProgramResult, SandboxProgram,
+    cgroup::CellCgroup,
+    protocol::{self, CellReply, CellRequest},
 };
 
-/// What a cell may take for everything but the program itself, on a busy box.
-const GRACE: Duration = Duration::from_secs(30);
+/// The time that a cell may take in addition to the program's own limit, on a busy host.
+const REPLY_GRACE: Duration = Duration::from_secs(30);
 
-/// The sandbox itself failed: nothing is known about the program. The cell must be dropped.
+/// A failure of the sandbox itself: nothing is known about the program. The cell must be dropped.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the sandbox failed: {0} (V101)")]
-pub struct Broken(pub(crate) String);
+pub struct SandboxError(pub(crate) String);
 
-impl From<io::Error> for Broken {
+impl From<io::Error> for SandboxError {
     fn from(error: io::Error) -> Self {
         Self(error.to_string())
     }
 }
 
-/// One process that runs contained programs, one at a time. Dropping it ends whatever it runs.
+/// One process that runs contained programs, one at a time. Dropping it ends the program that it
+/// runs.
 #[derive(Debug)]
-pub struct Cell {
+pub struct SandboxCell {
     child: Child,
     requests: ChildStdin,
     replies: ChildStdout,
-    /// Removed after the process.
-    _group: Option<Group>,
+    /// Removed after the process has ended.
+    _group: Option<CellCgroup>,
 }
 
-impl Cell {
-    pub(crate) fn hold(mut child: Child, group: Option<Group>) -> io::Result<Self> {
+impl SandboxCell {
+    /// Takes over a started cell process and its pipes.
+    pub(crate) fn from_child(mut child: Child, group: Option<CellCgroup>) -> io::Result<Self> {
         let (requests, replies) = (child.stdin.take(), child.stdout.take());
         let (Some(requests), Some(replies)) = (requests, replies) else {
             return Err(io::Error::other("it was started without pipes"));
@@ -52,103 +54,114 @@ impl Cell {
         Ok(Self { child, requests, replies, _group: group })
     }
 
-    /// A fresh work directory with these files, by paths below it; all may be executed. The room
-    /// before it is gone.
+    /// Creates a new work directory with these files, by paths relative to it. All files are
+    /// executable. The previous room is removed.
     ///
     /// # Errors
     ///
-    /// When a path leads elsewhere, when the files do not fit the room, and when the cell fails.
-    pub fn room<P: AsRef<str>, C: AsRef<[u8]>>(
+    /// Returns an error if a path leads outside, if the files do not fit in the room, or if the
+    /// cell fails.
+    pub fn create_room<P: AsRef<str>, C: AsRef<[u8]>>(
         &mut self,
         files: &[(P, C)],
-    ) -> Result<Room<'_>, Broken> {
+    ) -> Result<SandboxRoom<'_>, SandboxError> {
         let heads =
             files.iter().map(|(path, content)| (path.as_ref().to_owned(), content.as_ref().len()));
-        let disk_bytes = Limits::default().disk_bytes;
-        let request = Request::Room { files: heads.collect(), disk_bytes };
+        let disk_bytes = ProgramLimits::default().disk_bytes;
+        let request = CellRequest::Room { files: heads.collect(), disk_bytes };
         let contents: Vec<&[u8]> = files.iter().map(|(_, content)| content.as_ref()).collect();
-        match self.ask(&request, &contents, Duration::ZERO)? {
-            (Reply::Done, _) => Ok(Room { cell: self }),
-            (reply, _) => Err(unexpected(reply)),
+        match self.send_request(&request, &contents, Duration::ZERO)? {
+            (CellReply::Done, _) => Ok(SandboxRoom { cell: self }),
+            (reply, _) => Err(reply_error(reply)),
         }
     }
 
-    pub(crate) fn run(
+    /// Sends a run or probe request and returns the program's result.
+    pub(crate) fn run_request(
         &mut self,
-        request: &Request,
+        request: &CellRequest,
         input: &[u8],
         wall: Duration,
-    ) -> Result<Ended, Broken> {
-        match self.ask(request, &[input], wall)? {
-            (Reply::Ended { how, wall, stdout }, mut body) if stdout <= body.len() => {
+    ) -> Result<ProgramResult, SandboxError> {
+        match self.send_request(request, &[input], wall)? {
+            (CellReply::Ended { how, wall, stdout }, mut body) if stdout <= body.len() => {
                 let stderr = body.split_off(stdout);
-                Ok(Ended { how, stdout: body, stderr, wall })
+                Ok(ProgramResult { how, stdout: body, stderr, wall })
             }
-            (reply, _) => Err(unexpected(reply)),
+            (reply, _) => Err(reply_error(reply)),
         }
     }
 
-    /// Sends a request and awaits the reply, for as long as it may take and a little longer.
-    pub(crate) fn ask(
+    /// Sends a request and waits for the reply, at most `wall` plus `REPLY_GRACE`.
+    pub(crate) fn send_request(
         &mut self,
-        request: &Request,
+        request: &CellRequest,
         body: &[&[u8]],
         wall: Duration,
-    ) -> Result<(Reply, Vec<u8>), Broken> {
-        let deadline = Instant::now() + GRACE.saturating_add(wall);
-        frame::write(&mut Timed { of: &self.requests, deadline }, request, body)?;
-        frame::read(&mut Timed { of: &self.replies, deadline })?
-            .ok_or_else(|| Broken("its cell ended".into()))
+    ) -> Result<(CellReply, Vec<u8>), SandboxError> {
+        let deadline = Instant::now() + REPLY_GRACE.saturating_add(wall);
+        protocol::write_message(&mut DeadlineIo { pipe: &self.requests, deadline }, request, body)?;
+        protocol::read_message(&mut DeadlineIo { pipe: &self.replies, deadline })?
+            .ok_or_else(|| SandboxError("its cell ended".into()))
     }
 }
 
-pub(crate) fn unexpected(reply: Reply) -> Broken {
+/// Converts a reply that does not match the request into an error.
+pub(crate) fn reply_error(reply: CellReply) -> SandboxError {
     match reply {
-        Reply::Broken(problem) => Broken(problem),
-        other => Broken(format!("its cell replied {other:?}")),
+        CellReply::Broken(problem) => SandboxError(problem),
+        other => SandboxError(format!("its cell replied {other:?}")),
     }
 }
 
-impl Drop for Cell {
+impl Drop for SandboxCell {
     fn drop(&mut self) {
-        // The inner process dies with it, and so does everything below that one. It may have
-        // ended already.
+        // The inner process dies with this one, and all processes below it too. It may have ended
+        // already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A fresh work directory, in which programs run one after another.
+/// A work directory in which programs run one after another.
 #[derive(Debug)]
-pub struct Room<'a> {
-    cell: &'a mut Cell,
+pub struct SandboxRoom<'a> {
+    cell: &'a mut SandboxCell,
 }
 
-impl Room<'_> {
-    /// Runs a program to its end or to its limits. Nothing it started is left afterwards but the
-    /// files it wrote to the room, which the next program here finds.
+impl SandboxRoom<'_> {
+    /// Runs a program until it ends or reaches a limit. Afterwards nothing that it started is left,
+    /// except the files that it wrote to the room; the next program in the room sees them.
     ///
     /// # Errors
     ///
-    /// When the sandbox fails: nothing is known about the program then.
-    pub fn run(&mut self, program: &Program, limits: &Limits) -> Result<Ended, Broken> {
-        let request = Request::Run { program: program.clone(), limits: limits.clone() };
-        self.cell.run(&request, &program.stdin, limits.wall)
+    /// Returns an error if the sandbox fails; nothing is known about the program then.
+    pub fn run(
+        &mut self,
+        program: &SandboxProgram,
+        limits: &ProgramLimits,
+    ) -> Result<ProgramResult, SandboxError> {
+        let request = CellRequest::Run { program: program.clone(), limits: limits.clone() };
+        self.cell.run_request(&request, &program.stdin, limits.wall)
     }
 }
 
-/// A pipe to or from a process that might say nothing any more.
-struct Timed<'a, T> {
-    of: &'a T,
+/// A pipe to or from a process that may stop responding; every operation has a deadline.
+struct DeadlineIo<'a, T> {
+    pipe: &'a T,
     deadline: Instant,
 }
 
-impl<T: AsFd> Timed<'_, T> {
-    fn await_any(&self, flags: PollFlags) -> io::Result<()> {
+impl<T: AsFd> DeadlineIo<'_, T> {
+    /// Waits until the pipe is ready.
+    ///
+    /// # Errors
+    /// Returns an error at the deadline.
+    fn wait_ready(&self, flags: PollFlags) -> io::Result<()> {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
             let left = Timespec::try_from(left).map_err(io::Error::other)?;
-            match poll(&mut [PollFd::new(self.of, flags)], Some(&left)) {
+            match poll(&mut [PollFd::new(self.pipe, flags)], Some(&left)) {
                 Ok(0) => return Err(io::Error::other("its cell does not answer")),
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
@@ -158,17 +171,17 @@ impl<T: AsFd> Timed<'_, T> {
     }
 }
 
-impl<T: AsFd> Read for Timed<'_, T> {
+impl<T: AsFd> Read for DeadlineIo<'_, T> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.await_any(PollFlags::IN)?;
-        Ok(rustix::io::read(self.of, buffer)?)
+        self.wait_ready(PollFlags::IN)?;
+        Ok(rustix::io::read(self.pipe, buffer)?)
     }
 }
 
-impl<T: AsFd> Write for Timed<'_, T> {
+impl<T: AsFd> Write for DeadlineIo<'_, T> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.await_any(PollFlags::OUT)?;
-        Ok(rustix::io::write(self.of, bytes)?)
+        self.wait_ready(PollFlags::OUT)?;
+        Ok(rustix::io::write(self.pipe, bytes)?)
     }
 
     fn flush(&mut self) -> io::Result<()> {

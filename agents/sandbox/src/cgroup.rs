@@ -1,7 +1,7 @@
-//! The control groups of cells, where systemd has delegated a group to the agent.
+//! The control groups of cells, if systemd has delegated a group to the agent.
 //!
-//! That is so in a service with `Delegate=yes` and `DelegateSubgroup=agent`: processes and groups
-//! below cannot be in one group (cgroup v2), so the agent must have been put aside.
+//! This needs a service with `Delegate=yes` and `DelegateSubgroup=agent`: a group cannot contain
+//! both processes and subgroups (cgroup v2), so the agent must be in a subgroup of its own.
 
 use std::{
     fs, io,
@@ -11,48 +11,54 @@ use std::{
     time::Duration,
 };
 
-const ROOT: &str = "/sys/fs/cgroup";
+/// The mount point of the unified hierarchy.
+const CGROUP_ROOT: &str = "/sys/fs/cgroup";
+/// The prefix of the names of cell groups.
 const NAME: &str = "flotilla-cell-";
+/// The controllers that a cell group needs.
 const CONTROLLERS: [&str; 2] = ["memory", "pids"];
 
-/// The kernel takes a moment to forget processes that have ended.
+/// The attempts to remove a group; the kernel takes a moment to release ended processes.
 const REMOVAL_TRIES: u32 = 50;
 const REMOVAL_PAUSE: Duration = Duration::from_millis(2);
 
-/// A group that is ours to divide.
+/// A delegated group in which this process may create subgroups.
 #[derive(Debug, Clone)]
-pub(crate) struct Parent(PathBuf);
+pub(crate) struct CgroupParent(PathBuf);
 
-impl Parent {
-    /// The one this process is in, or the one above that.
-    pub(crate) fn find() -> Option<Self> {
+impl CgroupParent {
+    /// Finds the delegated group: the one above this process's group, or that group itself. Removes
+    /// leftover cell groups.
+    pub(crate) fn find_delegated() -> Option<Self> {
         let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-        let own = Path::new(ROOT).join(own_path(&groups)?);
+        let own = Path::new(CGROUP_ROOT).join(own_cgroup_path(&groups)?);
         let found = [own.parent()?, &own].into_iter().find(|path| is_usable(path))?;
-        sweep(found);
+        remove_leftover_groups(found);
         Some(Self(found.to_owned()))
     }
 
-    /// A new group, for one cell.
-    pub(crate) fn group(&self) -> io::Result<Group> {
+    /// Creates a group for one cell.
+    pub(crate) fn create_group(&self) -> io::Result<CellCgroup> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = self.0.join(format!("{NAME}{}-{number}", std::process::id()));
         fs::create_dir(&path)?;
-        Ok(Group(path))
+        Ok(CellCgroup(path))
     }
 }
 
-/// The path below the root of the unified hierarchy, from `/proc/self/cgroup`.
-fn own_path(text: &str) -> Option<&str> {
+/// Returns the path below the root of the unified hierarchy, from `/proc/self/cgroup`.
+fn own_cgroup_path(text: &str) -> Option<&str> {
     text.lines().find_map(|line| line.strip_prefix("0::/"))
 }
 
+/// Returns true if the group is delegated and has the needed controllers.
 fn is_usable(group: &Path) -> bool {
-    is_delegated(group) && has_controllers(group).unwrap_or(false)
+    is_delegated(group) && enable_controllers(group).unwrap_or(false)
 }
 
-/// systemd marks what it has delegated; without the mark root would divide everybody's groups.
+/// Returns true if systemd marked the group as delegated. Without this check, root would divide the
+/// groups of other services.
 fn is_delegated(group: &Path) -> bool {
     let mut value = [0; 8];
     let has =
@@ -60,8 +66,8 @@ fn is_delegated(group: &Path) -> bool {
     ["user.delegate", "trusted.delegate"].into_iter().any(has)
 }
 
-/// Whether groups below have what is needed, if need be after asking for it.
-fn has_controllers(group: &Path) -> io::Result<bool> {
+/// Returns true if subgroups have the needed controllers; enables them if possible.
+fn enable_controllers(group: &Path) -> io::Result<bool> {
     let control = group.join("cgroup.subtree_control");
     let has =
         |text: &str| CONTROLLERS.iter().all(|wanted| text.split_whitespace().any(|c| c == *wanted));
@@ -71,8 +77,8 @@ fn has_controllers(group: &Path) -> io::Result<bool> {
     Ok(has(&fs::read_to_string(&control)?))
 }
 
-/// Removes groups of cells whose agent was killed. Those in use cannot be removed.
-fn sweep(parent: &Path) {
+/// Removes cell groups of agents that were killed. Groups in use cannot be removed.
+fn remove_leftover_groups(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(NAME) {
             let _ = fs::remove_dir(entry.path());
@@ -80,24 +86,25 @@ fn sweep(parent: &Path) {
     }
 }
 
-/// One cell's group. Must be dropped after the cell's process has ended.
+/// The group of one cell. It must be dropped after the cell's process has ended.
 #[derive(Debug)]
-pub(crate) struct Group(PathBuf);
+pub(crate) struct CellCgroup(PathBuf);
 
-impl Group {
-    pub(crate) fn path(&self) -> &Path {
+impl CellCgroup {
+    /// Returns the directory of the group.
+    pub(crate) fn group_path(&self) -> &Path {
         &self.0
     }
 }
 
-impl Drop for Group {
+impl Drop for CellCgroup {
     fn drop(&mut self) {
         for _ in 0..REMOVAL_TRIES {
             match fs::remove_dir(&self.0) {
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                     thread::sleep(REMOVAL_PAUSE);
                 }
-                // The next sandbox to be opened here tries again.
+                // The next sandbox that is opened on this host tries again.
                 _ => return,
             }
         }
@@ -111,17 +118,17 @@ mod tests {
     #[test]
     fn only_the_unified_hierarchy_counts() {
         let text = "4:memory:/old\n0::/system.slice/flotilla.service/agent\n";
-        assert_eq!(own_path(text), Some("system.slice/flotilla.service/agent"));
-        assert_eq!(own_path("4:memory:/old\n"), None);
+        assert_eq!(own_cgroup_path(text), Some("system.slice/flotilla.service/agent"));
+        assert_eq!(own_cgroup_path("4:memory:/old\n"), None);
     }
 
     #[test]
     fn controllers_must_be_on_for_groups_below() {
         let group = tempfile::tempdir().unwrap();
         let control = group.path().join("cgroup.subtree_control");
-        assert!(has_controllers(group.path()).is_err(), "no group at all");
+        assert!(enable_controllers(group.path()).is_err(), "no group at all");
         fs::write(&control, "cpu memory pids\n").unwrap();
-        assert!(has_controllers(group.path()).unwrap());
+        assert!(enable_controllers(group.path()).unwrap());
         assert!(!is_delegated(group.path()), "nobody has marked it");
     }
 
@@ -134,11 +141,11 @@ mod tests {
         }
         // As if it had a process.
         fs::create_dir(path("flotilla-cell-1-1/busy")).unwrap();
-        sweep(parent.path());
+        remove_leftover_groups(parent.path());
         assert!(!path("flotilla-cell-1-0").exists());
         assert!(path("flotilla-cell-1-1").exists() && path("other").exists());
-        let group = Parent(parent.path().to_owned()).group().unwrap();
-        let made = group.path().to_owned();
+        let group = CgroupParent(parent.path().to_owned()).create_group().unwrap();
+        let made = group.group_path().to_owned();
         assert!(made.exists());
         drop(group);
         assert!(!made.exists());

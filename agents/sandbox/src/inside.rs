@@ -1,20 +1,22 @@
-//! The cell's side: a process with one thread that has given up the box.
+//! The cell's side: a single-threaded process that has given up access to the host.
 //!
-//! Two processes make a cell. The outer one stays as it was started and only maps identities and
-//! waits. The inner one is the first process of its namespaces: when it ends, for whatever
-//! reason, the kernel ends everything in them.
+//! A cell consists of two processes. The outer one stays unconfined; it only maps the user ids and
+//! waits. The inner one is the first process of its namespaces: when it ends for any reason, the
+//! kernel ends all processes in them.
 
+mod cgroup_files;
 mod confine;
-mod filter;
-mod group;
 mod identity;
 mod init;
-mod look;
+mod masked;
+mod memory_watch;
 mod probe;
-mod room;
+mod room_mount;
 mod run;
+mod syscall_filter;
 mod view;
 
+pub use masked::{MASKING_FAILED, find_outermost, hide_from_this_process, run_masked};
 pub(crate) use probe::CONTAINED;
 
 use std::{
@@ -26,143 +28,154 @@ use std::{
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::{
-    Layer, Policy,
-    frame::{self, Reply, Request},
-    kernel::{CELL_NAMESPACES, Fork, close_inherited, fork},
+    PathVisibility, SandboxLayer,
+    protocol::{self, CellReply, CellRequest},
+    syscalls::{CELL_NAMESPACES, ForkSide, close_inherited_files, fork_into},
 };
 
-/// The work directory of a room, where its programs start.
+/// The work directory of a room, in which its programs start.
 pub const WORK: &str = "/room/work";
 
-/// A layer that could not be had, and why.
+/// A containment layer that could not be set up, and the reason.
 #[derive(Debug)]
-struct Lacking(Layer, io::Error);
+struct LayerError(SandboxLayer, io::Error);
 
 /// The pipes to the process that holds this cell.
-struct Holder {
+struct HolderPipes {
     requests: File,
     replies: File,
 }
 
-impl Holder {
-    fn open() -> io::Result<Self> {
+impl HolderPipes {
+    /// Opens the pipes on stdin and stdout.
+    fn open_pipes() -> io::Result<Self> {
         let requests = File::from(io::stdin().as_fd().try_clone_to_owned()?);
         let replies = File::from(io::stdout().as_fd().try_clone_to_owned()?);
         Ok(Self { requests, replies })
     }
 
-    fn next(&mut self) -> io::Result<Option<(Request, Vec<u8>)>> {
-        frame::read(&mut self.requests)
+    /// Reads the next request; `None` if the holder closed the pipe.
+    fn read_request(&mut self) -> io::Result<Option<(CellRequest, Vec<u8>)>> {
+        protocol::read_message(&mut self.requests)
     }
 
-    fn reply(&mut self, reply: &Reply, body: &[&[u8]]) -> io::Result<()> {
-        frame::write(&mut self.replies, reply, body)
+    /// Sends a reply.
+    fn send_reply(&mut self, reply: &CellReply, body: &[&[u8]]) -> io::Result<()> {
+        protocol::write_message(&mut self.replies, reply, body)
     }
 }
 
-/// What `flotilla worker cell` does: contains itself, then runs programs until the process that
-/// started it closes the pipe or dies. Must be called while the process has one thread and has opened nothing: what it inherited
-/// beside its standard streams is closed.
+/// Runs a cell (`flotilla worker cell`): contains this process, then runs programs until the holder
+/// closes the pipe or dies. Must be called while the process has one thread and has opened no
+/// files: all inherited descriptors except the standard streams are closed.
 pub fn serve_cell() -> ! {
-    // Whoever held this cell is gone; there is nobody to tell.
-    let code = i32::from(serve().is_err());
+    // The holder is gone, so the error cannot be reported.
+    let code = i32::from(run_cell().is_err());
     std::process::exit(code)
 }
 
-fn serve() -> io::Result<()> {
-    close_inherited()?;
-    let mut holder = Holder::open()?;
-    let Some((Request::Setup(setup), _)) = holder.next()? else { return Ok(()) };
-    let group = match setup.group.as_deref().map(group::Group::join).transpose() {
+/// Sets up both processes and serves requests in the inner one.
+fn run_cell() -> io::Result<()> {
+    close_inherited_files()?;
+    let mut holder = HolderPipes::open_pipes()?;
+    let Some((CellRequest::Setup(setup), _)) = holder.read_request()? else { return Ok(()) };
+    let group = match setup.group.as_deref().map(cgroup_files::CgroupFiles::join_group).transpose()
+    {
         Ok(group) => group,
-        Err(error) => return unfit(&mut holder, &Lacking(Layer::Cell, error)),
+        Err(error) => return reply_unfit(&mut holder, &LayerError(SandboxLayer::Cell, error)),
     };
     let (mut mapped, map) = io::pipe()?;
-    match fork(CELL_NAMESPACES) {
-        Err(error) => unfit(&mut holder, &Lacking(Layer::Namespaces, error)),
-        Ok(Fork::Parent(inner)) => {
+    match fork_into(CELL_NAMESPACES) {
+        Err(error) => reply_unfit(&mut holder, &LayerError(SandboxLayer::Namespaces, error)),
+        Ok(ForkSide::Parent(inner)) => {
             drop(mapped);
-            attend(&mut holder, inner, map)
+            wait_inner(&mut holder, inner, map)
         }
-        Ok(Fork::Child) => {
+        Ok(ForkSide::Child) => {
             drop(map);
-            // Nothing comes when the identity could not be mapped.
+            // The pipe is closed without a byte if the identity could not be mapped.
             mapped.read_exact(&mut [0])?;
-            match settle(&setup.policy) {
-                Ok(filter) => answer(holder, group, filter),
-                Err(lacking) => unfit(&mut holder, &lacking),
+            match confine_inner(&setup.policy) {
+                Ok(filter) => serve_requests(holder, group, filter),
+                Err(lacking) => reply_unfit(&mut holder, &lacking),
             }
         }
     }
 }
 
-fn unfit(holder: &mut Holder, Lacking(layer, problem): &Lacking) -> io::Result<()> {
+/// Reports a missing layer to the holder.
+fn reply_unfit(
+    holder: &mut HolderPipes,
+    LayerError(layer, problem): &LayerError,
+) -> io::Result<()> {
     use io::ErrorKind::{PermissionDenied, StorageFull};
-    // No user namespace left to make: "no space".
+    // The limit of user namespaces is reported as "no space".
     let refused = matches!(problem.kind(), PermissionDenied | StorageFull);
     let problem = problem.to_string();
-    holder.reply(&Reply::Unfit { layer: *layer, problem, refused }, &[])
+    holder.send_reply(&CellReply::Unfit { layer: *layer, problem, refused }, &[])
 }
 
-/// The outer process: lets the inner one go on as nobody, and waits for its end.
-fn attend(holder: &mut Holder, inner: Pid, mut map: io::PipeWriter) -> io::Result<()> {
-    let mapped = identity::map(inner).and_then(|()| map.write_all(&[1]));
+/// Maps the identity of the inner process, lets it continue and waits for its end. Runs in the
+/// outer process.
+fn wait_inner(holder: &mut HolderPipes, inner: Pid, mut map: io::PipeWriter) -> io::Result<()> {
+    let mapped = identity::map_inner(inner).and_then(|()| map.write_all(&[1]));
     if let Err(error) = mapped {
-        // It may be gone already.
+        // The process may have ended already.
         let _ = kill_process(inner, Signal::KILL);
-        unfit(holder, &Lacking(Layer::Identity, error))?;
+        reply_unfit(holder, &LayerError(SandboxLayer::Identity, error))?;
     }
     waitpid(Some(inner), WaitOptions::empty())?;
     Ok(())
 }
 
-/// The inner process gives up everything but what programs may have and it needs to run them.
-fn settle(policy: &Policy) -> Result<filter::Program, Lacking> {
-    let lacking = |layer| move |error| Lacking(layer, error);
-    let view = view::gather(policy).map_err(lacking(Layer::View))?;
-    identity::take().map_err(lacking(Layer::Identity))?;
-    confine::first_to_go().map_err(lacking(Layer::Identity))?;
-    view.build().map_err(lacking(Layer::View))?;
-    view::proc_of_cell().map_err(lacking(Layer::Proc))?;
-    view::enter().map_err(lacking(Layer::View))?;
-    confine::cell().map_err(lacking(Layer::Identity))?;
-    filter::confine_cell().map_err(lacking(Layer::Seccomp))?;
-    filter::program().map_err(lacking(Layer::Seccomp))
+/// Removes all access from the inner process except what programs may have and what it needs to run
+/// them. Returns the seccomp filter for programs.
+fn confine_inner(policy: &PathVisibility) -> Result<syscall_filter::ProgramFilter, LayerError> {
+    let lacking = |layer| move |error| LayerError(layer, error);
+    let view = view::gather_view(policy).map_err(lacking(SandboxLayer::View))?;
+    identity::become_contained().map_err(lacking(SandboxLayer::Identity))?;
+    confine::prefer_oom_kill().map_err(lacking(SandboxLayer::Identity))?;
+    view.build_view().map_err(lacking(SandboxLayer::View))?;
+    view::mount_cell_proc().map_err(lacking(SandboxLayer::Proc))?;
+    view::enter_view().map_err(lacking(SandboxLayer::View))?;
+    confine::confine_cell().map_err(lacking(SandboxLayer::Identity))?;
+    syscall_filter::apply_cell_filter().map_err(lacking(SandboxLayer::Seccomp))?;
+    syscall_filter::compile_program_filter().map_err(lacking(SandboxLayer::Seccomp))
 }
 
-/// Does what it is asked, one request at a time.
-fn answer(
-    mut holder: Holder,
-    group: Option<group::Group>,
-    filter: filter::Program,
+/// Serves the holder's requests, one at a time.
+fn serve_requests(
+    mut holder: HolderPipes,
+    group: Option<cgroup_files::CgroupFiles>,
+    filter: syscall_filter::ProgramFilter,
 ) -> io::Result<()> {
-    let runner = run::Runner::new(filter, group);
-    holder.reply(&Reply::Done, &[])?;
-    let mut room = room::Rooms::default();
-    while let Some((request, body)) = holder.next()? {
+    let runner = run::ProgramRunner::new(filter, group);
+    holder.send_reply(&CellReply::Done, &[])?;
+    let mut room = room_mount::RoomMount::default();
+    while let Some((request, body)) = holder.read_request()? {
         let outcome = match request {
-            Request::Room { files, disk_bytes } => {
-                room.fresh(&files, &body, disk_bytes).map(|()| None)
+            CellRequest::Room { files, disk_bytes } => {
+                room.create_room(&files, &body, disk_bytes).map(|()| None)
             }
-            Request::Run { program, limits } => room
-                .resize(limits.disk_bytes)
+            CellRequest::Run { program, limits } => room
+                .resize_room(limits.disk_bytes)
                 .and_then(|()| {
-                    runner.run(&init::Job::Program(program), &body, &limits, &holder.requests)
+                    runner.run(&init::CellJob::Program(program), &body, &limits, &holder.requests)
                 })
                 .map(Some),
-            Request::Probe { canary, limits } => {
-                runner.run(&init::Job::Probe(canary), &body, &limits, &holder.requests).map(Some)
-            }
-            Request::Setup(_) => Err(io::Error::other("this cell is set up already")),
+            CellRequest::Probe { canary, limits } => runner
+                .run(&init::CellJob::Probe(canary), &body, &limits, &holder.requests)
+                .map(Some),
+            CellRequest::Setup(_) => Err(io::Error::other("this cell is set up already")),
         };
         match outcome {
-            Ok(None) => holder.reply(&Reply::Done, &[])?,
+            Ok(None) => holder.send_reply(&CellReply::Done, &[])?,
             Ok(Some(ended)) => {
                 let (how, wall, stdout) = (ended.how, ended.wall, ended.stdout.len());
-                let head = Reply::Ended { how, wall, stdout };
-                holder.reply(&head, &[&ended.stdout, &ended.stderr])?;
+                let head = CellReply::Ended { how, wall, stdout };
+                holder.send_reply(&head, &[&ended.stdout, &ended.stderr])?;
             }
-            Err(error) => holder.reply(&Reply::Broken(error.to_string()), &[])?,
+            Err(error) => holder.send_reply(&CellReply::Broken(error.to_string()), &[])?,
         }
     }
     Ok(())

@@ -1,24 +1,29 @@
 //! Contains programs that a model wrote.
 //!
-//! A [`Sandbox`] is a box that has shown it can contain programs. Its [`Cell`]s are processes
-//! that have given up everything outside once, so that each program costs two forks and a mount
-//! rather than a container. A [`Room`] is a fresh work directory in a cell, in which programs
-//! run one after another; whatever a program started ends with it.
+//! A [`Sandbox`] is proof that the host can contain programs. Its [`SandboxCell`]s are processes
+//! that have given up access to the host once, so that each program costs two forks and a mount
+//! instead of a container. A [`SandboxRoom`] is a new work directory in a cell, in which programs
+//! run one after another; every process that a program started ends with it.
 //!
-//! What is contained, by which layers and what is not: `docs/SANDBOX.md`. This crate knows
-//! neither languages nor verdicts.
+//! A program that the host's owner allowed to run outside a cell is started by [`run_masked`],
+//! which hides directories and other processes from it.
+//!
+//! `docs/SANDBOX.md` describes what is contained, by which layers, and what is not. This crate
+//! knows neither languages nor verdicts.
 
 mod cell;
 mod cgroup;
-mod frame;
 mod inside;
-mod kernel;
 mod program;
+mod protocol;
 mod sandbox;
-mod unfit;
+mod syscalls;
+mod unfit_host;
 
-pub use cell::{Broken, Cell, Room};
-pub use inside::{WORK, serve_cell};
-pub use program::{Ended, How, Limits, Policy, Program};
-pub use sandbox::{Launch, Layers, Sandbox};
-pub use unfit::{Layer, Unfit};
+pub use cell::{SandboxCell, SandboxError, SandboxRoom};
+pub use inside::{
+    MASKING_FAILED, WORK, find_outermost, hide_from_this_process, run_masked, serve_cell,
+};
+pub use program::{PathVisibility, ProgramEnd, ProgramLimits, ProgramResult, SandboxProgram};
+pub use sandbox::{CellLaunch, Sandbox, SandboxLayers};
+pub use unfit_host::{SandboxLayer, UnfitHost};

@@ -1,49 +1,50 @@
-//! What is asked of a sandbox: a program, its limits, and what came of it.
+//! The interface of a sandbox: a program, its limits and its result.
 
 use std::{path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-/// What programs see of the box beyond its system directories.
+/// The host's paths that programs see in addition to the system directories.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Policy {
-    /// Directories or files that are shown, read-only, at their own paths: toolchains that are
-    /// not below `/usr`. What is named must exist.
+pub struct PathVisibility {
+    /// Directories or files that are shown read-only at their own paths, such as toolchains outside
+    /// `/usr`. They must exist.
     pub read_only: Vec<PathBuf>,
-    /// What is hidden even where it lies below something shown: an agent's own directories.
-    /// Wins over `read_only`. May not exist yet; then there is nothing to hide.
+    /// Paths that are hidden even below a shown path, such as the agent's own directories. They
+    /// take precedence over `read_only` and may be missing.
     pub hidden: Vec<PathBuf>,
 }
 
 /// A program to run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Program {
-    /// Its name, looked up in `PATH` unless it has a slash, and its arguments.
+pub struct SandboxProgram {
+    /// The program, searched in `PATH` unless it contains a slash, and its arguments.
     pub argv: Vec<String>,
-    /// Added to `PATH`, `HOME`, `LANG` and `TMPDIR`, or instead of them. It gets no others.
+    /// Variables that are added to `PATH`, `HOME`, `LANG` and `TMPDIR`, or replace them. The
+    /// program receives no others.
     pub env: Vec<(String, String)>,
-    /// Given to it as its input. It need not read it.
+    /// The program's input, which it may leave unread.
     #[serde(skip)]
     pub stdin: Vec<u8>,
 }
 
-/// What a program and all it starts may use together, unless it says otherwise.
+/// The limits of a program together with all processes that it starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
-    /// From its start to its end.
+pub struct ProgramLimits {
+    /// The wall-clock time from start to end.
     pub wall: Duration,
-    /// Resident memory. Without a cgroup it is looked at fifty times a second, and one process
-    /// may reserve no more than twice of it between two looks.
+    /// The resident memory. Without a cgroup it is measured 50 times a second, and one process may
+    /// reserve at most twice the limit.
     pub memory_bytes: u64,
-    /// Processes and threads at once.
+    /// The number of processes and threads at once.
     pub processes: u32,
-    /// What may be written to the room, which is memory too; also the largest file.
+    /// The bytes that may be written to the room, which is in memory; also the largest file.
     pub disk_bytes: u64,
-    /// Of stdout and stderr together. Beyond it the program is ended.
+    /// The bytes of stdout and stderr together; the program is ended above it.
     pub output_bytes: u64,
 }
 
-impl Default for Limits {
+impl Default for ProgramLimits {
     fn default() -> Self {
         Self {
             wall: Duration::from_secs(10),
@@ -55,30 +56,30 @@ impl Default for Limits {
     }
 }
 
-/// What came of a program.
+/// The result of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ended {
-    pub how: How,
-    /// No longer, together with `stderr`, than its limit.
+pub struct ProgramResult {
+    pub how: ProgramEnd,
+    /// The output; with `stderr` at most `output_bytes`.
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
-    /// From its start to its end, without the sandbox's own work before and after.
+    /// The wall-clock time without the sandbox's own work before and after.
     pub wall: Duration,
 }
 
-/// How a program ended.
+/// The way in which a program ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum How {
-    /// By itself, with this code.
+pub enum ProgramEnd {
+    /// It exited with this code.
     Exited(i32),
-    /// By this signal, its own or one of its processes'.
+    /// It was ended by this signal, its own or one of its processes'.
     Signalled(i32),
-    /// Ended at its wall-clock limit.
+    /// It was ended at its wall-clock limit.
     TimedOut,
-    /// Ended because it used more memory than its limit.
+    /// It was ended because it exceeded its memory limit.
     OutOfMemory,
-    /// Ended because it wrote more than its limit.
+    /// It was ended because it exceeded its output limit.
     OutputTooLong,
-    /// It could not be executed, and why: no such file, not executable.
+    /// It could not be executed, with the reason: file missing or not executable.
     NotStarted(String),
 }

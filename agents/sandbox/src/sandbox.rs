@@ -1,4 +1,4 @@
-//! Opening a sandbox: a box shows that it contains programs, or is not used for them.
+//! Opening a sandbox: a host proves that it contains programs before any is run.
 
 use std::{
     ffi::OsString,
@@ -10,37 +10,38 @@ use std::{
 };
 
 use crate::{
-    Broken, Cell, Ended, How, Layer, Limits, Policy, Program, Unfit, cell,
-    cgroup::Parent,
-    frame::{Reply, Request, Setup},
+    PathVisibility, ProgramEnd, ProgramLimits, ProgramResult, SandboxCell, SandboxError,
+    SandboxLayer, SandboxProgram, UnfitHost, cell,
+    cgroup::CgroupParent,
     inside::CONTAINED,
+    protocol::{CellReply, CellRequest, CellSetup},
 };
 
-/// Of a program that never ends by itself, to see whether it is ended.
+/// The limit of a test program that never ends by itself.
 const TEST_WALL: Duration = Duration::from_millis(50);
 
-/// In the environment of a cell, where programs must not find it.
-const CANARY: &str = "FLOTILLA_CANARY";
+/// A variable in the environment of a cell that programs must not see.
+const CANARY_VARIABLE: &str = "FLOTILLA_CANARY";
 
-/// Where a cell's own program may find its libraries.
-const LIBRARIES: [&str; 1] = ["LD_LIBRARY_PATH"];
+/// The variables with which a cell's own program finds its libraries.
+const LIBRARY_VARIABLES: [&str; 1] = ["LD_LIBRARY_PATH"];
 
-/// How to start a cell: a program that calls [`crate::serve_cell`], and its arguments.
+/// The program that starts a cell by calling [`crate::serve_cell`], and its arguments.
 #[derive(Debug, Clone)]
-pub struct Launch {
+pub struct CellLaunch {
     pub program: PathBuf,
     pub arguments: Vec<OsString>,
 }
 
-/// What contains programs here. All but `cgroup` is in force wherever there is a sandbox.
+/// The layers that contain programs on this host. All except `cgroup` are active in every sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layers {
-    /// Whether the kernel counts memory and processes, rather than limits of each process and
-    /// looks at all of them.
+pub struct SandboxLayers {
+    /// True if the kernel counts memory and processes; false if limits of each process and periodic
+    /// measurements do.
     pub cgroup: bool,
 }
 
-impl fmt::Display for Layers {
+impl fmt::Display for SandboxLayers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counted = if self.cgroup {
             "cgroup"
@@ -51,121 +52,160 @@ impl fmt::Display for Layers {
     }
 }
 
-/// A box that can contain programs; having one is the proof.
+/// A host that can contain programs; a value of this type is the proof.
+///
+/// ```text
+/// let sandbox = Sandbox::open(launch, visibility)?;     // runs the self-test
+/// let mut cell = sandbox.start_cell()?;                 // some milliseconds, reusable
+/// let mut room = cell.create_room(&[("main.py", code)])?;
+/// let result = room.run(&program, &limits)?;
+/// ```
 #[derive(Debug, Clone)]
-pub struct Sandbox(Arc<Inner>);
+pub struct Sandbox(Arc<SandboxInner>);
 
+/// The shared settings of a sandbox.
 #[derive(Debug)]
-struct Inner {
-    launch: Launch,
-    policy: Policy,
-    groups: Option<Parent>,
+struct SandboxInner {
+    launch: CellLaunch,
+    policy: PathVisibility,
+    groups: Option<CgroupParent>,
 }
 
 impl Sandbox {
-    /// Contains a few probes and believes what they find.
+    /// Opens a sandbox and tests it with several probes.
     ///
     /// # Errors
     ///
-    /// [`Unfit`] when this box lacks a layer, or a probe could do what it must not.
-    pub fn open(launch: Launch, policy: Policy) -> Result<Self, Unfit> {
-        check_kernel(&rustix::system::uname().release().to_string_lossy())?;
-        let sandbox = Self(Arc::new(Inner { launch, policy, groups: Parent::find() }));
-        let cell = sandbox.start()?;
-        test(cell).map_err(|problem| Unfit::new(Layer::SelfTest, problem))?;
+    /// Returns [`UnfitHost`] if the host lacks a layer, or if a probe could do something forbidden.
+    pub fn open(launch: CellLaunch, policy: PathVisibility) -> Result<Self, UnfitHost> {
+        check_kernel_release(&rustix::system::uname().release().to_string_lossy())?;
+        let sandbox =
+            Self(Arc::new(SandboxInner { launch, policy, groups: CgroupParent::find_delegated() }));
+        let cell = sandbox.try_start_cell()?;
+        run_self_test(cell).map_err(|problem| UnfitHost::new(SandboxLayer::SelfTest, problem))?;
         Ok(sandbox)
     }
 
-    /// What contains programs here.
+    /// Returns a sandbox that shows these paths too, read-only. The containment is the same and is
+    /// not tested again.
     #[must_use]
-    pub fn layers(&self) -> Layers {
-        Layers { cgroup: self.0.groups.is_some() }
+    pub fn with_read_only(&self, more: &[PathBuf]) -> Self {
+        let SandboxInner { launch, policy, groups } = &*self.0;
+        let mut policy = policy.clone();
+        policy.read_only.extend_from_slice(more);
+        Self(Arc::new(SandboxInner { launch: launch.clone(), policy, groups: groups.clone() }))
     }
 
-    /// Starts a cell. It takes some milliseconds; keep it for many programs.
+    /// Returns the layers that are active on this host.
+    #[must_use]
+    pub fn active_layers(&self) -> SandboxLayers {
+        SandboxLayers { cgroup: self.0.groups.is_some() }
+    }
+
+    /// Starts a cell. It takes some milliseconds; reuse it for many programs.
     ///
     /// # Errors
     ///
-    /// When a cell cannot be had any more, though there was one before.
-    pub fn cell(&self) -> Result<Cell, Broken> {
-        self.start().map_err(|unfit| Broken(unfit.to_string()))
+    /// Returns an error if a cell can no longer be started.
+    pub fn start_cell(&self) -> Result<SandboxCell, SandboxError> {
+        self.try_start_cell().map_err(|unfit| SandboxError(unfit.to_string()))
     }
 
-    fn start(&self) -> Result<Cell, Unfit> {
-        let lacking = |error: io::Error| Unfit::new(Layer::Cell, error);
-        let Inner { launch, policy, groups } = &*self.0;
-        let group = groups.as_ref().map(Parent::group).transpose().map_err(lacking)?;
-        let path = group.as_ref().map(|group| group.path().to_owned());
+    /// Starts a cell and reports a missing layer.
+    fn try_start_cell(&self) -> Result<SandboxCell, UnfitHost> {
+        let lacking = |error: io::Error| UnfitHost::new(SandboxLayer::Cell, error);
+        let SandboxInner { launch, policy, groups } = &*self.0;
+        let group = groups.as_ref().map(CgroupParent::create_group).transpose().map_err(lacking)?;
+        let path = group.as_ref().map(|group| group.group_path().to_owned());
         let child = Command::new(&launch.program)
             .args(&launch.arguments)
             .env_clear()
-            .envs(LIBRARIES.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?))))
-            .env(CANARY, "seen")
+            .envs(
+                LIBRARY_VARIABLES
+                    .into_iter()
+                    .filter_map(|name| Some((name, std::env::var_os(name)?))),
+            )
+            .env(CANARY_VARIABLE, "seen")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .map_err(|error| {
-                Unfit::new(Layer::Cell, format!("start {}: {error}", launch.program.display()))
+                UnfitHost::new(
+                    SandboxLayer::Cell,
+                    format!("start {}: {error}", launch.program.display()),
+                )
             })?;
-        let mut cell = Cell::hold(child, group).map_err(lacking)?;
-        let setup = Request::Setup(Setup { policy: policy.clone(), group: path });
-        match cell.ask(&setup, &[], Duration::ZERO) {
-            Ok((Reply::Done, _)) => Ok(cell),
-            Ok((Reply::Unfit { layer, problem, refused: true }, _)) => {
-                Err(Unfit::refused(layer, problem))
+        let mut cell = SandboxCell::from_child(child, group).map_err(lacking)?;
+        let setup = CellRequest::Setup(CellSetup { policy: policy.clone(), group: path });
+        match cell.send_request(&setup, &[], Duration::ZERO) {
+            Ok((CellReply::Done, _)) => Ok(cell),
+            Ok((CellReply::Unfit { layer, problem, refused: true }, _)) => {
+                Err(UnfitHost::refused_by_kernel(layer, problem))
             }
-            Ok((Reply::Unfit { layer, problem, .. }, _)) => Err(Unfit::new(layer, problem)),
-            Ok((reply, _)) => Err(Unfit::new(Layer::Cell, cell::unexpected(reply))),
-            Err(Broken(problem)) => Err(Unfit::new(Layer::Cell, problem)),
+            Ok((CellReply::Unfit { layer, problem, .. }, _)) => Err(UnfitHost::new(layer, problem)),
+            Ok((reply, _)) => Err(UnfitHost::new(SandboxLayer::Cell, cell::reply_error(reply))),
+            Err(SandboxError(problem)) => Err(UnfitHost::new(SandboxLayer::Cell, problem)),
         }
     }
 }
 
-/// Mounts are restricted with their submounts since 5.12; since 5.14 processes are counted for each
-/// user namespace and not for a user of the whole box.
+/// The oldest supported kernel: 5.12 introduced recursive mount attributes, and 5.14 counts
+/// processes per user namespace instead of per user of the host.
 const KERNEL_MIN: (u32, u32) = (5, 14);
 
-fn check_kernel(release: &str) -> Result<(), Unfit> {
+/// Checks that the kernel is at least `KERNEL_MIN`.
+fn check_kernel_release(release: &str) -> Result<(), UnfitHost> {
     let mut numbers = release.split(['.', '-', '+']).map_while(|part| part.parse::<u32>().ok());
     match (numbers.next(), numbers.next()) {
         (Some(major), Some(minor)) if (major, minor) >= KERNEL_MIN => Ok(()),
-        _ => Err(Unfit::new(Layer::Kernel, format!("this is {release}"))),
+        _ => Err(UnfitHost::new(SandboxLayer::Kernel, format!("this is {release}"))),
     }
 }
 
-/// What the box fails to contain.
-fn test(mut cell: Cell) -> Result<(), String> {
+/// Runs the probes.
+///
+/// # Errors
+/// Returns what the host fails to contain.
+fn run_self_test(mut cell: SandboxCell) -> Result<(), String> {
     let canary = tempfile::NamedTempFile::new().map_err(|error| format!("a canary: {error}"))?;
-    let probed = probe(&mut cell, canary.path()).map_err(|broken| broken.to_string())?;
+    let probed = run_probe(&mut cell, canary.path()).map_err(|broken| broken.to_string())?;
     let said = String::from_utf8_lossy(&probed.stdout);
-    if probed.how != How::Exited(0) || said != CONTAINED {
+    if probed.how != ProgramEnd::Exited(0) || said != CONTAINED {
         return Err(format!("{:?}: {said}{}", probed.how, String::from_utf8_lossy(&probed.stderr)));
     }
-    let ended = shell(&mut cell, "export -p", Limits::default().wall)?;
+    let ended = run_shell(&mut cell, "export -p", ProgramLimits::default().wall)?;
     let environment = String::from_utf8_lossy(&ended.stdout);
-    if ended.how != How::Exited(0) || !environment.contains("HOME") || environment.contains(CANARY)
+    if ended.how != ProgramEnd::Exited(0)
+        || !environment.contains("HOME")
+        || environment.contains(CANARY_VARIABLE)
     {
         return Err(format!("a shell ended {:?} with the environment {environment}", ended.how));
     }
-    let ended = shell(&mut cell, "while :; do :; done", TEST_WALL)?;
-    if ended.how != How::TimedOut {
+    let ended = run_shell(&mut cell, "while :; do :; done", TEST_WALL)?;
+    if ended.how != ProgramEnd::TimedOut {
         return Err(format!("a program that never ends ended {:?}", ended.how));
     }
     Ok(())
 }
 
-fn probe(cell: &mut Cell, canary: &Path) -> Result<Ended, Broken> {
-    cell.room::<&str, &[u8]>(&[])?;
-    let limits = Limits::default();
-    let request = Request::Probe { canary: canary.to_owned(), limits: limits.clone() };
-    cell.run(&request, &[], limits.wall)
+/// Runs the built-in probe in a new room.
+fn run_probe(cell: &mut SandboxCell, canary: &Path) -> Result<ProgramResult, SandboxError> {
+    cell.create_room::<&str, &[u8]>(&[])?;
+    let limits = ProgramLimits::default();
+    let request = CellRequest::Probe { canary: canary.to_owned(), limits: limits.clone() };
+    cell.run_request(&request, &[], limits.wall)
 }
 
-fn shell(cell: &mut Cell, script: &str, wall: Duration) -> Result<Ended, String> {
+/// Runs a shell script in a new room.
+fn run_shell(
+    cell: &mut SandboxCell,
+    script: &str,
+    wall: Duration,
+) -> Result<ProgramResult, String> {
     let argv = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
-    let program = Program { argv, ..Program::default() };
-    let mut room = cell.room::<&str, &[u8]>(&[]).map_err(|broken| broken.to_string())?;
-    let limits = Limits { wall, ..Limits::default() };
+    let program = SandboxProgram { argv, ..SandboxProgram::default() };
+    let mut room = cell.create_room::<&str, &[u8]>(&[]).map_err(|broken| broken.to_string())?;
+    let limits = ProgramLimits { wall, ..ProgramLimits::default() };
     room.run(&program, &limits).map_err(|broken| broken.to_string())
 }
 
@@ -176,10 +216,14 @@ mod tests {
     #[test]
     fn kernels_of_before_5_14_and_unknown_ones_are_refused() {
         for fit in ["5.14.0", "6.8.0-45-generic", "6.18.44+", "7.0-rc1"] {
-            assert_eq!(check_kernel(fit), Ok(()), "{fit}");
+            assert_eq!(check_kernel_release(fit), Ok(()), "{fit}");
         }
         for unfit in ["5.13.19", "5.4.0-200-generic", "4.18.0-553.el8", "plan 9", ""] {
-            assert_eq!(check_kernel(unfit).unwrap_err().layer, Layer::Kernel, "{unfit}");
+            assert_eq!(
+                check_kernel_release(unfit).unwrap_err().layer,
+                SandboxLayer::Kernel,
+                "{unfit}"
+            );
         }
     }
 }

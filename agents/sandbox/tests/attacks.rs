@@ -17,13 +17,16 @@ use std::{
     time::Duration,
 };
 
-use sandbox::{Cell, Ended, How, Launch, Limits, Policy, Program, Room, Sandbox};
+use sandbox::{
+    CellLaunch, PathVisibility, ProgramEnd, ProgramLimits, ProgramResult, Sandbox, SandboxCell,
+    SandboxProgram, SandboxRoom,
+};
 
 /// How an attack must end.
 enum Ends {
     /// By itself with success, having failed at everything.
     InVain,
-    With(How),
+    With(ProgramEnd),
     /// One way or another.
     Somehow,
 }
@@ -31,21 +34,21 @@ enum Ends {
 const MIB: u64 = 1 << 20;
 
 /// Every file of the corpus, what it may use and how it must end.
-fn corpus() -> Vec<(&'static str, Limits, Ends)> {
-    let usual = || Limits { wall: Duration::from_secs(60), ..Limits::default() };
-    let short = || Limits { wall: Duration::from_millis(1500), ..Limits::default() };
-    let small = || Limits { memory_bytes: 128 * MIB, ..usual() };
-    let disk = Limits { disk_bytes: 32 * MIB, ..usual() };
-    let few = Limits { processes: 32, ..usual() };
-    let timed_out = || Ends::With(How::TimedOut);
-    let no_memory = || Ends::With(How::OutOfMemory);
-    let flooded = || Ends::With(How::OutputTooLong);
+fn corpus() -> Vec<(&'static str, ProgramLimits, Ends)> {
+    let usual = || ProgramLimits { wall: Duration::from_secs(60), ..ProgramLimits::default() };
+    let short = || ProgramLimits { wall: Duration::from_millis(1500), ..ProgramLimits::default() };
+    let small = || ProgramLimits { memory_bytes: 128 * MIB, ..usual() };
+    let disk = ProgramLimits { disk_bytes: 32 * MIB, ..usual() };
+    let few = ProgramLimits { processes: 32, ..usual() };
+    let timed_out = || Ends::With(ProgramEnd::TimedOut);
+    let no_memory = || Ends::With(ProgramEnd::OutOfMemory);
+    let flooded = || Ends::With(ProgramEnd::OutputTooLong);
     vec![
         ("abstract.py", usual(), Ends::InVain),
-        ("core.c", usual(), Ends::With(How::Signalled(6))),
+        ("core.c", usual(), Ends::With(ProgramEnd::Signalled(6))),
         ("daemon.py", usual(), Ends::InVain),
         ("deep.py", usual(), Ends::InVain),
-        ("descriptors.py", usual(), Ends::With(How::Exited(3))),
+        ("descriptors.py", usual(), Ends::With(ProgramEnd::Exited(3))),
         ("devices.py", usual(), Ends::InVain),
         ("disk.py", disk, Ends::InVain),
         ("disk_names.py", usual(), Ends::InVain),
@@ -76,15 +79,18 @@ fn corpus() -> Vec<(&'static str, Limits, Ends)> {
 
 fn open() -> Sandbox {
     let program = env!("CARGO_BIN_EXE_sandbox-cell").into();
-    Sandbox::open(Launch { program, arguments: Vec::new() }, Policy::default()).unwrap()
+    Sandbox::open(CellLaunch { program, arguments: Vec::new() }, PathVisibility::default()).unwrap()
 }
 
-fn program(argv: &[&str]) -> Program {
-    Program { argv: argv.iter().map(|&part| part.to_owned()).collect(), ..Program::default() }
+fn program(argv: &[&str]) -> SandboxProgram {
+    SandboxProgram {
+        argv: argv.iter().map(|&part| part.to_owned()).collect(),
+        ..SandboxProgram::default()
+    }
 }
 
-fn text(ended: &Ended) -> String {
-    let Ended { how, stdout, stderr, .. } = ended;
+fn text(ended: &ProgramResult) -> String {
+    let ProgramResult { how, stdout, stderr, .. } = ended;
     let (stdout, stderr) = (String::from_utf8_lossy(stdout), String::from_utf8_lossy(stderr));
     let beginning = |text: &str| text.chars().take(2000).collect::<String>();
     format!("{how:?}\n{}{}", beginning(&stdout), beginning(&stderr))
@@ -101,7 +107,7 @@ fn nothing_gets_out_and_nothing_is_left() {
     let corpus = corpus();
     assert_eq!(files, corpus.iter().map(|(file, ..)| *file).collect::<Vec<_>>());
     let sandbox = open();
-    let mut cell = sandbox.cell().unwrap();
+    let mut cell = sandbox.start_cell().unwrap();
     let mut world = World::new();
     for (file, limits, ends) in corpus {
         let Some(ended) = attack(&mut cell, &world, &directory.join(file), &limits) else {
@@ -111,34 +117,46 @@ fn nothing_gets_out_and_nothing_is_left() {
         println!("{file}: {:?} after {:?}", ended.how, ended.wall);
         let said = text(&ended);
         match ends {
-            Ends::InVain => assert_eq!(ended.how, How::Exited(0), "{file}: {said}"),
+            Ends::InVain => assert_eq!(ended.how, ProgramEnd::Exited(0), "{file}: {said}"),
             Ends::With(how) => assert_eq!(ended.how, how, "{file}: {said}"),
             Ends::Somehow => {}
         }
         check_output(file, &ended, &limits);
         world.check(file);
         // The next room, and the next program, know nothing of it.
-        let mut room = cell.room(&[("new", "new")]).unwrap();
+        let mut room = cell.create_room(&[("new", "new")]).unwrap();
         let script =
             "ls -A /room/work /tmp /dev/shm; cat new; kill -0 -1 2>&1; ls /proc | grep -c '^[0-9]'";
-        let after = room.run(&program(&["/bin/sh", "-c", script]), &Limits::default()).unwrap();
+        let after =
+            room.run(&program(&["/bin/sh", "-c", script]), &ProgramLimits::default()).unwrap();
         let said = text(&after);
         assert!(said.contains("/room/work:\nnew\n") && !said.contains("left"), "{file}: {said}");
     }
 }
 
 /// Runs an attack in a room of its own; `None` when the box lacks its language.
-fn attack(cell: &mut Cell, world: &World, path: &Path, limits: &Limits) -> Option<Ended> {
+fn attack(
+    cell: &mut SandboxCell,
+    world: &World,
+    path: &Path,
+    limits: &ProgramLimits,
+) -> Option<ProgramResult> {
     let source = fs::read(path).unwrap();
     let extension = path.extension().unwrap().to_str().unwrap();
     let name = format!("attack.{extension}");
-    let mut room = cell.room(&[(&name, source)]).unwrap();
+    let mut room = cell.create_room(&[(&name, source)]).unwrap();
     let argv: &[&str] = match extension {
         "py" => &["python3", "-I", "-B", &name],
         "sh" => &["/bin/sh", &name],
         "c" => {
             let compiled = compile(&mut room, &name)?;
-            assert_eq!(compiled.how, How::Exited(0), "{}: {}", path.display(), text(&compiled));
+            assert_eq!(
+                compiled.how,
+                ProgramEnd::Exited(0),
+                "{}: {}",
+                path.display(),
+                text(&compiled)
+            );
             &["./attack"]
         }
         other => panic!("no way to run {other}"),
@@ -146,16 +164,16 @@ fn attack(cell: &mut Cell, world: &World, path: &Path, limits: &Limits) -> Optio
     let mut program = program(argv);
     program.env = world.variables();
     let ended = room.run(&program, limits).unwrap();
-    (!matches!(ended.how, How::NotStarted(_))).then_some(ended)
+    (!matches!(ended.how, ProgramEnd::NotStarted(_))).then_some(ended)
 }
 
-fn compile(room: &mut Room, name: &str) -> Option<Ended> {
+fn compile(room: &mut SandboxRoom, name: &str) -> Option<ProgramResult> {
     let gcc = program(&["gcc", "-w", "-o", "attack", name]);
-    let compiled = room.run(&gcc, &Limits::default()).unwrap();
-    (!matches!(compiled.how, How::NotStarted(_))).then_some(compiled)
+    let compiled = room.run(&gcc, &ProgramLimits::default()).unwrap();
+    (!matches!(compiled.how, ProgramEnd::NotStarted(_))).then_some(compiled)
 }
 
-fn check_output(file: &str, ended: &Ended, limits: &Limits) {
+fn check_output(file: &str, ended: &ProgramResult, limits: &ProgramLimits) {
     let said = text(ended);
     let all = [&ended.stdout[..], &ended.stderr[..]].concat();
     let whole = String::from_utf8_lossy(&all);
@@ -173,7 +191,7 @@ fn check_output(file: &str, ended: &Ended, limits: &Limits) {
         "disk_names.py" => assert!(number("made ").unwrap() < 100_000, "{said}"),
         "threads.py" => assert!(number("threads ").unwrap() <= limits.processes.into(), "{said}"),
         "memory.py" => {
-            assert_ne!(ended.how, How::Exited(0), "{said}");
+            assert_ne!(ended.how, ProgramEnd::Exited(0), "{said}");
             let reached = number("reached ").unwrap() * MIB;
             assert!(reached <= 2 * limits.memory_bytes, "{said}");
         }

@@ -7,39 +7,45 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sandbox::{Cell, Ended, How, Launch, Layer, Limits, Policy, Program, Sandbox};
+use sandbox::{
+    CellLaunch, PathVisibility, ProgramEnd, ProgramLimits, ProgramResult, Sandbox, SandboxCell,
+    SandboxLayer, SandboxProgram,
+};
 
-fn launch() -> Launch {
-    Launch { program: env!("CARGO_BIN_EXE_sandbox-cell").into(), arguments: Vec::new() }
+fn launch() -> CellLaunch {
+    CellLaunch { program: env!("CARGO_BIN_EXE_sandbox-cell").into(), arguments: Vec::new() }
 }
 
-fn cell(policy: Policy) -> Cell {
-    Sandbox::open(launch(), policy).unwrap().cell().unwrap()
+fn cell(policy: PathVisibility) -> SandboxCell {
+    Sandbox::open(launch(), policy).unwrap().start_cell().unwrap()
 }
 
-fn program(argv: &[&str]) -> Program {
-    Program { argv: argv.iter().map(|&part| part.to_owned()).collect(), ..Program::default() }
+fn program(argv: &[&str]) -> SandboxProgram {
+    SandboxProgram {
+        argv: argv.iter().map(|&part| part.to_owned()).collect(),
+        ..SandboxProgram::default()
+    }
 }
 
 /// Limits that a slow box meets as well.
-fn limits() -> Limits {
-    Limits { wall: Duration::from_secs(60), ..Limits::default() }
+fn limits() -> ProgramLimits {
+    ProgramLimits { wall: Duration::from_secs(60), ..ProgramLimits::default() }
 }
 
-fn text(ended: &Ended) -> String {
-    let Ended { how, stdout, stderr, .. } = ended;
+fn text(ended: &ProgramResult) -> String {
+    let ProgramResult { how, stdout, stderr, .. } = ended;
     let (stdout, stderr) = (String::from_utf8_lossy(stdout), String::from_utf8_lossy(stderr));
     format!("{how:?} {stdout}{stderr}")
 }
 
 /// What a shell script in a fresh room says.
-fn shell(cell: &mut Cell, script: &str) -> String {
-    let mut room = cell.room::<&str, &[u8]>(&[]).unwrap();
+fn shell(cell: &mut SandboxCell, script: &str) -> String {
+    let mut room = cell.create_room::<&str, &[u8]>(&[]).unwrap();
     text(&room.run(&program(&["sh", "-c", script]), &limits()).unwrap())
 }
 
 /// Whether a tool can be had inside; says so when not.
-fn has(cell: &mut Cell, tool: &str) -> bool {
+fn has(cell: &mut SandboxCell, tool: &str) -> bool {
     let found = shell(cell, &format!("command -v {tool}")).starts_with("Exited(0)");
     if !found {
         println!("skipped: no {tool} on this box");
@@ -72,12 +78,12 @@ if __name__ == "__main__":
 
 #[test]
 fn python_has_processes_threads_children_and_files() {
-    let mut cell = cell(Policy::default());
+    let mut cell = cell(PathVisibility::default());
     if !has(&mut cell, "python3") {
         return;
     }
-    let mut room = cell.room(&[("busy.py", BUSY)]).unwrap();
-    let busy = Program { stdin: b"input".to_vec(), ..program(&["python3", "busy.py"]) };
+    let mut room = cell.create_room(&[("busy.py", BUSY)]).unwrap();
+    let busy = SandboxProgram { stdin: b"input".to_vec(), ..program(&["python3", "busy.py"]) };
     let said = text(&room.run(&busy, &limits()).unwrap());
     let wanted = "Exited(0) 285\n285\n20\nfrom a child\nx\n/room/work /room/work True input\n";
     assert_eq!(said, wanted);
@@ -85,18 +91,18 @@ fn python_has_processes_threads_children_and_files() {
 
 #[test]
 fn a_compiler_compiles_and_its_product_runs_with_each_input() {
-    let mut cell = cell(Policy::default());
+    let mut cell = cell(PathVisibility::default());
     if !has(&mut cell, "gcc") {
         return;
     }
     let source =
         "#include <stdio.h>\nint main(void) { int n; scanf(\"%d\", &n); printf(\"%d\", 2 * n); }";
-    let mut room = cell.room(&[("src/double.c", source)]).unwrap();
+    let mut room = cell.create_room(&[("src/double.c", source)]).unwrap();
     let gcc = program(&["gcc", "-O2", "-o", "double", "src/double.c"]);
     let compiled = room.run(&gcc, &limits()).unwrap();
-    assert_eq!(compiled.how, How::Exited(0), "{}", text(&compiled));
+    assert_eq!(compiled.how, ProgramEnd::Exited(0), "{}", text(&compiled));
     for number in [1, 21] {
-        let run = Program { stdin: number.to_string().into(), ..program(&["./double"]) };
+        let run = SandboxProgram { stdin: number.to_string().into(), ..program(&["./double"]) };
         assert_eq!(text(&room.run(&run, &limits()).unwrap()), format!("Exited(0) {}", 2 * number));
     }
 }
@@ -108,14 +114,14 @@ fn a_toolchain_elsewhere_is_shown_where_it_is() {
         return;
     };
     let rustc = sysroot.join("bin/rustc");
-    let mut cell = cell(Policy { read_only: vec![sysroot], hidden: Vec::new() });
+    let mut cell = cell(PathVisibility { read_only: vec![sysroot], hidden: Vec::new() });
     if !has(&mut cell, "cc") {
         return;
     }
     let source = "fn main() { println!(\"{}\", std::env::args().count()); }";
-    let mut room = cell.room(&[("main.rs", source)]).unwrap();
+    let mut room = cell.create_room(&[("main.rs", source)]).unwrap();
     let compiled = room.run(&program(&[rustc.to_str().unwrap(), "main.rs"]), &limits()).unwrap();
-    assert_eq!(compiled.how, How::Exited(0), "{}", text(&compiled));
+    assert_eq!(compiled.how, ProgramEnd::Exited(0), "{}", text(&compiled));
     let ended = room.run(&program(&["./main", "a", "b"]), &limits()).unwrap();
     assert_eq!(text(&ended), "Exited(0) 3\n");
 }
@@ -136,7 +142,7 @@ fn what_is_hidden_is_not_seen_even_below_what_is_shown() {
     }
     let hidden = vec![path("agent"), path("key"), path("not there")];
     let read_only = vec![directory.path().to_owned()];
-    let mut sandbox = cell(Policy { read_only, hidden: hidden.clone() });
+    let mut sandbox = cell(PathVisibility { read_only, hidden: hidden.clone() });
     let at = directory.path().display();
     let said = shell(
         &mut sandbox,
@@ -145,49 +151,50 @@ fn what_is_hidden_is_not_seen_even_below_what_is_shown() {
     assert_eq!(said.matches("content of it").count(), 1, "{said}");
     assert!(shell(&mut sandbox, &format!("echo x > {at}/tool")).contains("Read-only"));
     // Asking for both is a mistake to be told of.
-    let unfit = Sandbox::open(launch(), Policy { read_only: vec![path("agent/key")], hidden });
+    let unfit =
+        Sandbox::open(launch(), PathVisibility { read_only: vec![path("agent/key")], hidden });
     let unfit = unfit.unwrap_err();
-    assert_eq!(unfit.layer, Layer::View);
+    assert_eq!(unfit.layer, SandboxLayer::View);
     assert!(unfit.problem.contains("which is hidden"), "{unfit}");
 }
 
 #[test]
 fn a_box_that_cannot_says_which_layer_and_what_to_do() {
-    let missing = Policy { read_only: vec!["/not/there".into()], hidden: Vec::new() };
+    let missing = PathVisibility { read_only: vec!["/not/there".into()], hidden: Vec::new() };
     let unfit = Sandbox::open(launch(), missing).unwrap_err().to_string();
     assert!(unfit.contains("read-only view: /not/there: "), "{unfit}");
     // A program that is no cell says nothing a cell would say.
-    let launch = Launch { program: "/bin/true".into(), arguments: Vec::new() };
-    let unfit = Sandbox::open(launch, Policy::default()).unwrap_err();
-    assert_eq!(unfit.layer, Layer::Cell, "{unfit}");
+    let launch = CellLaunch { program: "/bin/true".into(), arguments: Vec::new() };
+    let unfit = Sandbox::open(launch, PathVisibility::default()).unwrap_err();
+    assert_eq!(unfit.layer, SandboxLayer::Cell, "{unfit}");
 }
 
 #[test]
 fn a_program_that_is_not_there_is_no_failure_of_the_sandbox() {
-    let mut cell = cell(Policy::default());
-    let mut room = cell.room::<&str, &[u8]>(&[]).unwrap();
+    let mut cell = cell(PathVisibility::default());
+    let mut room = cell.create_room::<&str, &[u8]>(&[]).unwrap();
     for argv in [&["no-such-tool"][..], &["./missing"], &["/room"], &[]] {
         let ended = room.run(&program(argv), &limits()).unwrap();
-        assert!(matches!(ended.how, How::NotStarted(_)), "{argv:?}: {ended:?}");
+        assert!(matches!(ended.how, ProgramEnd::NotStarted(_)), "{argv:?}: {ended:?}");
     }
-    assert_eq!(room.run(&program(&["true"]), &limits()).unwrap().how, How::Exited(0));
+    assert_eq!(room.run(&program(&["true"]), &limits()).unwrap().how, ProgramEnd::Exited(0));
 }
 
 #[test]
 fn files_outside_the_room_are_refused_and_the_cell_goes_on() {
-    let mut cell = cell(Policy::default());
+    let mut cell = cell(PathVisibility::default());
     for path in ["../x", "/etc/x", "a/../../x", ""] {
-        assert!(cell.room(&[(path, "x")]).is_err(), "{path}");
+        assert!(cell.create_room(&[(path, "x")]).is_err(), "{path}");
     }
     assert!(shell(&mut cell, "ls -A").starts_with("Exited(0)"));
 }
 
 #[test]
 fn a_room_keeps_files_for_its_own_programs_only() {
-    let mut cell = cell(Policy::default());
-    let mut room = cell.room(&[("a/given", "x")]).unwrap();
+    let mut cell = cell(PathVisibility::default());
+    let mut room = cell.create_room(&[("a/given", "x")]).unwrap();
     let write = program(&["sh", "-c", "echo y > kept; touch /tmp/kept /dev/shm/kept"]);
-    assert_eq!(room.run(&write, &limits()).unwrap().how, How::Exited(0));
+    assert_eq!(room.run(&write, &limits()).unwrap().how, ProgramEnd::Exited(0));
     let list = program(&["sh", "-c", "ls a; cat kept; ls /tmp /dev/shm/"]);
     let said = text(&room.run(&list, &limits()).unwrap());
     assert!(
@@ -199,30 +206,30 @@ fn a_room_keeps_files_for_its_own_programs_only() {
 
 #[test]
 fn an_input_that_nobody_reads_and_one_that_is_long_are_both_fine() {
-    let mut cell = cell(Policy::default());
-    let mut room = cell.room::<&str, &[u8]>(&[]).unwrap();
+    let mut cell = cell(PathVisibility::default());
+    let mut room = cell.create_room::<&str, &[u8]>(&[]).unwrap();
     let stdin = vec![b'x'; 8 << 20];
-    let ignoring = Program { stdin: stdin.clone(), ..program(&["true"]) };
-    assert_eq!(room.run(&ignoring, &limits()).unwrap().how, How::Exited(0));
-    let counting = Program { stdin, ..program(&["wc", "-c"]) };
+    let ignoring = SandboxProgram { stdin: stdin.clone(), ..program(&["true"]) };
+    assert_eq!(room.run(&ignoring, &limits()).unwrap().how, ProgramEnd::Exited(0));
+    let counting = SandboxProgram { stdin, ..program(&["wc", "-c"]) };
     assert_eq!(text(&room.run(&counting, &limits()).unwrap()), format!("Exited(0) {}\n", 8 << 20));
 }
 
 #[test]
 fn a_pipe_that_nobody_reads_ends_its_writer() {
-    let mut cell = cell(Policy::default());
+    let mut cell = cell(PathVisibility::default());
     assert_eq!(shell(&mut cell, "yes | head -n 1; kill -TERM $$"), "Signalled(15) y\n");
 }
 
 #[test]
 fn dropping_a_cell_ends_what_it_runs() {
-    let sandbox = Sandbox::open(launch(), Policy::default()).unwrap();
+    let sandbox = Sandbox::open(launch(), PathVisibility::default()).unwrap();
     let marker = format!("{}.5", 7_000_000 + std::process::id());
-    let mut cell = sandbox.cell().unwrap();
+    let mut cell = sandbox.start_cell().unwrap();
     let began = Instant::now();
     std::thread::scope(|scope| {
         let running = scope.spawn(|| {
-            let mut room = cell.room::<&str, &[u8]>(&[]).unwrap();
+            let mut room = cell.create_room::<&str, &[u8]>(&[]).unwrap();
             room.run(&program(&["sleep", &marker]), &limits())
         });
         let cell = await_process(&marker, true).unwrap();
@@ -263,23 +270,24 @@ fn parent(pid: i32) -> i32 {
 
 #[test]
 fn an_attack_in_one_cell_is_not_felt_in_another() {
-    let sandbox = Sandbox::open(launch(), Policy::default()).unwrap();
-    let (mut one, mut other) = (sandbox.cell().unwrap(), sandbox.cell().unwrap());
+    let sandbox = Sandbox::open(launch(), PathVisibility::default()).unwrap();
+    let (mut one, mut other) = (sandbox.start_cell().unwrap(), sandbox.start_cell().unwrap());
     if !has(&mut one, "python3") {
         return;
     }
     let bomb = include_str!("attacks/fork_bomb.py");
     std::thread::scope(|scope| {
         let attack = scope.spawn(|| {
-            let mut room = one.room(&[("bomb.py", bomb)]).unwrap();
-            let limits = Limits { wall: Duration::from_secs(2), ..limits() };
+            let mut room = one.create_room(&[("bomb.py", bomb)]).unwrap();
+            let limits = ProgramLimits { wall: Duration::from_secs(2), ..limits() };
             room.run(&program(&["python3", "bomb.py"]), &limits).unwrap().how
         });
         while !attack.is_finished() {
-            let mut room = other.room(&[("fork.py", "import os\nos.fork()\nprint(1)")]).unwrap();
+            let mut room =
+                other.create_room(&[("fork.py", "import os\nos.fork()\nprint(1)")]).unwrap();
             let said = text(&room.run(&program(&["python3", "fork.py"]), &limits()).unwrap());
             assert!(said.starts_with("Exited(0) 1\n"), "{said}");
         }
-        assert_eq!(attack.join().unwrap(), How::TimedOut);
+        assert_eq!(attack.join().unwrap(), ProgramEnd::TimedOut);
     });
 }

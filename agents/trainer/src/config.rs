@@ -1,80 +1,88 @@
-//! What trains: the embedded engine, or PyTorch in a program of its own.
+//! The trainer's configuration and its engines: the embedded one, or PyTorch in its own program.
 
 use std::time::Duration;
 
-use runtime::{Command, Doctor, Launch};
+use agent::{ChildCommand, HostDoctor, WorkerLauncher};
 
-use crate::{calls::Policy, pytorch::PyTorch};
+use crate::{messages::TrainHostSettings, pytorch::PyTorchProgram};
 
-/// How the trainer role works.
+/// The configuration of the trainer role.
 #[derive(Debug, Clone)]
-pub struct Config {
-    pub launch: Launch,
-    pub engine: Engine,
-    pub doctor: Doctor,
-    /// What a training may lose when it ends without warning.
+pub struct TrainerConfig {
+    /// Starts the worker processes.
+    pub launch: WorkerLauncher,
+    pub engine: TrainingEngine,
+    /// Checks the host before a training.
+    pub doctor: HostDoctor,
+    /// The most work that may be lost if a training ends without warning.
     pub save_within: Duration,
-    /// What a training may take to be saved and handed over when its agent leaves.
+    /// The time in which a training must be saved and handed over when its agent drains.
     pub grace: Duration,
 }
 
+/// The engine that trains.
 #[derive(Debug, Clone)]
-pub enum Engine {
-    /// Embedded.
+pub enum TrainingEngine {
+    /// The embedded engine.
     Candle,
-    PyTorch(PyTorch),
+    /// The PyTorch program.
+    PyTorch(PyTorchProgram),
 }
 
-impl Engine {
-    /// What a checkpoint's lineage calls it. Trainings go on across versions of PyTorch.
-    pub(crate) fn family(&self) -> &'static str {
+impl TrainingEngine {
+    /// Returns the engine's name in the metadata of checkpoints. It has no version for PyTorch,
+    /// because a training may continue with another version.
+    pub(crate) fn lineage_name(&self) -> &'static str {
         match self {
             Self::Candle => engine::ENGINE,
             Self::PyTorch(_) => "pytorch",
         }
     }
 
-    /// Whether it saves and ends when it is told to.
-    pub(crate) fn hands_over(&self) -> bool {
+    /// Returns true if the engine saves and ends on SIGTERM.
+    pub(crate) fn can_hand_over(&self) -> bool {
         matches!(self, Self::PyTorch(_))
     }
 
-    /// Whether it can do a step in more passes and still go on from its own checkpoints.
-    pub(crate) fn halves(&self) -> bool {
+    /// Returns true if the engine can split a step into more passes and still resume from its own
+    /// checkpoints.
+    pub(crate) fn can_split_passes(&self) -> bool {
         matches!(self, Self::PyTorch(_))
     }
 
-    /// For people.
-    pub(crate) fn describe(&self) -> String {
+    /// Returns the engine's name and version for users.
+    pub(crate) fn describe_engine(&self) -> String {
         match self {
             Self::Candle => engine::ENGINE.to_owned(),
-            Self::PyTorch(pytorch) => pytorch.describe(),
+            Self::PyTorch(pytorch) => pytorch.describe_version(),
         }
     }
 
-    pub(crate) fn command(&self, launch: &Launch) -> Command {
+    /// Returns the command of the training worker.
+    pub(crate) fn worker_command(&self, launch: &WorkerLauncher) -> ChildCommand {
         match self {
-            Self::Candle => launch.worker("train", "train", []),
-            Self::PyTorch(pytorch) => pytorch.command(launch, "train"),
+            Self::Candle => launch.worker_command("train", "train", []),
+            Self::PyTorch(pytorch) => pytorch.worker_command(launch, "train"),
         }
     }
 }
 
-impl Config {
-    /// The embedded engine has no HIP.
+impl TrainerConfig {
+    /// Returns true if trainings use a GPU. The embedded engine does not support HIP.
     pub(crate) fn uses_gpu(&self) -> bool {
-        matches!(self.engine, Engine::PyTorch(_)) && !self.launch.profile.is_cpu()
+        matches!(self.engine, TrainingEngine::PyTorch(_)) && !self.launch.profile.is_cpu()
     }
 
-    pub(crate) fn policy(&self) -> Policy {
+    /// Returns the host's settings for a training, from its hardware profile.
+    pub(crate) fn host_settings(&self) -> TrainHostSettings {
         let training = &self.launch.profile.training;
         let attention = match training.attention {
-            hardware::Attention::Sdpa => "sdpa",
-            hardware::Attention::Eager => "eager",
+            hardware::AttentionKind::Sdpa => "sdpa",
+            hardware::AttentionKind::Eager => "eager",
         };
-        Policy {
-            device: device(&self.launch),
-            dtype: dtype(training.dtype).to_owned(),
+        TrainHostSettings {
+            device: torch_device(&self.launch),
+            dtype: dtype_name(training.dtype).to_owned(),
             attention: attention.to_owned(),
             gradient_checkpointing: training.gradient_checkpointing,
             dataloader_workers: training.dataloader_workers,
@@ -87,16 +95,17 @@ impl Config {
     }
 }
 
-/// As torch names it: its `cuda` is HIP as well. `--device` speaks of the embedded engine, which
-/// has no HIP.
-pub(crate) fn device(launch: &Launch) -> String {
+/// Returns the device in torch's terms, where `cuda` includes HIP. The launcher's device applies to
+/// the embedded engine, and to PyTorch only on a CPU profile.
+pub(crate) fn torch_device(launch: &WorkerLauncher) -> String {
     if launch.profile.is_cpu() { launch.device.clone() } else { "cuda".to_owned() }
 }
 
-pub(crate) fn dtype(dtype: hardware::Dtype) -> &'static str {
+/// Returns the name of a number format in the worker's messages.
+pub(crate) fn dtype_name(dtype: hardware::ProfileDtype) -> &'static str {
     match dtype {
-        hardware::Dtype::F32 => "f32",
-        hardware::Dtype::F16 => "f16",
-        hardware::Dtype::Bf16 => "bf16",
+        hardware::ProfileDtype::F32 => "f32",
+        hardware::ProfileDtype::F16 => "f16",
+        hardware::ProfileDtype::Bf16 => "bf16",
     }
 }

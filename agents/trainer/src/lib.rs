@@ -1,32 +1,33 @@
-//! The trainer: reacts to train orders by publishing checkpoints.
+//! The trainer: answers train orders with checkpoints.
 //!
-//! [`TrainerRole`] runs in the agent and publishes; [`work`] is the process that trains,
-//! a fresh one for each order.
+//! [`TrainerRole`] runs in the agent and publishes the checkpoints. [`run_train_worker`] is the
+//! process that trains, a new one for each order.
 
-mod again;
-mod cadence;
-mod calls;
-mod change;
+mod checkpoint_schedule;
 mod config;
-mod examine;
-mod fetch;
 mod lineage;
-mod probe;
+mod memory_needs;
+mod messages;
 mod publish;
 mod pytorch;
 mod replay;
+mod reproduce;
 mod role;
-mod room;
+mod torch_probe;
+mod training_check;
+mod training_files;
+mod weight_delta;
 mod worker;
 
-pub use again::{Again, Reproduced};
-pub use config::{Config, Engine};
-pub use pytorch::{PyTorch, Python};
+pub use config::{TrainerConfig, TrainingEngine};
+pub use memory_needs::memory_shape;
+pub use pytorch::{PyTorchProgram, PythonRunner};
+pub use reproduce::{Reproduction, ReproductionResult};
 pub use role::TrainerRole;
-pub use room::shape;
-pub use worker::work;
+pub use worker::run_train_worker;
 
+/// Parsers of the worker's messages, for tests with hostile input.
 #[doc(hidden)]
 pub mod fuzzing {
-    pub use crate::calls::fuzz as calls;
+    pub use crate::messages::fuzz_messages as calls;
 }

@@ -1,51 +1,59 @@
-//! The checkpoints of one training in the log: what they descend from, which of them to go on
-//! from, and whether one's own belongs among them.
+//! The checkpoints of one training in the log: their ancestry, the checkpoint to resume from, and
+//! whether a new checkpoint continues them.
 
 use std::time::Duration;
 
+use agent::{JobError, LeasedJob};
 use anyhow::{Context, ensure};
-use runtime::{Job, JobError};
 use serde_json::json;
-use store::{About, CachedTree, TreePlace};
-use wire::{Body, Place, Subject, v1};
+use store::{CachedTree, TreeMetadata, TreePlace};
+use wire::{FactBody, FactKey, Subject, v1};
 
-/// Checkpoints looked at for one to go on from. Only the newest's state is kept, and for a
-/// moment the one before.
-const CANDIDATES: usize = 2;
+/// The number of checkpoints that are tried for resuming. The store keeps only the state of the
+/// newest one, and for a short time that of the one before.
+const CANDIDATES_MAX: usize = 2;
 
-/// Facts looked at of a training; those before have no state any more.
-const LOOKED_AT: usize = 64;
+/// The number of checkpoint facts read of a training. Earlier ones have no state any more.
+const FACTS_MAX: usize = 64;
 
-/// In what is told about a state: the digest of its checkpoint.
+/// The key in a state's metadata for the digest of its checkpoint.
 const CHECKPOINT_KEY: &str = "checkpoint";
 
-/// What removing a state may hold up a training.
+/// The longest time for which the removal of a state may delay a training.
 const REMOVE_LIMIT: Duration = Duration::from_secs(30);
 
-/// A checkpoint to go on from; its files are here and stay while this is held.
-pub(crate) struct Point {
+/// A checkpoint to resume from. Its files stay in the cache while this exists.
+pub(crate) struct ResumePoint {
+    /// The checkpoint's fact.
     pub fact: v1::Checkpoint,
+    /// The weights.
     pub checkpoint: CachedTree,
+    /// The optimizer's state.
     pub state: CachedTree,
 }
 
-/// The training of an order, as the log knows it.
+/// The training of an order as the log has it.
+///
+/// A later step may only follow the weights that the log has for the step before. Two trainers may
+/// run the same order; the first checkpoint fact of a step counts. After each publication
+/// [`TrainingLineage::check_accepted`] decides whether this training may continue, or must resume
+/// from the checkpoint of the other one.
 #[derive(Clone, Copy)]
-pub(crate) struct Lineage<'a> {
-    pub job: &'a Job,
+pub(crate) struct TrainingLineage<'a> {
+    pub job: &'a LeasedJob,
     pub order: &'a v1::TrainOrder,
-    /// Without versions where trainings go on across them.
+    /// The engine's name in the metadata, from `TrainingEngine::lineage_name`.
     pub engine: &'a str,
 }
 
-impl Lineage<'_> {
-    /// The checkpoints so far, by step; of many the last ones. Steps are saved by time as well:
-    /// only the log knows which.
-    async fn checkpoints(&self) -> Result<Vec<v1::Checkpoint>, JobError> {
+impl TrainingLineage<'_> {
+    /// Reads the newest [`FACTS_MAX`] checkpoints, by ascending step. Steps are also saved by time,
+    /// so only the log knows which ones exist.
+    async fn read_checkpoints(&self) -> Result<Vec<v1::Checkpoint>, JobError> {
         let subjects = format!("flotilla.{}.checkpoint.{}.*", self.job.run, self.order.cycle);
-        let records = self.job.facts(&subjects, LOOKED_AT).await?;
+        let records = self.job.read_facts(&subjects, FACTS_MAX).await?;
         let checkpoints = records.into_iter().filter_map(|record| match record.fact.body {
-            Body::Checkpoint(checkpoint) => Some(checkpoint),
+            FactBody::Checkpoint(checkpoint) => Some(checkpoint),
             _ => None,
         });
         let mut checkpoints: Vec<_> = checkpoints.collect();
@@ -53,141 +61,170 @@ impl Lineage<'_> {
         Ok(checkpoints)
     }
 
-    /// The furthest checkpoint.
-    pub(crate) async fn newest(&self) -> Result<Option<v1::Checkpoint>, JobError> {
-        Ok(self.checkpoints().await?.pop())
+    /// Returns the checkpoint with the highest step.
+    pub(crate) async fn newest_checkpoint(&self) -> Result<Option<v1::Checkpoint>, JobError> {
+        Ok(self.read_checkpoints().await?.pop())
     }
 
-    async fn before(&self, step: u32) -> Result<Option<v1::Checkpoint>, JobError> {
-        let mut checkpoints = self.checkpoints().await?;
+    /// Returns the newest checkpoint below a step.
+    async fn checkpoint_before(&self, step: u32) -> Result<Option<v1::Checkpoint>, JobError> {
+        let mut checkpoints = self.read_checkpoints().await?;
         checkpoints.retain(|checkpoint| checkpoint.step < step);
         Ok(checkpoints.pop())
     }
 
-    pub(crate) async fn at(&self, step: u32) -> Result<Option<v1::Checkpoint>, JobError> {
-        let place = Place::Checkpoint { cycle: self.order.cycle, step };
+    /// Returns the checkpoint of a step.
+    pub(crate) async fn checkpoint_at(
+        &self,
+        step: u32,
+    ) -> Result<Option<v1::Checkpoint>, JobError> {
+        let place = FactKey::Checkpoint { cycle: self.order.cycle, step };
         let subject = Subject::new(&self.job.run, place).to_string();
-        let record = self.job.bus.get(&subject).await.map_err(JobError::retry)?;
+        let record = self.job.bus.get_fact(&subject).await.map_err(JobError::retryable_failure)?;
         Ok(record.and_then(|record| match record.fact.body {
-            Body::Checkpoint(checkpoint) => Some(checkpoint),
+            FactBody::Checkpoint(checkpoint) => Some(checkpoint),
             _ => None,
         }))
     }
 
-    /// The newest checkpoint that training can go on from. One that cannot be used, whatever
-    /// the reason, costs time and no more.
-    pub(crate) async fn resume_point(&self) -> Result<Option<Point>, JobError> {
-        for fact in self.checkpoints().await?.into_iter().rev().take(CANDIDATES) {
+    /// Finds the newest checkpoint that training can resume from. A checkpoint that cannot be used
+    /// is logged and skipped; this costs only time.
+    pub(crate) async fn find_resume_point(&self) -> Result<Option<ResumePoint>, JobError> {
+        for fact in self.read_checkpoints().await?.into_iter().rev().take(CANDIDATES_MAX) {
             let step = fact.step;
-            match self.fetch(fact).await {
+            match self.fetch_point(fact).await {
                 Ok(point) => return Ok(Some(point)),
                 Err(error) => {
                     let error = format!("{error:#}");
-                    tracing::warn!(run = %self.job.run, step, error, "cannot go on from a checkpoint");
+                    tracing::warn!(run = %self.job.run, step, error, "cannot resume from a \
+                                                                      checkpoint");
                 }
             }
         }
         Ok(None)
     }
 
-    async fn fetch(&self, fact: v1::Checkpoint) -> anyhow::Result<Point> {
-        let Job { cache, store, .. } = self.job;
+    /// Fetches a checkpoint and its state, and checks that both belong to this training.
+    async fn fetch_point(&self, fact: v1::Checkpoint) -> anyhow::Result<ResumePoint> {
+        let LeasedJob { cache, store, .. } = self.job;
         let tree = fact.tree.as_ref().context("the fact names no checkpoint")?;
         let state = fact.resume.as_ref().context("the fact names no state to resume from")?;
-        let state = cache.tree(store, state).await.context("fetch what the optimizer remembers")?;
-        let checkpoint = cache.tree(store, tree).await.context("fetch the checkpoint")?;
-        let expected = about(self.order, self.engine, fact.step, fact.steps);
+        let state = cache.fetch_tree(store, state).await.context("fetch the optimizer state")?;
+        let checkpoint = cache.fetch_tree(store, tree).await.context("fetch the checkpoint")?;
+        let expected = checkpoint_metadata(self.order, self.engine, fact.step, fact.steps);
         ensure!(checkpoint.manifest().about == expected, "it belongs to another training (R116)");
         let named = state.manifest().about.get(CHECKPOINT_KEY);
-        ensure!(named == Some(&json!(tree.manifest)), "the state is another checkpoint's (R116)");
-        Ok(Point { fact, checkpoint, state })
+        ensure!(
+            named == Some(&json!(tree.manifest)),
+            "the state belongs to another checkpoint \
+                                                       (R116)"
+        );
+        Ok(ResumePoint { fact, checkpoint, state })
     }
 
-    /// Removes the state of the checkpoint before a step: it is of no use any more. Whatever
-    /// hinders that hinders nothing else.
-    pub(crate) async fn forget_before(&self, step: u32) {
-        match self.before(step).await {
-            Ok(Some(old)) => self.forget(&old).await,
+    /// Removes the state of the newest checkpoint below a step, because no training resumes from it
+    /// any more. A failure is only logged.
+    pub(crate) async fn remove_state_before(&self, step: u32) {
+        match self.checkpoint_before(step).await {
+            Ok(Some(old)) => self.remove_state_of(&old).await,
             Ok(None) => {}
             Err(error) => {
                 let (run, error) = (&self.job.run, format!("{error:?}"));
-                tracing::warn!(%run, step, error, "a resume state may stay in the store");
+                tracing::warn!(%run, step, error, "could not look up a resume state to remove; it \
+                                                   may stay in the store");
             }
         }
     }
 
-    pub(crate) async fn forget(&self, old: &v1::Checkpoint) {
+    /// Removes the state of a checkpoint, if it has one.
+    pub(crate) async fn remove_state_of(&self, old: &v1::Checkpoint) {
         if let Some(state) = &old.resume {
             self.remove_state(old.step, state).await;
         }
     }
 
+    /// Removes a state from the store. A failure is only logged.
     pub(crate) async fn remove_state(&self, step: u32, state: &v1::Tree) {
-        let place = TreePlace::resume(&self.job.run, self.order.cycle, step);
+        let place = TreePlace::for_resume_state(&self.job.run, self.order.cycle, step);
         let removed = self.job.store.remove_tree(&place, state);
         let error = match tokio::time::timeout(REMOVE_LIMIT, removed).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => format!("{:#}", anyhow::Error::from(error)),
             Err(_) => format!("the store took longer than {REMOVE_LIMIT:?}"),
         };
-        tracing::warn!(path = state.path, error, "a resume state stays in the store");
+        tracing::warn!(
+            path = state.path,
+            error,
+            "could not remove a resume state; it stays in the \
+                                                  store"
+        );
     }
 
-    /// Whether a training may go on after its checkpoint, now that the log has one for its step.
+    /// Checks that a training may continue after its checkpoint `own`, now that the log has a
+    /// checkpoint for the step. If the log has other weights but nothing to resume from, the
+    /// training continues with its own.
     ///
     /// # Errors
-    /// When it must start again, from what the log has.
-    pub(crate) async fn check(&self, own: &v1::Checkpoint) -> Result<(), JobError> {
-        let accepted = self.at(own.step).await?;
-        if stands(own, accepted.as_ref()) {
+    /// Retryable if the log has other weights for the step and the training must resume from the
+    /// log.
+    pub(crate) async fn check_accepted(&self, own: &v1::Checkpoint) -> Result<(), JobError> {
+        let accepted = self.checkpoint_at(own.step).await?;
+        if matches_accepted(own, accepted.as_ref()) {
             return Ok(());
         }
         if let Some(state) = &own.resume {
             self.remove_state(own.step, state).await;
         }
-        let is_over = self.newest().await?.is_some_and(|newest| newest.r#final);
-        if is_over || self.resume_point().await?.is_some() {
+        let is_over = self.newest_checkpoint().await?.is_some_and(|newest| newest.r#final);
+        if is_over || self.find_resume_point().await?.is_some() {
             let error = anyhow::anyhow!(
-                "another trainer came to other weights at step {} and was first; going on from its (E112)",
+                "another trainer published different weights for step {} first; resuming from its \
+                 checkpoint (E112)",
                 own.step
             );
-            return Err(JobError::retry(error));
+            return Err(JobError::retryable_failure(error));
         }
         tracing::warn!(
             run = %self.job.run, step = own.step,
-            "the log has other weights for this step and nothing to go on from; training on"
+            "the log has different weights for this step but no resume state; training continues"
         );
         Ok(())
     }
 }
 
-/// The rule of lineage: later steps may follow only on the weights the log has for this one.
-fn stands(own: &v1::Checkpoint, accepted: Option<&v1::Checkpoint>) -> bool {
+/// Returns true if the log has the same weights for the step: later steps may only follow them.
+fn matches_accepted(own: &v1::Checkpoint, accepted: Option<&v1::Checkpoint>) -> bool {
     let manifest =
         |checkpoint: &v1::Checkpoint| checkpoint.tree.as_ref().map(|tree| tree.manifest.clone());
     accepted.is_some_and(|accepted| manifest(accepted) == manifest(own))
 }
 
-/// What a state is: what the optimizer remembers at that checkpoint.
-pub(crate) fn about_state(checkpoint: &v1::Tree) -> About {
+/// Returns the metadata of a state: the digest of its checkpoint.
+pub(crate) fn state_metadata(checkpoint: &v1::Tree) -> TreeMetadata {
     let entries = [("content", json!("resume")), (CHECKPOINT_KEY, json!(checkpoint.manifest))];
     entries.map(|(key, value)| (key.to_owned(), value)).into()
 }
 
-pub(crate) fn is_adapter(order: &v1::TrainOrder) -> bool {
+/// Returns true if the order trains an adapter.
+pub(crate) fn trains_adapter(order: &v1::TrainOrder) -> bool {
     order.training.as_ref().is_some_and(|training| training.lora.is_some())
 }
 
-/// What a checkpoint is: equal for equal training, wherever, whenever and in however many
-/// pieces it ran.
-pub(crate) fn about(order: &v1::TrainOrder, engine: &str, step: u32, steps: u32) -> About {
+/// Returns the metadata of a checkpoint. It is equal for equal trainings, on any host, at any time
+/// and after any interruptions.
+pub(crate) fn checkpoint_metadata(
+    order: &v1::TrainOrder,
+    engine: &str,
+    step: u32,
+    steps: u32,
+) -> TreeMetadata {
     let manifest = |tree: Option<&v1::Tree>| tree.map(|tree| tree.manifest.clone());
     let base = order.base.as_ref().and_then(|base| base.tree.as_ref());
     let dataset = order.dataset.as_ref().map(|blob| blob.digest.clone());
     let replayed: Vec<&String> = order.replay.iter().map(|blob| &blob.digest).collect();
     let replay = (!replayed.is_empty()).then(|| ("replay", json!([replayed, order.replay_share])));
     let entries = [
-        ("content", json!(if is_adapter(order) { "adapter" } else { "model" })),
+        ("content", json!(if trains_adapter(order) { "adapter" } else { "model" })),
         ("base", json!(manifest(base))),
         ("parent", json!(manifest(order.adapter.as_ref().or(base)))),
         ("dataset", json!(dataset)),
@@ -211,10 +248,10 @@ mod tests {
     #[test]
     fn a_training_goes_on_only_from_the_weights_the_log_has() {
         let own = checkpoint("b3:1", "me");
-        assert!(stands(&own, Some(&own)));
-        assert!(stands(&own, Some(&checkpoint("b3:1", "somebody else"))));
-        assert!(!stands(&own, Some(&checkpoint("b3:2", "somebody else"))));
-        assert!(!stands(&own, None), "a log without what was written is another log");
+        assert!(matches_accepted(&own, Some(&own)));
+        assert!(matches_accepted(&own, Some(&checkpoint("b3:1", "somebody else"))));
+        assert!(!matches_accepted(&own, Some(&checkpoint("b3:2", "somebody else"))));
+        assert!(!matches_accepted(&own, None), "a log without what was written is another log");
     }
 
     #[test]
@@ -228,8 +265,8 @@ mod tests {
         };
         let same = v1::TrainOrder { attempt: 7, round: 7, ..order.clone() };
         assert_eq!(
-            about(&order, "candle-1", 5, 9),
-            about(&same, "candle-1", 5, 9),
+            checkpoint_metadata(&order, "candle-1", 5, 9),
+            checkpoint_metadata(&same, "candle-1", 5, 9),
             "a second attempt is the same training"
         );
         let base = Some(v1::Base { tree: tree("b3:9"), random_init: false });
@@ -241,9 +278,18 @@ mod tests {
             v1::TrainOrder { cycle: 1, ..order.clone() },
             v1::TrainOrder { replay: vec![v1::Blob::default()], ..order.clone() },
         ] {
-            assert_ne!(about(&order, "candle-1", 5, 9), about(&other, "candle-1", 5, 9));
+            assert_ne!(
+                checkpoint_metadata(&order, "candle-1", 5, 9),
+                checkpoint_metadata(&other, "candle-1", 5, 9)
+            );
         }
-        assert_ne!(about(&order, "candle-1", 5, 9), about(&order, "candle-1", 6, 9));
-        assert_ne!(about(&order, "candle-1", 5, 9), about(&order, "pytorch", 5, 9));
+        assert_ne!(
+            checkpoint_metadata(&order, "candle-1", 5, 9),
+            checkpoint_metadata(&order, "candle-1", 6, 9)
+        );
+        assert_ne!(
+            checkpoint_metadata(&order, "candle-1", 5, 9),
+            checkpoint_metadata(&order, "pytorch", 5, 9)
+        );
     }
 }

@@ -1,97 +1,108 @@
-//! Publishing what the worker saves, in order, while training goes on.
+//! Publishes the steps that the worker saves, in order, while training continues.
 
 use std::path::{Path, PathBuf};
 
-use runtime::JobError;
+use agent::JobError;
 use store::TreePlace;
 use tokio::sync::mpsc;
-use wire::{Body, Place, v1};
+use wire::{FactBody, FactKey, v1};
 
 use crate::{
-    calls::{CHECKPOINT, STATE, Step},
-    change::Start,
-    examine::{self, Heard},
-    lineage::{self, Lineage},
+    lineage::{self, TrainingLineage},
+    messages::{CHECKPOINT_DIR, STATE_DIR, TrainStep},
+    training_check::{self, StepStats},
+    weight_delta::InitialWeights,
 };
 
-/// A saved step, and where it lies.
-pub(crate) struct Saved {
-    pub step: Step,
+/// A saved step with its directory.
+pub(crate) struct SavedStep {
+    pub step: TrainStep,
     pub directory: PathBuf,
-    pub heard: Heard,
+    /// The statistics up to the step.
+    pub stats: StepStats,
 }
 
-/// `start` is what the training began with, `previous` the checkpoint that it went on from.
+/// Publishes saved steps until the channel closes. `start` are the initial weights, `previous` is
+/// the checkpoint from which the training resumed. Removes the state of each checkpoint that a
+/// newer one replaces.
+///
+/// # Errors
+/// When a step did not train, cannot be published, or does not continue the log's checkpoints.
 pub(crate) async fn publish_all(
-    lineage: Lineage<'_>,
-    start: Start,
+    lineage: TrainingLineage<'_>,
+    start: InitialWeights,
     mut previous: Option<v1::Checkpoint>,
-    mut saved: mpsc::Receiver<Saved>,
+    mut saved: mpsc::Receiver<SavedStep>,
 ) -> Result<(), JobError> {
     while let Some(saved) = saved.recv().await {
-        let published = publish(lineage, &start, saved).await?;
+        let published = publish_step(lineage, &start, saved).await?;
         match &previous {
-            Some(previous) if previous.step < published.step => lineage.forget(previous).await,
-            // Others may have been here before.
-            _ => lineage.forget_before(published.step).await,
+            Some(previous) if previous.step < published.step => {
+                lineage.remove_state_of(previous).await;
+            }
+            // Another trainer may have published steps in between.
+            _ => lineage.remove_state_before(published.step).await,
         }
         previous = Some(published);
     }
     Ok(())
 }
 
-/// Files first, then the fact: a checkpoint that was announced is there, and so is what the
-/// optimizer remembers at it. What did not train is not announced.
-async fn publish(
-    lineage: Lineage<'_>,
-    start: &Start,
-    saved: Saved,
+/// Publishes a saved step: checks it, uploads its files and its state, then writes the fact. So the
+/// files of an announced checkpoint always exist. A step that did not train is not announced.
+async fn publish_step(
+    lineage: TrainingLineage<'_>,
+    start: &InitialWeights,
+    saved: SavedStep,
 ) -> Result<v1::Checkpoint, JobError> {
-    let Saved { step, directory, heard } = saved;
-    let Lineage { job, order, engine: family } = lineage;
-    let weight_change = examine::saved(&directory.join(CHECKPOINT), start, &step, &heard).await?;
-    let place = TreePlace::checkpoint(&job.run, order.cycle, step.step);
-    let about = lineage::about(order, family, step.step, step.steps);
-    let files = directory.join(CHECKPOINT);
+    let SavedStep { step, directory, stats: heard } = saved;
+    let TrainingLineage { job, order, engine: family } = lineage;
+    let weight_change =
+        training_check::check_saved_step(&directory.join(CHECKPOINT_DIR), start, &step, &heard)
+            .await?;
+    let place = TreePlace::for_checkpoint(&job.run, order.cycle, step.step);
+    let about = lineage::checkpoint_metadata(order, family, step.step, step.steps);
+    let files = directory.join(CHECKPOINT_DIR);
     let tree = job.cache.publish_tree(&job.store, &files, &place, about).await?;
     let state = publish_state(lineage, &step, &directory, &tree).await?;
     let checkpoint = v1::Checkpoint {
         engine: heard.engine,
         skipped: heard.skipped,
         weight_change,
-        ..fact(lineage, &step, tree, state)
+        ..checkpoint_fact(lineage, &step, tree, state)
     };
-    let place = Place::Checkpoint { cycle: order.cycle, step: step.step };
-    job.write(place, Body::Checkpoint(checkpoint.clone())).await?;
-    lineage.check(&checkpoint).await?;
-    // It is in the store now; what remains here is only in the way.
+    let place = FactKey::Checkpoint { cycle: order.cycle, step: step.step };
+    job.write_result(place, FactBody::Checkpoint(checkpoint.clone())).await?;
+    lineage.check_accepted(&checkpoint).await?;
+    // The files are in the store now; local ones only use space.
     let _ = tokio::fs::remove_dir_all(&directory).await;
     Ok(checkpoint)
 }
 
-/// Nobody goes on from the last step.
+/// Uploads the optimizer's state. The last step has none, because no training resumes from it.
 async fn publish_state(
-    Lineage { job, order, .. }: Lineage<'_>,
-    step: &Step,
+    TrainingLineage { job, order, .. }: TrainingLineage<'_>,
+    step: &TrainStep,
     directory: &Path,
     checkpoint: &v1::Tree,
 ) -> Result<Option<v1::Tree>, JobError> {
     if step.step == step.steps {
         return Ok(None);
     }
-    let place = TreePlace::resume(&job.run, order.cycle, step.step);
-    let about = lineage::about_state(checkpoint);
-    Ok(Some(job.store.publish_tree(&directory.join(STATE), &place, about).await?))
+    let place = TreePlace::for_resume_state(&job.run, order.cycle, step.step);
+    let about = lineage::state_metadata(checkpoint);
+    Ok(Some(job.store.publish_tree(&directory.join(STATE_DIR), &place, about).await?))
 }
 
-fn fact(
-    Lineage { job, order, .. }: Lineage<'_>,
-    step: &Step,
+/// Builds the fact of a checkpoint, without the values of the statistics.
+fn checkpoint_fact(
+    TrainingLineage { job, order, .. }: TrainingLineage<'_>,
+    step: &TrainStep,
     tree: v1::Tree,
     resume: Option<v1::Tree>,
 ) -> v1::Checkpoint {
     let base = order.base.as_ref().and_then(|base| base.tree.clone());
-    let is_adapter = lineage::is_adapter(order);
+    let is_adapter = lineage::trains_adapter(order);
     let content =
         if is_adapter { v1::checkpoint::Content::Adapter } else { v1::checkpoint::Content::Model };
     v1::Checkpoint {

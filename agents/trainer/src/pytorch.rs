@@ -1,5 +1,5 @@
-//! The PyTorch trainer: a Python program that comes with this one, run by an interpreter the
-//! user has or by `uv`, which brings one.
+//! The PyTorch trainer: an embedded Python program, run by the user's interpreter or by `uv`, which
+//! provides one.
 
 use std::{
     collections::BTreeMap,
@@ -7,10 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use runtime::{Command, Launch};
+use agent::{ChildCommand, WorkerLauncher};
 
-/// The program, as it lies in `python/`.
-const FILES: [(&str, &str); 15] = [
+/// The files of the program, as in `python/`.
+const PROGRAM_FILES: [(&str, &str); 15] = [
     ("train.py", include_str!("../python/train.py")),
     ("flotilla_trainer/__init__.py", include_str!("../python/flotilla_trainer/__init__.py")),
     ("flotilla_trainer/canary.py", include_str!("../python/flotilla_trainer/canary.py")),
@@ -28,35 +28,38 @@ const FILES: [(&str, &str); 15] = [
     ("flotilla_trainer/training.py", include_str!("../python/flotilla_trainer/training.py")),
 ];
 
-/// What runs the program.
+/// The program that runs the Python code.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Python {
-    /// With torch, transformers, peft and accelerate beside it.
+pub enum PythonRunner {
+    /// An interpreter that has torch, transformers, peft and accelerate.
     Interpreter(PathBuf),
-    /// Reads what the program needs from its first lines, and fetches it once.
+    /// `uv`, which reads the required packages from the first lines of the program and fetches them
+    /// once.
     Uv(PathBuf),
 }
 
-/// The program, written out for this agent.
+/// The Python program, written to the agent's directory.
 #[derive(Debug, Clone)]
-pub struct PyTorch {
-    pub python: Python,
+pub struct PyTorchProgram {
+    /// The runner of the program.
+    pub python: PythonRunner,
+    /// The path of `train.py`.
     program: PathBuf,
 }
 
-impl PyTorch {
-    /// Writes the program below a directory.
+impl PyTorchProgram {
+    /// Writes the program to the subdirectory `pytorch` of a directory.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn prepare(python: Python, directory: &Path) -> std::io::Result<Self> {
+    pub fn write_program(python: PythonRunner, directory: &Path) -> std::io::Result<Self> {
         let directory = directory.join("pytorch");
-        // What an older version left there could be imported.
+        // Files of an older version could be imported by mistake.
         match std::fs::remove_dir_all(&directory) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        for (name, text) in FILES {
+        for (name, text) in PROGRAM_FILES {
             let path = directory.join(name);
             std::fs::create_dir_all(path.parent().unwrap_or(&directory))?;
             std::fs::write(path, text)?;
@@ -64,13 +67,13 @@ impl PyTorch {
         Ok(Self { python, program: directory.join("train.py") })
     }
 
-    /// What it is, as far as that can be known without starting it.
+    /// Returns the name and version of PyTorch, as far as it is known without a start.
     #[must_use]
-    pub fn describe(&self) -> String {
+    pub fn describe_version(&self) -> String {
         match &self.python {
-            Python::Uv(_) => "pytorch by uv".to_owned(),
-            Python::Interpreter(interpreter) => {
-                match hardware::torch::installed_version(interpreter) {
+            PythonRunner::Uv(_) => "pytorch by uv".to_owned(),
+            PythonRunner::Interpreter(interpreter) => {
+                match hardware::torch::installed_torch_version(interpreter) {
                     Some(version) => format!("pytorch-{version}"),
                     None => "pytorch".to_owned(),
                 }
@@ -78,22 +81,25 @@ impl PyTorch {
         }
     }
 
-    /// The worker that trains, or probes, as its call says.
+    /// Returns the command of the worker, which trains or probes according to its request. `name`
+    /// is the name of its log.
     #[must_use]
-    pub fn command(&self, launch: &Launch, name: &str) -> Command {
+    pub fn worker_command(&self, launch: &WorkerLauncher, name: &str) -> ChildCommand {
         let (program, mut arguments): (_, Vec<OsString>) = match &self.python {
-            // -s: nothing from the user's own site-packages gets among the interpreter's.
-            Python::Interpreter(path) => (path, vec!["-s".into()]),
-            Python::Uv(path) => (path, uv_arguments(launch)),
+            // `-s` keeps packages of the user's own site directory out.
+            PythonRunner::Interpreter(path) => (path, vec!["-s".into()]),
+            PythonRunner::Uv(path) => (path, build_uv_arguments(launch)),
         };
         arguments.push(self.program.clone().into());
-        launch.tool(program, name, arguments, environment(launch))
+        launch.tool_command(program, name, arguments, build_environment(launch))
     }
 }
 
-fn uv_arguments(launch: &Launch) -> Vec<OsString> {
+/// Returns the arguments of `uv`, with the package index of the hardware profile.
+fn build_uv_arguments(launch: &WorkerLauncher) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = vec!["run".into(), "--no-project".into()];
-    // The CPU's wheels are of no use to a GPU that no profile speaks of.
+    // The CPU profile is also used for a GPU without a profile, which needs other wheels than the
+    // CPU's.
     let fits = !launch.profile.is_cpu() || launch.device == "cpu";
     if let Some(index) = launch.profile.python.index.as_deref().filter(|_| fits) {
         arguments.extend(["--index".into(), index.into()]);
@@ -102,9 +108,10 @@ fn uv_arguments(launch: &Launch) -> Vec<OsString> {
     arguments
 }
 
-fn environment(launch: &Launch) -> BTreeMap<String, String> {
+/// Returns the environment variables of the program.
+fn build_environment(launch: &WorkerLauncher) -> BTreeMap<String, String> {
     let mut environment = BTreeMap::from([
-        // Everything is local; a look-up would only wait for a network.
+        // All files are local; a look-up would only wait for the network.
         ("HF_HUB_OFFLINE".to_owned(), "1".to_owned()),
         ("PYTHONUNBUFFERED".to_owned(), "1".to_owned()),
     ]);
@@ -122,7 +129,8 @@ mod tests {
     fn every_file_of_the_program_is_written() {
         let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
         let directory = tempfile::tempdir().unwrap();
-        let pytorch = PyTorch::prepare(Python::Uv("uv".into()), directory.path()).unwrap();
+        let pytorch =
+            PyTorchProgram::write_program(PythonRunner::Uv("uv".into()), directory.path()).unwrap();
         let mut there = vec!["train.py".to_owned()];
         for entry in std::fs::read_dir(python.join("flotilla_trainer")).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();

@@ -1,30 +1,30 @@
-//! Examples of earlier cycles, trained on again beside the new ones.
+//! Adds examples of earlier cycles to the new ones.
 
 use std::collections::BTreeSet;
 
-use wire::{Example, ExamplesError, derive};
+use wire::{ExamplesError, TrainingExample, derive_seed};
 
-/// The new examples' lines, and behind them a seeded draw of the older ones: at most `share` for
-/// each new one, and none that says what another one does.
+/// Returns the lines of the new examples, followed by a seeded draw of older ones: at most `share`
+/// for each new example, and no duplicates.
 ///
 /// # Errors
-/// When one of the datasets is none.
-pub(crate) fn beside(
+/// When one of the datasets is invalid.
+pub(crate) fn append_replay(
     new: &[u8],
     older: &[Vec<u8>],
     share: f64,
     seed: u64,
 ) -> Result<Vec<u8>, ExamplesError> {
-    let fresh = Example::parse_all(new)?;
+    let fresh = TrainingExample::parse_all(new)?;
     let mut seen: BTreeSet<(String, String)> =
         fresh.iter().map(|example| (example.prompt.clone(), example.completion.clone())).collect();
     let mut drawn = Vec::new();
     for dataset in older {
-        let examples = Example::parse_all(dataset)?;
+        let examples = TrainingExample::parse_all(dataset)?;
         let lines =
             dataset.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
         for (example, line) in examples.into_iter().zip(lines) {
-            let key = derive(seed, &["replay", &example.prompt, &example.completion]);
+            let key = derive_seed(seed, &["replay", &example.prompt, &example.completion]);
             if seen.insert((example.prompt, example.completion)) {
                 drawn.push((key, line));
             }
@@ -56,14 +56,14 @@ mod tests {
     }
 
     fn completions(dataset: &[u8]) -> Vec<String> {
-        Example::parse_all(dataset).unwrap().into_iter().map(|e| e.completion).collect()
+        TrainingExample::parse_all(dataset).unwrap().into_iter().map(|e| e.completion).collect()
     }
 
     #[test]
     fn new_examples_come_first_and_older_ones_are_drawn_by_the_seed() {
         let new = dataset(&["a", "b", "c", "d"]);
         let older = [dataset(&["a", "e", "f"]), dataset(&["f", "g", "h"])];
-        let of = |share, seed| completions(&beside(&new, &older, share, seed).unwrap());
+        let of = |share, seed| completions(&append_replay(&new, &older, share, seed).unwrap());
         let half = of(0.5, 1);
         assert_eq!(half[..4], ["a", "b", "c", "d"]);
         assert_eq!(half.len(), 6);
@@ -76,6 +76,6 @@ mod tests {
 
     #[test]
     fn a_dataset_that_is_none_is_refused() {
-        assert!(beside(&dataset(&["a"]), &[b"nonsense\n".to_vec()], 1.0, 1).is_err());
+        assert!(append_replay(&dataset(&["a"]), &[b"nonsense\n".to_vec()], 1.0, 1).is_err());
     }
 }

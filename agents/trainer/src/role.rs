@@ -1,4 +1,5 @@
-//! The agent's side: fetch, start the worker, publish each checkpoint as it is saved.
+//! The agent's side: fetches the files, starts the worker, and publishes each checkpoint as it is
+//! saved.
 
 use std::{
     convert::Infallible,
@@ -7,296 +8,344 @@ use std::{
     time::Duration,
 };
 
+use agent::{
+    AgentRole, JobError, JobFault, LeasedJob, MemoryNeeds, WorkerProcess, halve_micro_batch,
+};
 use anyhow::{Context, anyhow};
 use futures::future::{BoxFuture, FutureExt};
-use hardware::doctor::Finding;
-use runtime::{Fault, Job, JobError, Needs, Role, Worker, halved};
+use hardware::doctor::DoctorFinding;
 use tokio::sync::{Semaphore, mpsc, watch};
-use wire::{Body, WorkKind, v1};
+use wire::{FactBody, WorkKind, v1};
 
 use crate::{
-    calls::{Begun, Progress, Step, Trained, UNPUBLISHED_MAX},
-    change::Start,
-    config::{Config, Engine},
-    examine::Heard,
-    fetch::Files,
-    lineage::Lineage,
-    probe::Probe,
-    publish::{self, Saved},
-    room,
+    config::{TrainerConfig, TrainingEngine},
+    lineage::TrainingLineage,
+    memory_needs,
+    messages::{TrainOutcome, TrainProgress, TrainStep, TrainingBegun, UNPUBLISHED_MAX},
+    publish::{self, SavedStep},
+    torch_probe::TorchProbe,
+    training_check::StepStats,
+    training_files::TrainingFiles,
+    weight_delta::InitialWeights,
 };
 
-/// A worker that says nothing for so long is hung, whatever it is at.
-pub(crate) const SILENCE: Duration = Duration::from_secs(1800);
+/// The longest time without a message after which any worker counts as hung.
+pub(crate) const SILENCE_LIMIT: Duration = Duration::from_secs(1800);
 
-/// One whose steps take less is given at least this much.
-pub(crate) const SILENCE_MIN: Duration = Duration::from_secs(60);
+/// The lower bound of the adaptive timeout, even for quick steps.
+pub(crate) const SILENCE_LIMIT_MIN: Duration = Duration::from_secs(60);
 
-/// The trainer role of an agent.
+/// The trainer role of an agent. It runs one training at a time.
+///
+/// An order is trained in these steps:
+///
+/// 1. Return if the log has the last checkpoint.
+/// 2. Check the host, and PyTorch if it is the engine.
+/// 3. Find the newest checkpoint to resume from, and fetch the files.
+/// 4. Start a worker; publish each step that it saves while it continues.
+///
+/// If the host runs out of memory, the training is repeated with half the tokens in a pass, if the
+/// engine supports that. When the agent drains, PyTorch saves and ends, and another agent resumes.
 pub struct TrainerRole {
-    config: Config,
-    probe: Probe,
-    /// One training at a time.
-    busy: Semaphore,
-    /// The agent takes nothing new: what trains should save and end.
-    leaving: watch::Sender<bool>,
-    /// The training that last ran out of memory, and how often its passes were halved since.
-    halved: Mutex<(String, u32)>,
+    config: TrainerConfig,
+    probe: TorchProbe,
+    /// The permit for the one training at a time.
+    training_permit: Semaphore,
+    /// True once the agent drains and a training should save and end.
+    drain_tx: watch::Sender<bool>,
+    /// The training that last ran out of memory, and the number of times its passes were halved.
+    last_halved: Mutex<(String, u32)>,
 }
 
 impl TrainerRole {
-    pub fn new(config: Config) -> Self {
-        let leaving = watch::Sender::new(false);
-        let busy = Semaphore::new(1);
-        Self { config, probe: Probe::default(), busy, leaving, halved: Mutex::default() }
+    /// Creates the role with its configuration.
+    pub fn new(config: TrainerConfig) -> Self {
+        let drain_tx = watch::Sender::new(false);
+        let training_permit = Semaphore::new(1);
+        Self {
+            config,
+            probe: TorchProbe::default(),
+            training_permit,
+            drain_tx,
+            last_halved: Mutex::default(),
+        }
     }
 
-    /// Trains, with smaller passes when the box runs out of memory.
-    async fn train(&self, job: &Job) -> Result<(), JobError> {
-        let _busy = self.busy.acquire().await.map_err(JobError::retry)?;
-        let order = order(job)?;
+    /// Trains an order, and repeats it with smaller passes if the host runs out of memory.
+    async fn train_order(&self, job: &LeasedJob) -> Result<(), JobError> {
+        let _busy = self.training_permit.acquire().await.map_err(JobError::retryable_failure)?;
+        let order = expect_train_order(job)?;
         let name = format!("{} c{}", job.run, order.cycle);
         loop {
-            let halvings = self.halvings(&name);
-            let outcome = self.attempt(job, order, halvings).await;
-            let failed = match outcome.map_err(|error| job.blame(error)) {
+            let halvings = self.halving_count(&name);
+            let outcome = self.train_once(job, order, halvings).await;
+            let failed = match outcome.map_err(|error| job.explain_termination(error)) {
                 Err(failed @ JobError::Failed { .. }) => failed,
                 other => return other,
             };
             let JobError::Failed { fault, message, .. } = &failed else { return Err(failed) };
-            if matches!(fault, Fault::Passing(_) | Fault::Broken) {
-                self.probe.forget(&self.config.launch).await;
+            if matches!(fault, JobFault::Transient(_) | JobFault::HostBroken) {
+                self.probe.invalidate_result(&self.config.launch).await;
             }
-            let less = halved(self.pass_tokens(order), halvings + 1);
-            let Some(less) =
-                less.filter(|_| *fault == Fault::TooLarge && self.config.engine.halves())
-            else {
+            let less = halve_micro_batch(self.tokens_per_pass(order), halvings + 1);
+            let Some(less) = less.filter(|_| {
+                *fault == JobFault::OutOfMemory && self.config.engine.can_split_passes()
+            }) else {
                 return Err(failed);
             };
-            tracing::warn!(run = %job.run, message, pass_tokens = less, "on with smaller passes");
-            job.progress.note(format!("passes of {less} tokens, for {message}"));
+            tracing::warn!(run = %job.run, message, pass_tokens = less, "retrying with smaller \
+                                                                         passes");
+            job.progress.set_note(format!("passes reduced to {less} tokens: {message}"));
             self.set_halvings(name.clone(), halvings + 1);
         }
     }
 
-    fn halvings(&self, name: &str) -> u32 {
-        let halved = self.halved.lock();
+    /// Returns the number of times that the passes of a training were halved. `name` identifies its
+    /// run and cycle.
+    fn halving_count(&self, name: &str) -> u32 {
+        let halved = self.last_halved.lock();
         halved.ok().filter(|last| last.0 == name).map_or(0, |last| last.1)
     }
 
+    /// Records the number of times that the passes of a training were halved.
     fn set_halvings(&self, name: String, halvings: u32) {
-        if let Ok(mut halved) = self.halved.lock() {
+        if let Ok(mut halved) = self.last_halved.lock() {
             *halved = (name, halvings);
         }
     }
 
-    /// Of one forward and backward pass, as ordered or else by the box's profile.
-    fn pass_tokens(&self, order: &v1::TrainOrder) -> u32 {
+    /// Returns the tokens of one forward and backward pass: the order's value, or else that of the
+    /// hardware profile.
+    fn tokens_per_pass(&self, order: &v1::TrainOrder) -> u32 {
         match order.training.as_ref().map_or(0, |training| training.micro_batch_tokens) {
             0 => self.config.launch.profile.training.micro_batch_tokens,
             tokens => tokens,
         }
     }
 
-    /// Trains once, from the newest checkpoint.
-    async fn attempt(
+    /// Trains once, from the newest checkpoint. `halvings` is the number of times to halve the
+    /// passes.
+    async fn train_once(
         &self,
-        job: &Job,
+        job: &LeasedJob,
         order: &v1::TrainOrder,
         halvings: u32,
     ) -> Result<(), JobError> {
-        let Config { launch, engine, .. } = &self.config;
-        let lineage = Lineage { job, order, engine: engine.family() };
-        if let Some(last) = lineage.newest().await?.filter(|newest| newest.r#final) {
-            // Whoever wrote it may have died before this.
-            lineage.forget_before(last.step).await;
+        let TrainerConfig { launch, engine, .. } = &self.config;
+        let lineage = TrainingLineage { job, order, engine: engine.lineage_name() };
+        if let Some(last) = lineage.newest_checkpoint().await?.filter(|newest| newest.r#final) {
+            // The agent that wrote it may have died before it removed the state.
+            lineage.remove_state_before(last.step).await;
             return Ok(());
         }
-        self.consult(order).await?;
-        if let Engine::PyTorch(pytorch) = engine {
-            self.probe.pass(pytorch, launch).await?;
+        self.check_host(order).await?;
+        if let TrainingEngine::PyTorch(pytorch) = engine {
+            self.probe.ensure_passed(pytorch, launch).await?;
         }
-        let scratch = Scratch::create(job, order.cycle)?;
-        let point = lineage.resume_point().await?;
+        let scratch = TrainingDir::create_for(job, order.cycle)?;
+        let point = lineage.find_resume_point().await?;
         if let Some(point) = &point {
-            lineage.forget_before(point.fact.step).await;
+            lineage.remove_state_before(point.fact.step).await;
         }
         let previous = point.as_ref().map(|point| point.fact.clone());
-        let files = Files { store: &job.store, cache: &job.cache };
-        let mut call = files.fetch(order, self.config.policy(), point, scratch.0.clone()).await?;
-        call.value.policy.halvings = halvings;
-        let worker = Worker::start(&engine.command(launch))?;
+        let files = TrainingFiles { store: &job.store, cache: &job.cache };
+        let mut call = files
+            .fetch_request(order, self.config.host_settings(), point, scratch.0.clone())
+            .await?;
+        call.request.policy.halvings = halvings;
+        let worker = WorkerProcess::start(&engine.worker_command(launch))?;
         let (saved, to_publish) = mpsc::channel(UNPUBLISHED_MAX);
-        let mut patience = launch.patience(SILENCE, SILENCE_MIN);
-        let mut heard = Heard::new(engine.describe(), 0);
-        let training = worker.call::<Trained, _>(&call.value, &mut patience, move |progress| {
-            let step = hear(job, progress, &mut heard);
-            let saved = saved.clone();
-            let heard = heard.clone();
-            async move {
-                let Some(step) = step else { return };
-                if let Some(directory) = step.saved.clone() {
-                    // The receiver is gone only when publishing failed, which is reported.
-                    let _ = saved.send(Saved { step, directory, heard }).await;
+        let mut patience = launch.silence_timeout(SILENCE_LIMIT, SILENCE_LIMIT_MIN);
+        let mut heard = StepStats::new(engine.describe_engine(), 0);
+        let training = worker.call_with_progress::<TrainOutcome, _>(
+            &call.request,
+            &mut patience,
+            move |progress| {
+                let step = handle_progress(job, progress, &mut heard);
+                let saved = saved.clone();
+                let heard = heard.clone();
+                async move {
+                    let Some(step) = step else { return };
+                    if let Some(directory) = step.saved.clone() {
+                        // The receiver is dropped only if publishing failed, which is reported.
+                        let _ = saved.send(SavedStep { step, directory, stats: heard }).await;
+                    }
                 }
-            }
-        });
-        // Training goes on while a checkpoint is on its way into the store. When one cannot be
-        // published, what follows is in vain; when training fails, what it saved still counts.
-        let start = Start::of(&call.value);
+            },
+        );
+        // Training continues while a checkpoint is uploaded. If a checkpoint cannot be published,
+        // the training ends at once. If training fails, the steps that it saved are still
+        // published.
+        let start = InitialWeights::from_request(&call.request);
         let publishing = publish::publish_all(lineage, start, previous, to_publish);
         let both = async { tokio::try_join!(training.map(Ok), publishing) };
         let (trained, ()) = tokio::select! {
             both = both => both?,
-            never = self.hand_over(&worker) => match never {},
+            never = self.hand_over_on_drain(&worker) => match never {},
         };
         match trained {
-            Ok(Trained { stopped_at: None }) => Ok(()),
-            Ok(Trained { stopped_at: Some(step) }) => {
-                tracing::info!(run = %job.run, step, "a training was saved to be gone on with");
-                Err(self.interrupted())
+            Ok(TrainOutcome { stopped_at: None }) => Ok(()),
+            Ok(TrainOutcome { stopped_at: Some(step) }) => {
+                tracing::info!(run = %job.run, step, "training saved; it can be resumed");
+                Err(self.interruption_error())
             }
-            Err(_) if self.hands_over() => Err(JobError::Stopped),
-            Err(error) => Err(JobError::of_model_worker(error, &worker).await),
+            Err(_) if self.is_handing_over() => Err(JobError::Stopped),
+            Err(error) => Err(JobError::from_model_worker(error, &worker).await),
         }
     }
 
+    /// Checks the host against the order with the doctor, if the role uses a GPU.
+    ///
     /// # Errors
-    /// When the doctor finds something against the training: another box may do it.
-    async fn consult(&self, order: &v1::TrainOrder) -> Result<(), JobError> {
-        let Config { launch, doctor, .. } = &self.config;
+    /// When the doctor finds a problem. Another host may still do the training.
+    async fn check_host(&self, order: &v1::TrainOrder) -> Result<(), JobError> {
+        let TrainerConfig { launch, doctor, .. } = &self.config;
         if !self.config.uses_gpu() {
             return Ok(());
         }
-        let plan = room::plan(order, &launch.profile);
-        match doctor.against_plan(&launch.profile, &plan).await {
-            Some(Finding { id, seen, remedy, .. }) => {
-                Err(JobError::not_here(anyhow!("{id}: {seen}; {remedy} (E115)")))
+        let plan = memory_needs::doctor_plan(order, &launch.profile);
+        match doctor.check_plan(&launch.profile, &plan).await {
+            Some(DoctorFinding { id, seen, remedy, .. }) => {
+                Err(JobError::host_unfit(anyhow!("{id}: {seen}; {remedy} (E115)")))
             }
             None => Ok(()),
         }
     }
 
-    /// Tells the training to save and end once the agent leaves. What it says of that is heard
-    /// where all else is.
-    async fn hand_over(&self, worker: &Worker) -> Infallible {
-        let mut leaving = self.leaving.subscribe();
+    /// Terminates the worker once the agent drains, so that it saves and ends. It never returns:
+    /// the worker's answer arrives through its call.
+    async fn hand_over_on_drain(&self, worker: &WorkerProcess) -> Infallible {
+        let mut leaving = self.drain_tx.subscribe();
         // The sender lives as long as the role.
         let _ = leaving.wait_for(|leaving| *leaving).await;
-        if self.config.engine.hands_over() {
-            worker.terminate();
+        if self.config.engine.can_hand_over() {
+            worker.request_exit();
         }
         std::future::pending().await
     }
 
-    fn hands_over(&self) -> bool {
-        *self.leaving.borrow() && self.config.engine.hands_over()
+    /// Returns true if the agent drains and the engine can hand over.
+    fn is_handing_over(&self) -> bool {
+        *self.drain_tx.borrow() && self.config.engine.can_hand_over()
     }
 
-    /// Somebody else may have told it to end: then it is only tried again.
-    fn interrupted(&self) -> JobError {
-        if self.hands_over() {
+    /// Returns the error for a training that saved and ended: [`JobError::Stopped`] if the agent
+    /// drains. Otherwise another program sent SIGTERM, and the error is retryable.
+    fn interruption_error(&self) -> JobError {
+        if self.is_handing_over() {
             return JobError::Stopped;
         }
-        JobError::retry(anyhow!("the training was told to end (SIGTERM), and saved before (E112)"))
+        JobError::retryable_failure(anyhow!(
+            "the training was ended by SIGTERM after it saved its state; it is resumed (E112)"
+        ))
     }
 }
 
-fn order(job: &Job) -> Result<&v1::TrainOrder, JobError> {
+/// Returns the train order of a job.
+fn expect_train_order(job: &LeasedJob) -> Result<&v1::TrainOrder, JobError> {
     match &job.record.fact.body {
-        Body::TrainOrder(order) => Ok(order),
-        _ => Err(JobError::fatal(anyhow!("not a train order (E111)"))),
+        FactBody::TrainOrder(order) => Ok(order),
+        _ => Err(JobError::fatal_failure(anyhow!("not a train order (E111)"))),
     }
 }
 
-/// Passes on what the worker says; a step is the answer.
-fn hear(job: &Job, progress: serde_json::Value, heard: &mut Heard) -> Option<Step> {
+/// Forwards a progress message to the log and to the agent's status. Returns the step, if it is
+/// one.
+fn handle_progress(
+    job: &LeasedJob,
+    progress: serde_json::Value,
+    heard: &mut StepStats,
+) -> Option<TrainStep> {
     match serde_json::from_value(progress).ok()? {
-        Progress::Begun(Begun { step, refused, engine, skipped }) => {
-            *heard = Heard::new(engine, skipped);
+        TrainProgress::Begun(TrainingBegun { step, refused, engine, skipped }) => {
+            *heard = StepStats::new(engine, skipped);
             if skipped > 0 {
                 tracing::warn!(run = %job.run, skipped, "examples longer than training.max_tokens are left out");
             }
             match refused {
-                None => tracing::info!(run = %job.run, step, "training begins behind a step"),
+                None => tracing::info!(run = %job.run, step, "training begins after a step"),
                 Some(error) => {
                     tracing::warn!(run = %job.run, step, error, "a checkpoint was refused; starting over");
                 }
             }
             None
         }
-        Progress::Step(step) => {
-            job.progress.set(step.step, step.steps, format!("loss {:.4}", step.loss));
-            heard.count(&step);
+        TrainProgress::Step(step) => {
+            job.progress.set_progress(step.step, step.steps, format!("loss {:.4}", step.loss));
+            heard.record_step(&step);
             Some(step)
         }
-        Progress::Busy => None,
+        TrainProgress::Busy => None,
     }
 }
 
-/// A directory for one training, removed when it ends.
-struct Scratch(PathBuf);
+/// The directory of one training, removed when it ends.
+struct TrainingDir(PathBuf);
 
-impl Scratch {
-    fn create(job: &Job, cycle: u32) -> Result<Self, JobError> {
+impl TrainingDir {
+    /// Creates an empty directory for a run's cycle.
+    fn create_for(job: &LeasedJob, cycle: u32) -> Result<Self, JobError> {
         let path = job.directory.join("work").join(format!("{}-c{cycle}", job.run));
         let create = |path: &Path| -> std::io::Result<()> {
-            // What an agent that died left here is of no use.
+            // Files of an agent that died here are useless.
             let _ = std::fs::remove_dir_all(path);
             std::fs::create_dir_all(path)
         };
         create(&path)
             .with_context(|| format!("create {}", path.display()))
-            .map_err(JobError::retry)?;
+            .map_err(JobError::retryable_failure)?;
         Ok(Self(path))
     }
 }
 
-impl Drop for Scratch {
+impl Drop for TrainingDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-impl Role for TrainerRole {
-    fn kind(&self) -> WorkKind {
+impl AgentRole for TrainerRole {
+    fn work_kind(&self) -> WorkKind {
         WorkKind::Train
     }
 
-    fn room(&self) -> BoxFuture<'_, ()> {
-        // The permit is taken again by the job itself.
-        async { drop(self.busy.acquire().await) }.boxed()
+    fn wait_for_room(&self) -> BoxFuture<'_, ()> {
+        // The permit is released at once; the job acquires it again.
+        async { drop(self.training_permit.acquire().await) }.boxed()
     }
 
     fn uses_gpu(&self) -> bool {
         self.config.uses_gpu()
     }
 
-    fn needs<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<Option<Needs>, JobError>> {
+    fn memory_needs<'a>(
+        &'a self,
+        job: &'a LeasedJob,
+    ) -> BoxFuture<'a, Result<Option<MemoryNeeds>, JobError>> {
         async {
-            let order = order(job)?;
-            let lineage = Lineage { job, order, engine: self.config.engine.family() };
-            if lineage.newest().await?.is_some_and(|newest| newest.r#final) {
+            let order = expect_train_order(job)?;
+            let lineage = TrainingLineage { job, order, engine: self.config.engine.lineage_name() };
+            if lineage.newest_checkpoint().await?.is_some_and(|newest| newest.r#final) {
                 return Ok(None);
             }
-            room::needs(job, order, &self.config).await
+            memory_needs::estimate_needs(job, order, &self.config).await
         }
         .boxed()
     }
 
-    fn engine(&self) -> String {
-        self.config.engine.describe()
+    fn describe_engine(&self) -> String {
+        self.config.engine.describe_engine()
     }
 
-    fn leave(&self) {
-        self.leaving.send_replace(true);
+    fn begin_drain(&self) {
+        self.drain_tx.send_replace(true);
     }
 
     fn grace(&self) -> Duration {
         self.config.grace
     }
 
-    fn run<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), JobError>> {
-        self.train(job).boxed()
+    fn run<'a>(&'a self, job: &'a LeasedJob) -> BoxFuture<'a, Result<(), JobError>> {
+        self.train_order(job).boxed()
     }
 }

@@ -1,4 +1,4 @@
-//! The worker's side: one training, from files to files.
+//! The worker's side of the embedded engine: one training, from files to files.
 
 use std::{
     path::Path,
@@ -6,187 +6,218 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent::{CallInbox, CallResponder};
 use anyhow::{Context, bail};
 use engine::{
-    Adapter, Canary, Decay, Device, Dtype, Example, LoraSpec, Method, Model, Module, Tokenizer,
-    TrainSpec, Trainer,
+    CanaryText, CompletionExample, Device, LanguageModel, LayerModule, LearningRateDecay,
+    LoraAdapter, LoraSpec, MatrixDtype, ModelTokenizer, ModelTrainer, TrainMethod, TrainSpec,
 };
-use runtime::{Inbox, Responder};
 use wire::v1;
 
 use crate::{
-    cadence::Cadence,
-    calls::{Begun, CHECKPOINT, Progress, Resume, STATE, Step, Train, Trained, UNPUBLISHED_MAX},
+    checkpoint_schedule::CheckpointSchedule,
+    messages::{
+        CHECKPOINT_DIR, ResumeCheckpoint, STATE_DIR, TrainOutcome, TrainProgress, TrainRequest,
+        TrainStep, TrainingBegun, UNPUBLISHED_MAX,
+    },
 };
 
-/// Adam's epsilon, as PyTorch has it.
-const EPSILON: f64 = 1e-8;
+/// Adam's epsilon, PyTorch's default.
+const ADAM_EPSILON: f64 = 1e-8;
 
-/// Tokens of one pass when the order leaves it to the engine.
+/// The tokens of one pass if the order does not set them.
 const MICRO_BATCH_TOKENS: usize = 4096;
 
-/// Between two looks whether the agent has published.
+/// The interval of checks whether the agent has published.
 const PUBLISHING_POLL: Duration = Duration::from_millis(20);
 
-/// Between two signs of life: well below what the agent bears of silence.
-const SIGN_EVERY: Duration = Duration::from_secs(2);
+/// The interval of heartbeats, far below the agent's timeout.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Half an hour of them; then whatever goes on is a hang after all.
-const SIGNS_MAX: u32 = 900;
+/// The number of heartbeats of one operation, half an hour of them. A longer operation counts as
+/// hung.
+const HEARTBEATS_MAX: u32 = 900;
 
-/// Where trainings compute, and what the weights they leave alone are held as.
-struct Place {
+/// The device of a training, and the number format of its frozen weights.
+struct ComputePlace {
     device: Device,
-    dtype: Dtype,
+    dtype: MatrixDtype,
 }
 
-/// Answers one training call and ends.
-pub fn work(device: &str, dtype: Dtype) {
-    let inbox: Inbox<Train> = Inbox::open();
+/// Answers one train request from standard input, and returns.
+pub fn run_train_worker(device: &str, dtype: MatrixDtype) {
+    let inbox: CallInbox<TrainRequest> = CallInbox::read_stdin();
     if let Some(call) = inbox.next() {
-        match train(&call.request, device, dtype, &call.respond) {
-            Ok(()) => call.respond.reply(&Trained { stopped_at: None }),
-            Err(error) => call.respond.error(&format!("{error:#}")),
+        match run_training(&call.request, device, dtype, &call.responder) {
+            Ok(()) => call.responder.send_reply(&TrainOutcome { stopped_at: None }),
+            Err(error) => call.responder.send_error(&format!("{error:#}")),
         }
     }
 }
 
-fn train(call: &Train, device: &str, dtype: Dtype, respond: &Responder) -> anyhow::Result<()> {
+/// Trains and reports each step.
+fn run_training(
+    call: &TrainRequest,
+    device: &str,
+    dtype: MatrixDtype,
+    respond: &CallResponder,
+) -> anyhow::Result<()> {
     let began = Instant::now();
-    let place = Place { device: engine::parse_device(device)?, dtype };
-    let (mut trainer, before) = begin(call, &place, respond)?;
-    let steps = count(trainer.steps());
-    let Train { training, policy, .. } = call;
-    let mut cadence = Cadence::new(steps, training.save_every, policy.save_s, before.is_some());
+    let place = ComputePlace { device: engine::parse_device(device)?, dtype };
+    let (mut trainer, before) = start_trainer(call, &place, respond)?;
+    let steps = to_u32(trainer.total_steps());
+    let TrainRequest { training, policy, .. } = call;
+    let mut cadence =
+        CheckpointSchedule::new(steps, training.save_every, policy.save_s, before.is_some());
     let mut tokens = before.map_or(0, |resume| resume.tokens);
     let mut trained_tokens = before.map_or(0, |resume| resume.trained_tokens);
     let spent = before.map_or(0.0, |resume| resume.wall_s);
-    // Of the steps since the last saved one.
+    // The values of the steps since the last saved one.
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
-    while let Some(report) = trainer.step()? {
+    while let Some(report) = trainer.run_step()? {
         tokens += report.tokens as u64;
         trained_tokens += report.scored as u64;
         losses.push(report.loss);
         norms.push(report.grad_norm);
-        let (step, steps) = (count(report.step), count(report.steps));
-        let due = cadence.due(step, began.elapsed().as_secs_f64());
+        let (step, steps) = (to_u32(report.step), to_u32(report.steps));
+        let due = cadence.is_due(step, began.elapsed().as_secs_f64());
         let saved = due.then(|| call.out.join(step.to_string()));
         if let Some(directory) = &saved {
-            let save = || save(&trainer, call, directory, step == steps);
-            with_signs_of_life(respond, save)
+            let save = || save_step(&trainer, call, directory, step == steps);
+            with_heartbeats(respond, save)
                 .with_context(|| format!("save {}", directory.display()))?;
         }
-        respond.progress(&Progress::Step(Step {
+        respond.send_progress(&TrainProgress::Step(TrainStep {
             step,
             steps,
-            loss: mean(&losses),
+            loss: mean_value(&losses),
             learning_rate: report.learning_rate,
-            grad_norm: mean(&norms),
+            grad_norm: mean_value(&norms),
             grad_norm_max: norms.iter().copied().fold(0.0, f64::max),
             tokens,
             trained_tokens,
-            // This engine pads nothing.
+            // This engine does not pad.
             packing: 1.0,
             wall_s: spent + began.elapsed().as_secs_f64(),
             saved,
-            canary: if step == steps { canary(&trainer, call)? } else { Vec::new() },
+            canary: if step == steps { score_canary(&trainer, call)? } else { Vec::new() },
         }));
         if due {
-            cadence.saved(began.elapsed().as_secs_f64());
+            cadence.record_save(began.elapsed().as_secs_f64());
             (losses, norms) = (Vec::new(), Vec::new());
         }
     }
     Ok(())
 }
 
-/// Goes on from the checkpoint the call names, if that can be done; otherwise from the start,
-/// which only takes longer.
-fn begin<'a>(
-    call: &'a Train,
-    place: &Place,
-    respond: &Responder,
-) -> anyhow::Result<(Trainer, Option<&'a Resume>)> {
+/// Resumes from the request's checkpoint, if that works. Otherwise starts from the beginning, which
+/// only takes longer. Returns the trainer and the checkpoint that it resumed from.
+fn start_trainer<'a>(
+    call: &'a TrainRequest,
+    place: &ComputePlace,
+    respond: &CallResponder,
+) -> anyhow::Result<(ModelTrainer, Option<&'a ResumeCheckpoint>)> {
     let mut refused = None;
     if let Some(resume) = &call.resume {
-        match load(call, place, Some(resume)) {
+        match load_trainer(call, place, Some(resume)) {
             Ok(trainer) => {
-                respond.progress(&begun(&trainer, resume.step, None));
+                respond.send_progress(&begun_message(&trainer, resume.step, None));
                 return Ok((trainer, Some(resume)));
             }
             Err(error) => refused = Some(format!("{error:#}")),
         }
     }
-    let trainer = load(call, place, None)?;
-    respond.progress(&begun(&trainer, 0, refused));
+    let trainer = load_trainer(call, place, None)?;
+    respond.send_progress(&begun_message(&trainer, 0, refused));
     Ok((trainer, None))
 }
 
-fn begun(trainer: &Trainer, step: u32, refused: Option<String>) -> Progress {
-    let (engine, skipped) = (engine::ENGINE.to_owned(), count(trainer.skipped()));
-    Progress::Begun(Begun { step, refused, engine, skipped })
+/// Builds the message that training begins.
+fn begun_message(trainer: &ModelTrainer, step: u32, refused: Option<String>) -> TrainProgress {
+    let (engine, skipped) = (engine::ENGINE.to_owned(), to_u32(trainer.skipped_examples()));
+    TrainProgress::Begun(TrainingBegun { step, refused, engine, skipped })
 }
 
-fn load(call: &Train, place: &Place, resume: Option<&Resume>) -> anyhow::Result<Trainer> {
-    let Place { device, dtype } = place;
-    let tokenizer = Tokenizer::load(&call.base).context("load the tokenizer")?;
+/// Loads the tokenizer, the model, the adapter and the examples, and the state to resume from.
+fn load_trainer(
+    call: &TrainRequest,
+    place: &ComputePlace,
+    resume: Option<&ResumeCheckpoint>,
+) -> anyhow::Result<ModelTrainer> {
+    let ComputePlace { device, dtype } = place;
+    let tokenizer = ModelTokenizer::load_tokenizer(&call.base).context("load the tokenizer")?;
     let checkpoint = resume.map(|resume| resume.checkpoint.as_path());
     let is_full = call.training.lora.is_none();
     let model = match checkpoint.filter(|_| is_full) {
-        Some(checkpoint) => Model::load(checkpoint, device).context("load the checkpoint")?,
-        None if call.random_init => {
-            Model::init_from(&call.base, call.seed, device).context("initialise the model")?
+        Some(checkpoint) => {
+            LanguageModel::load_f32(checkpoint, device).context("load the checkpoint")?
         }
-        None if is_full => Model::load(&call.base, device).context("load the base model")?,
-        None => Model::load_as(&call.base, device, *dtype).context("load the base model")?,
+        None if call.random_init => {
+            LanguageModel::init_from_directory(&call.base, call.seed, device)
+                .context("initialise the model")?
+        }
+        None if is_full => {
+            LanguageModel::load_f32(&call.base, device).context("load the base model")?
+        }
+        None => LanguageModel::load_with_dtype(&call.base, device, *dtype)
+            .context("load the base model")?,
     };
-    let method = method(call, checkpoint.or(call.adapter.as_deref()), &model)?;
+    let method = training_method(call, checkpoint.or(call.adapter.as_deref()), &model)?;
     let examples = read_examples(&call.dataset)?;
-    let mut trainer = Trainer::new(model, &tokenizer, method, &examples, spec(call)?)?;
+    let mut trainer = ModelTrainer::new(model, &tokenizer, method, &examples, train_spec(call)?)?;
     if let Some(resume) = resume {
-        trainer.resume(&resume.state, resume.step as usize)?;
+        trainer.resume_from(&resume.state, resume.step as usize)?;
     }
     Ok(trainer)
 }
 
-fn save(trainer: &Trainer, call: &Train, directory: &Path, is_last: bool) -> anyhow::Result<()> {
-    await_publishing(&call.out);
-    trainer.save(&directory.join(CHECKPOINT), &call.base_name)?;
+/// Saves the weights of a step, and the optimizer's state unless it is the last one.
+fn save_step(
+    trainer: &ModelTrainer,
+    call: &TrainRequest,
+    directory: &Path,
+    is_last: bool,
+) -> anyhow::Result<()> {
+    wait_for_publishing(&call.out);
+    trainer.save_directory(&directory.join(CHECKPOINT_DIR), &call.base_name)?;
     if !is_last {
-        trainer.save_state(&directory.join(STATE))?;
+        trainer.save_state(&directory.join(STATE_DIR))?;
     }
     Ok(())
 }
 
-/// What shows whoever generates with these weights.
-fn canary(trainer: &Trainer, call: &Train) -> anyhow::Result<Vec<f32>> {
+/// Scores the canary text with the trained weights. The log-probabilities identify generators that
+/// have these weights loaded. Returns an empty list if the request has no canary.
+fn score_canary(trainer: &ModelTrainer, call: &TrainRequest) -> anyhow::Result<Vec<f32>> {
     if call.canary.is_empty() {
         return Ok(Vec::new());
     }
-    let tokenizer = Tokenizer::load(&call.base).context("load the tokenizer")?;
-    let config = trainer.model().config();
-    let canary = Canary::read(&tokenizer, config, &call.canary, wire::CANARY_TOKENS)?;
-    trainer.canary(&canary).context("score the order's canary")
+    let tokenizer = ModelTokenizer::load_tokenizer(&call.base).context("load the tokenizer")?;
+    let config = trainer.trained_model().model_config();
+    let canary = CanaryText::from_text(&tokenizer, config, &call.canary, wire::CANARY_TOKENS_MAX)?;
+    trainer.score_canary(&canary).context("score the order's canary")
 }
 
-/// The agent removes what it has published; the disk must not fill with what it has not.
-fn await_publishing(out: &Path) {
+/// Waits until at most [`UNPUBLISHED_MAX`] saved steps are left. The agent removes those that it
+/// has published, so the disk does not fill.
+fn wait_for_publishing(out: &Path) {
     let unpublished = || std::fs::read_dir(out).map_or(0, Iterator::count);
     while unpublished() > UNPUBLISHED_MAX {
         std::thread::sleep(PUBLISHING_POLL);
     }
 }
 
-/// Disks and networks are slow at another scale than steps are: while they are waited for, the
-/// agent is told that this is no hang, for a bounded time.
-fn with_signs_of_life<T>(respond: &Responder, work: impl FnOnce() -> T) -> T {
+/// Runs `work` and sends heartbeats meanwhile, at most [`HEARTBEATS_MAX`]. Saving takes longer than
+/// a step on a slow disk or network, and must not count as a hang.
+fn with_heartbeats<T>(respond: &CallResponder, work: impl FnOnce() -> T) -> T {
     std::thread::scope(|scope| {
         let (working, ended) = mpsc::channel::<()>();
         scope.spawn(move || {
-            for _ in 0..SIGNS_MAX {
-                if ended.recv_timeout(SIGN_EVERY) != Err(RecvTimeoutError::Timeout) {
+            for _ in 0..HEARTBEATS_MAX {
+                if ended.recv_timeout(HEARTBEAT_INTERVAL) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
-                respond.progress(&Progress::Busy);
+                respond.send_progress(&TrainProgress::Busy);
             }
         });
         let done = work();
@@ -195,31 +226,51 @@ fn with_signs_of_life<T>(respond: &Responder, work: impl FnOnce() -> T) -> T {
     })
 }
 
+/// Returns the mean; 0 for an empty list.
 #[expect(clippy::cast_precision_loss, reason = "a count of steps")]
-fn mean(values: &[f64]) -> f64 {
+fn mean_value(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-fn method(call: &Train, adapter: Option<&Path>, model: &Model) -> anyhow::Result<Method> {
-    let Some(lora) = &call.training.lora else { return Ok(Method::Full) };
+/// Returns the training method: the whole model, a new adapter, or an existing adapter to continue.
+fn training_method(
+    call: &TrainRequest,
+    adapter: Option<&Path>,
+    model: &LanguageModel,
+) -> anyhow::Result<TrainMethod> {
+    let Some(lora) = &call.training.lora else { return Ok(TrainMethod::Full) };
     if let Some(path) = adapter {
-        let adapter = Adapter::load(path, model.config()).context("load the adapter")?;
-        return Ok(Method::Continue(adapter));
+        let adapter =
+            LoraAdapter::load_peft(path, model.model_config()).context("load the adapter")?;
+        return Ok(TrainMethod::Continue(adapter));
     }
     let modules = lora.target_modules.iter().map(|name| {
-        Module::from_name(name)
-            .with_context(|| format!("field lora.target_modules: {name:?} is no module"))
+        LayerModule::from_name(name).with_context(|| {
+            format!(
+                "field lora.target_modules: {name:?} is not a module of this \
+                                      model"
+            )
+        })
     });
     let modules = modules.collect::<anyhow::Result<_>>()?;
-    Ok(Method::Lora(LoraSpec { rank: lora.r as usize, alpha: lora.alpha, rslora: false, modules }))
+    Ok(TrainMethod::Lora(LoraSpec {
+        rank: lora.r as usize,
+        alpha: lora.alpha,
+        rslora: false,
+        modules,
+    }))
 }
 
-fn spec(call: &Train) -> anyhow::Result<TrainSpec> {
+/// Builds the engine's specification from the order.
+///
+/// # Errors
+/// When the order has no schedule.
+fn train_spec(call: &TrainRequest) -> anyhow::Result<TrainSpec> {
     let training = &call.training;
     let decay = match training.schedule() {
-        v1::Schedule::Constant => Decay::Constant,
-        v1::Schedule::Linear => Decay::Linear,
-        v1::Schedule::Cosine => Decay::Cosine,
+        v1::Schedule::Constant => LearningRateDecay::Constant,
+        v1::Schedule::Linear => LearningRateDecay::Linear,
+        v1::Schedule::Cosine => LearningRateDecay::Cosine,
         v1::Schedule::Unspecified => bail!("field training.schedule is not set (E111)"),
     };
     Ok(TrainSpec {
@@ -228,7 +279,7 @@ fn spec(call: &Train) -> anyhow::Result<TrainSpec> {
         decay,
         final_ratio: training.final_ratio,
         betas: (training.beta1, training.beta2),
-        epsilon: EPSILON,
+        epsilon: ADAM_EPSILON,
         weight_decay: training.weight_decay,
         dropout: training.lora.as_ref().map_or(0.0, |lora| lora.dropout),
         clip_norm: training.max_grad_norm,
@@ -246,15 +297,17 @@ fn spec(call: &Train) -> anyhow::Result<TrainSpec> {
     })
 }
 
-fn read_examples(path: &Path) -> anyhow::Result<Vec<Example>> {
+/// Reads the examples of a dataset file.
+fn read_examples(path: &Path) -> anyhow::Result<Vec<CompletionExample>> {
     let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
-    let examples = wire::Example::parse_all(&text).context("read the dataset")?;
-    let examples = examples
-        .into_iter()
-        .map(|wire::Example { prompt, completion }| Example { prompt, completion });
+    let examples = wire::TrainingExample::parse_all(&text).context("read the dataset")?;
+    let examples = examples.into_iter().map(|wire::TrainingExample { prompt, completion }| {
+        CompletionExample { prompt, completion }
+    });
     Ok(examples.collect())
 }
 
-fn count(n: usize) -> u32 {
+/// Converts a count to 32 bits; larger values become the maximum.
+fn to_u32(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }

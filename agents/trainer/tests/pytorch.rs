@@ -3,17 +3,17 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
+use agent::{AdaptiveTimeout, WorkerError, WorkerLauncher, WorkerProcess};
 use engine::{
-    Adapter, Decay, Device, Example, Method, Model, Shape, Tokenizer, TrainSpec, Trainer,
-    write_scratch,
+    CompletionExample, Device, LanguageModel, LearningRateDecay, LoraAdapter, ModelTokenizer,
+    ModelTrainer, ScratchShape, TrainMethod, TrainSpec, write_scratch_model,
 };
-use hardware::Profile;
-use runtime::{Launch, Patience, Worker, WorkerError};
+use hardware::HardwareProfile;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use trainer::{PyTorch, Python};
+use trainer::{PyTorchProgram, PythonRunner};
 
 const LIMIT: Duration = Duration::from_secs(240);
 
@@ -36,15 +36,16 @@ fn golden() -> Option<PathBuf> {
 /// A place to train in, and what is trained on.
 struct Bench {
     directory: tempfile::TempDir,
-    pytorch: PyTorch,
-    launch: Launch,
+    pytorch: PyTorchProgram,
+    launch: WorkerLauncher,
     base: PathBuf,
     environment: Vec<(String, String)>,
 }
 
-fn examples() -> Vec<Example> {
+fn examples() -> Vec<CompletionExample> {
     let completion = |i: usize| format!("{} {}", i + 1, "indeed ".repeat(i % 4));
-    let example = |i| Example { prompt: format!("{i} plus one is "), completion: completion(i) };
+    let example =
+        |i| CompletionExample { prompt: format!("{i} plus one is "), completion: completion(i) };
     (0..17).map(example).collect()
 }
 
@@ -52,21 +53,21 @@ impl Bench {
     fn new(python: &Path) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let base = scratch(directory.path());
-        let interpreter = Python::Interpreter(python.to_owned());
-        let pytorch = PyTorch::prepare(interpreter, directory.path()).unwrap();
-        let launch = Launch {
+        let interpreter = PythonRunner::Interpreter(python.to_owned());
+        let pytorch = PyTorchProgram::write_program(interpreter, directory.path()).unwrap();
+        let launch = WorkerLauncher {
             program: "unused".into(),
             wrapper: None,
-            silence: None,
+            silence_limit: None,
             threads: 2,
             device: "cpu".into(),
             dtype: "f32".into(),
             directory: directory.path().to_owned(),
-            profile: Profile::named("cpu").unwrap(),
+            profile: HardwareProfile::load_named("cpu").unwrap(),
             root: "/".into(),
-            herd: runtime::Herd::default(),
+            process_groups: agent::ProcessGroups::default(),
         };
-        let line = |Example { prompt, completion }: Example| {
+        let line = |CompletionExample { prompt, completion }: CompletionExample| {
             format!("{}\n", json!({ "prompt": prompt, "completion": completion }))
         };
         let text: String = examples().into_iter().map(line).collect();
@@ -99,18 +100,22 @@ impl Bench {
         })
     }
 
-    fn start(&self) -> Worker {
-        let mut command = self.pytorch.command(&self.launch, "train");
+    fn start(&self) -> WorkerProcess {
+        let mut command = self.pytorch.worker_command(&self.launch, "train");
         command.environment.extend(self.environment.iter().cloned());
-        Worker::start(&command).unwrap()
+        WorkerProcess::start(&command).unwrap()
     }
 
     /// What was answered, and every progress before.
-    async fn ask(&self, worker: &Worker, call: &Value) -> (Result<Value, WorkerError>, Vec<Value>) {
+    async fn ask(
+        &self,
+        worker: &WorkerProcess,
+        call: &Value,
+    ) -> (Result<Value, WorkerError>, Vec<Value>) {
         let heard: Arc<Mutex<Vec<Value>>> = Arc::default();
         let hearing = heard.clone();
-        let mut patience = Patience::new(LIMIT, LIMIT);
-        let answered = worker.call(call, &mut patience, move |progress: Value| {
+        let mut patience = AdaptiveTimeout::new(LIMIT, LIMIT);
+        let answered = worker.call_with_progress(call, &mut patience, move |progress: Value| {
             // What is not published holds a training up; nobody publishes here.
             hearing.lock().unwrap().push(progress);
             std::future::ready(())
@@ -153,17 +158,17 @@ fn losses(steps: &[Value]) -> Vec<f64> {
 /// A small model of random weights, as the embedded engine writes it.
 fn scratch(directory: &Path) -> PathBuf {
     let base = directory.join("base");
-    let config = write_scratch(&base, &Shape::default()).unwrap();
-    Model::init(config, 3, &Device::Cpu).unwrap().save(&base).unwrap();
+    let config = write_scratch_model(&base, &ScratchShape::default()).unwrap();
+    LanguageModel::init_random(config, 3, &Device::Cpu).unwrap().save_directory(&base).unwrap();
     base
 }
 
-fn candle_losses(base: &Path, method: Method, rate: f64) -> Vec<f64> {
-    let model = Model::load(base, &Device::Cpu).unwrap();
+fn candle_losses(base: &Path, method: TrainMethod, rate: f64) -> Vec<f64> {
+    let model = LanguageModel::load_f32(base, &Device::Cpu).unwrap();
     let spec = TrainSpec {
         learning_rate: rate,
         warmup_ratio: 0.1,
-        decay: Decay::Linear,
+        decay: LearningRateDecay::Linear,
         final_ratio: 0.1,
         betas: (0.9, 0.999),
         epsilon: 1e-8,
@@ -178,10 +183,10 @@ fn candle_losses(base: &Path, method: Method, rate: f64) -> Vec<f64> {
         max_tokens: 512,
         seed: 7,
     };
-    let tokenizer = Tokenizer::load(base).unwrap();
-    let mut trainer = Trainer::new(model, &tokenizer, method, &examples(), spec).unwrap();
+    let tokenizer = ModelTokenizer::load_tokenizer(base).unwrap();
+    let mut trainer = ModelTrainer::new(model, &tokenizer, method, &examples(), spec).unwrap();
     let mut losses = Vec::new();
-    while let Some(report) = trainer.step().unwrap() {
+    while let Some(report) = trainer.run_step().unwrap() {
         losses.push(report.loss);
     }
     losses
@@ -208,7 +213,7 @@ async fn the_loss_of_all_weights_follows_the_embedded_engine_s_within_one_percen
     call["training"]["maxSteps"] = json!(12);
     call["training"]["learningRate"] = json!(0.003);
     let steps = bench.train(&call).await;
-    assert_follows(&steps, &candle_losses(&bench.base, Method::Full, 0.003));
+    assert_follows(&steps, &candle_losses(&bench.base, TrainMethod::Full, 0.003));
 }
 
 #[tokio::test]
@@ -221,10 +226,11 @@ async fn the_loss_of_an_adapter_follows_the_embedded_engine_s_within_one_percent
     call["adapter"] = json!(adapter);
     call["training"]["maxSteps"] = json!(12);
     let steps = bench.train(&call).await;
-    let model = Model::load(&base, &Device::Cpu).unwrap();
-    let method = Method::Continue(Adapter::load(&adapter, model.config()).unwrap());
+    let model = LanguageModel::load_f32(&base, &Device::Cpu).unwrap();
+    let method =
+        TrainMethod::Continue(LoraAdapter::load_peft(&adapter, model.model_config()).unwrap());
     assert_follows(&steps, &candle_losses(&base, method, 0.001));
-    Adapter::load(&bench.path("out/12/checkpoint"), model.config()).unwrap();
+    LoraAdapter::load_peft(&bench.path("out/12/checkpoint"), model.model_config()).unwrap();
 }
 
 #[tokio::test]
@@ -241,10 +247,11 @@ async fn what_was_trained_shows_the_same_to_whoever_loads_it() {
         assert!(steps[4]["canary"].is_null(), "of the last step alone");
         let checkpoint = Path::new(call["out"].as_str().unwrap()).join("6/checkpoint");
         let worth = |adapter: Option<&Path>| {
-            let loaded = engine::load(&bench.base, adapter, "cpu", engine::Dtype::F32);
+            let loaded = engine::load_model(&bench.base, adapter, "cpu", engine::MatrixDtype::F32);
             let (model, tokenizer) = loaded.unwrap();
-            let canary = engine::Canary::read(&tokenizer, model.config(), text, 32).unwrap();
-            canary.score(&model).unwrap()
+            let canary =
+                engine::CanaryText::from_text(&tokenizer, model.model_config(), text, 32).unwrap();
+            canary.score_tokens(&model).unwrap()
         };
         let apart = |a: &[f32], b: &[f32]| {
             assert_eq!(a.len(), b.len());
@@ -361,14 +368,14 @@ async fn told_to_end_it_saves_at_the_next_step_and_says_where() {
     let mut call = bench.call("out");
     call["training"]["maxSteps"] = json!(100_000);
     let worker = bench.start();
-    let mut patience = Patience::new(LIMIT, LIMIT);
+    let mut patience = AdaptiveTimeout::new(LIMIT, LIMIT);
     let (told, last) = (worker.clone(), Arc::new(Mutex::new(Value::Null)));
     let seen = last.clone();
     let answer: Value = worker
-        .call(&call, &mut patience, move |progress: Value| {
+        .call_with_progress(&call, &mut patience, move |progress: Value| {
             if let Some(step) = progress.get("step") {
                 *seen.lock().unwrap() = step.clone();
-                told.terminate();
+                told.request_exit();
             }
             std::future::ready(())
         })
@@ -379,7 +386,9 @@ async fn told_to_end_it_saves_at_the_next_step_and_says_where() {
     let saved = PathBuf::from(last["saved"].as_str().unwrap());
     assert!(saved.join("checkpoint/adapter_model.safetensors").exists());
     assert!(saved.join("state/optimizer.pt").exists());
-    let ended = worker.call::<Value, _>(&call, &mut patience, |_| std::future::ready(())).await;
+    let ended = worker
+        .call_with_progress::<Value, _>(&call, &mut patience, |_| std::future::ready(()))
+        .await;
     assert!(ended.unwrap_err().to_string().contains("exit status: 143"));
 }
 
@@ -429,8 +438,8 @@ async fn every_weight_is_trained_from_scratch_and_read_by_the_embedded_engine() 
     let file = |out: &str| std::fs::read(bench.path(out).join("6/checkpoint/model.safetensors"));
     assert!(file("out").unwrap() == file("rest").unwrap());
     let model = bench.path("out/6/checkpoint");
-    Model::load(&model, &Device::Cpu).unwrap();
-    Tokenizer::load(&model).unwrap();
+    LanguageModel::load_f32(&model, &Device::Cpu).unwrap();
+    ModelTokenizer::load_tokenizer(&model).unwrap();
     let config = std::fs::read_to_string(model.join("config.json")).unwrap();
     let host = bench.directory.path().to_str().unwrap();
     for absent in [host, "_name_or_path", "flotilla"] {
@@ -524,9 +533,11 @@ async fn an_interpreter_that_goes_wrong_is_an_error_in_words() {
     ] {
         let bench = Bench::new(&impostor(directory.path(), script));
         let worker = bench.start();
-        let mut patience = Patience::new(LIMIT, LIMIT);
+        let mut patience = AdaptiveTimeout::new(LIMIT, LIMIT);
         let progress = |_: Value| std::future::ready(());
-        let answer = worker.call::<Trained, _>(&bench.call("out"), &mut patience, progress).await;
+        let answer = worker
+            .call_with_progress::<Trained, _>(&bench.call("out"), &mut patience, progress)
+            .await;
         let error = answer.unwrap_err().to_string();
         assert!(error.contains(expected), "{script}: {error}");
         let log = std::fs::metadata(bench.path("logs/train.log")).map_or(0, |log| log.len());
@@ -546,10 +557,11 @@ async fn an_interpreter_that_hangs_is_given_up() {
     let hung = impostor(directory.path(), "exec sleep 1000");
     let bench = Bench::new(&hung);
     let limit = Duration::from_millis(300);
-    let mut patience = Patience::new(limit, limit);
+    let mut patience = AdaptiveTimeout::new(limit, limit);
     let progress = |_: Value| std::future::ready(());
     let worker = bench.start();
-    let answer = worker.call::<Value, _>(&bench.call("out"), &mut patience, progress).await;
+    let answer =
+        worker.call_with_progress::<Value, _>(&bench.call("out"), &mut patience, progress).await;
     assert!(matches!(answer, Err(WorkerError::Silent(_))), "{answer:?}");
 }
 
@@ -559,7 +571,7 @@ async fn steps_that_take_long_are_saved_though_the_order_names_none() {
     let bench = Bench::new(&python);
     let mut call = bench.call("out");
     call["policy"]["save_s"] = json!(0.001);
-    let mut patience = Patience::new(LIMIT, LIMIT);
+    let mut patience = AdaptiveTimeout::new(LIMIT, LIMIT);
     let whole: Arc<Mutex<Vec<bool>>> = Arc::default();
     let seen = whole.clone();
     let published = move |progress: Value| {
@@ -573,6 +585,6 @@ async fn steps_that_take_long_are_saved_though_the_order_names_none() {
         std::future::ready(())
     };
     let worker = bench.start();
-    worker.call::<Value, _>(&call, &mut patience, published).await.unwrap();
+    worker.call_with_progress::<Value, _>(&call, &mut patience, published).await.unwrap();
     assert_eq!(*whole.lock().unwrap(), [true, true, true, true, true, false]);
 }

@@ -1,19 +1,19 @@
-//! What the agent asks of its verifying worker.
+//! The messages between the agent and its verifying worker.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use wire::v1;
 
-/// Judge these completions.
+/// A request to judge these completions.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Verify {
+pub(crate) struct VerifyRequest {
     pub verifier: v1::Verifier,
-    pub items: Vec<Item>,
+    pub items: Vec<VerifyItem>,
 }
 
-/// One completion and what its prompt says.
+/// One completion with the fields of its prompt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Item {
+pub struct VerifyItem {
     pub prompt_id: String,
     pub index: u32,
     pub prompt: String,
@@ -23,9 +23,9 @@ pub struct Item {
     pub fields: Map<String, Value>,
 }
 
-impl Item {
-    /// One completion of a prompt.
-    pub fn of(prompt: &wire::Prompt, index: u32, completion: String) -> Self {
+impl VerifyItem {
+    /// Builds the item of one completion of a prompt.
+    pub fn from_prompt(prompt: &wire::PromptEntry, index: u32, completion: String) -> Self {
         Self {
             prompt_id: prompt.id.clone(),
             index,
@@ -36,42 +36,45 @@ impl Item {
         }
     }
 
-    /// What the model was asked: where the prompt is a whole conversation, what the user said last.
-    pub(crate) fn asked(&self) -> &str {
-        self.text("plain_prompt").unwrap_or(&self.prompt)
+    /// Returns the question without the chat template if the prompt has it (the field
+    /// `plain_prompt`), otherwise the prompt.
+    pub(crate) fn question_text(&self) -> &str {
+        self.text_field("plain_prompt").unwrap_or(&self.prompt)
     }
 
-    /// A field that is text and not empty.
-    pub(crate) fn text(&self, name: &str) -> Option<&str> {
+    /// Returns a field of the prompt if it is a non-empty text.
+    pub(crate) fn text_field(&self, name: &str) -> Option<&str> {
         self.fields.get(name).and_then(Value::as_str).filter(|text| !text.is_empty())
     }
 }
 
+/// The verdicts of a call, in the order of the items.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Verified {
+pub(crate) struct VerifyReply {
     pub verdicts: Vec<v1::verdicts::Verdict>,
-    /// Why some are errors that another box may not make.
+    /// The reason for errors that another host may not produce.
     pub trouble: Option<String>,
 }
 
-/// On the way.
+/// A progress message: the number of items judged so far.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Judged {
+pub(crate) struct VerifyProgress {
     pub items: u32,
 }
 
-/// Reads a value as each message in turn, for tests with hostile input.
+/// Parses a value as each message in turn, for tests with hostile input.
 #[doc(hidden)]
-pub fn fuzz(value: &serde_json::Value) {
-    // Whether it is one is of no interest.
-    let _ = Verify::deserialize(value);
-    let _ = Judged::deserialize(value);
-    let _ = Verified::deserialize(value);
+pub fn fuzz_messages(value: &serde_json::Value) {
+    // Only panics matter; the parsed messages are dropped.
+    let _ = VerifyRequest::deserialize(value);
+    let _ = VerifyProgress::deserialize(value);
+    let _ = VerifyReply::deserialize(value);
 }
 
 #[cfg(test)]
-impl Item {
-    pub(crate) fn example() -> Self {
+impl VerifyItem {
+    /// Returns an empty item for tests.
+    pub(crate) fn example_item() -> Self {
         Self {
             prompt_id: "p".into(),
             index: 0,

@@ -1,134 +1,148 @@
-//! Any executable as a verifier: one JSON request on its stdin, one JSON verdict on its stdout. The
-//! plug-in protocol of docs/VERIFIERS.md.
+//! Any executable as a verifier: one JSON request on stdin, one JSON verdict on stdout (the plug-in
+//! protocol of docs/VERIFIERS.md). It runs in the sandbox. If the host's owner has allowed the
+//! executable, it runs outside, with the agent's directories hidden from it.
 
-use std::time::Duration;
+use std::{ffi::OsString, path::Path, time::Duration};
 
+use sandbox::{ProgramEnd, ProgramLimits, ProgramResult, SandboxProgram};
 use serde::Deserialize;
 use wire::v1::verdicts::Outcome;
 
-use crate::{calls::Item, opinion::Opinion, process};
+use crate::{
+    calls::VerifyItem,
+    grants::CommandPlacement,
+    host_process::{self, OUTPUT_BYTES_MAX},
+    judge_result::JudgeResult,
+    program::{SandboxSlot, describe_end},
+};
 
-/// Of a spec that nobody checked.
-const LONGEST_LIMIT: Duration = Duration::from_secs(3600);
+/// The upper bound of a spec's timeout.
+const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
-/// An executable that judges.
+/// The memory limit of a contained command; it may be a complete judge with its data.
+const MEMORY_BYTES: u64 = 4 << 30;
+/// The limit of stdout and stderr together.
+const STREAMS_BYTES: u64 = 1 << 20;
+
+/// An executable that judges completions.
 #[derive(Debug, Clone)]
-pub(crate) struct Verifier {
+pub(crate) struct CommandVerifier {
     argv: Vec<String>,
-    limit: Duration,
+    timeout: Duration,
+    /// The paths that it reads in addition to the system and its own directory.
+    paths: Vec<String>,
 }
 
-/// What it must print.
+/// The JSON object that the executable must print.
 #[derive(Debug, Deserialize)]
-struct Answer {
-    outcome: Word,
+struct CommandAnswer {
+    outcome: CommandOutcome,
     reward: Option<f64>,
     #[serde(default)]
     detail: String,
 }
 
+/// The outcome in a command's answer.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Word {
+enum CommandOutcome {
     Pass,
     Fail,
     Error,
 }
 
-impl From<&wire::v1::verifier::Command> for Verifier {
+impl From<&wire::v1::verifier::Command> for CommandVerifier {
     fn from(command: &wire::v1::verifier::Command) -> Self {
         let limit = Duration::try_from_secs_f64(command.timeout_s).unwrap_or(Duration::ZERO);
-        let limit = limit.min(LONGEST_LIMIT);
-        Self { argv: command.argv.clone(), limit }
+        let limit = limit.min(TIMEOUT_MAX);
+        Self { argv: command.argv.clone(), timeout: limit, paths: command.paths.clone() }
     }
 }
 
-impl Verifier {
-    /// Whatever goes wrong with the verifier is an `error`, never a failed sample.
-    pub(crate) fn judge(&self, item: &Item) -> Opinion {
+impl CommandVerifier {
+    /// Runs the executable on one item. Every failure of the executable is an `error`, never a
+    /// failed sample.
+    pub(crate) fn judge_item(&self, item: &VerifyItem, desk: &mut SandboxSlot<'_>) -> JudgeResult {
         let request = match serde_json::to_vec(item) {
             Ok(request) => request,
-            Err(error) => return Opinion::error(error.to_string()),
+            Err(error) => return JudgeResult::input_error(error.to_string()),
         };
-        match process::run(&self.argv, request, self.limit) {
-            Ok(output) => read(&output),
-            Err(problem) => Opinion::trouble(problem),
+        let Some((program, arguments)) = self.argv.split_first() else {
+            return JudgeResult::input_error("argv is empty");
+        };
+        match desk.toolchain().place_command(program, &self.paths) {
+            Err(lacking) => JudgeResult::host_error(format!("this box lacks {lacking}")),
+            Ok(CommandPlacement::Masked { program }) => {
+                let argv = [program.into_os_string()].into_iter();
+                let argv = desk
+                    .toolchain()
+                    .masked_command_line(argv.chain(arguments.iter().map(OsString::from)));
+                match host_process::run_program(&argv, request, self.timeout) {
+                    Ok(output) => parse_answer(&output),
+                    Err(problem) => JudgeResult::host_error(problem),
+                }
+            }
+            Ok(CommandPlacement::Contained { program, shown }) => {
+                let program = self.build_program(&program, request);
+                let limits = self.program_limits();
+                let ran = desk.run_in_room_with::<&str, &[u8], _>(&shown, &[], |room| {
+                    room.run(&program, &limits)
+                });
+                ran.map_or_else(|broken| broken, |ended| read_program_result(&ended, &limits))
+            }
+        }
+    }
+
+    /// Builds the sandbox program with the resolved path of the executable.
+    fn build_program(&self, program: &Path, stdin: Vec<u8>) -> SandboxProgram {
+        let mut argv = self.argv.clone();
+        if let Some(first) = argv.first_mut() {
+            *first = program.to_string_lossy().into_owned();
+        }
+        SandboxProgram { argv, env: Vec::new(), stdin }
+    }
+
+    /// Returns the sandbox limits of the executable.
+    fn program_limits(&self) -> ProgramLimits {
+        ProgramLimits {
+            wall: self.timeout,
+            memory_bytes: MEMORY_BYTES,
+            output_bytes: STREAMS_BYTES,
+            ..ProgramLimits::default()
         }
     }
 }
 
-pub(crate) fn read(output: &[u8]) -> Opinion {
-    let answer: Answer = match serde_json::from_slice(output) {
+/// Reads the result of a contained command.
+fn read_program_result(ended: &ProgramResult, limits: &ProgramLimits) -> JudgeResult {
+    match &ended.how {
+        ProgramEnd::Exited(0) if ended.stdout.len() as u64 > OUTPUT_BYTES_MAX => {
+            JudgeResult::host_error(format!("it printed more than {OUTPUT_BYTES_MAX} bytes"))
+        }
+        ProgramEnd::Exited(0) => parse_answer(&ended.stdout),
+        ProgramEnd::NotStarted(why) => JudgeResult::host_error(format!(
+            "it cannot be started in the sandbox: {why}; if the agent runs as root, its file and \
+             directory must be readable by all users"
+        )),
+        _ => JudgeResult::host_error(describe_end(ended, limits)),
+    }
+}
+
+/// Parses a command's output. Unreadable output is a host error.
+pub(crate) fn parse_answer(output: &[u8]) -> JudgeResult {
+    let answer: CommandAnswer = match serde_json::from_slice(output) {
         Ok(answer) => answer,
-        Err(error) => return Opinion::trouble(format!("it printed no verdict: {error}")),
+        Err(error) => return JudgeResult::host_error(format!("it printed no verdict: {error}")),
     };
     let (outcome, default) = match answer.outcome {
-        Word::Pass => (Outcome::Pass, 1.0),
-        Word::Fail => (Outcome::Fail, 0.0),
-        Word::Error => (Outcome::Error, 0.0),
+        CommandOutcome::Pass => (Outcome::Pass, 1.0),
+        CommandOutcome::Fail => (Outcome::Fail, 0.0),
+        CommandOutcome::Error => (Outcome::Error, 0.0),
     };
     let reward = answer.reward.unwrap_or(default);
     if !reward.is_finite() {
-        return Opinion::trouble("its reward is not a number");
+        return JudgeResult::host_error("its reward is not a number");
     }
     let elsewhere = outcome == Outcome::Error;
-    Opinion { outcome, reward, detail: answer.detail, elsewhere }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Instant;
-
-    use super::*;
-
-    fn judge(script: &str, limit: Duration) -> Opinion {
-        let argv = ["sh", "-c", script].map(str::to_owned).to_vec();
-        let item = Item { completion: "4".into(), answer: Some("4".into()), ..Item::example() };
-        Verifier { argv, limit }.judge(&item)
-    }
-
-    const LONG: Duration = Duration::from_secs(20);
-
-    #[test]
-    fn it_sees_the_completion_and_its_word_counts() {
-        let script = r#"grep -q '"completion":"4"' && echo '{"outcome":"pass","reward":0.7}'"#;
-        let opinion = judge(script, LONG);
-        assert_eq!((opinion.outcome, opinion.reward), (Outcome::Pass, 0.7));
-        let opinion = judge(r#"echo '{"outcome":"fail","detail":"no"}'"#, LONG);
-        assert_eq!(opinion, Opinion::fail("no"));
-    }
-
-    #[test]
-    fn whatever_it_does_wrong_is_an_error_never_a_reward_of_zero() {
-        let cases = [
-            ("exit 3", "it ended with"),
-            ("echo hello", "it printed no verdict"),
-            ("kill -9 $$", "it ended with"),
-            ("yes", "it"),
-            ("echo '{\"outcome\":\"pass\",\"reward\":1e999}'", "it"),
-        ];
-        for (script, detail) in cases {
-            let opinion = judge(script, Duration::from_secs(2));
-            assert_eq!(opinion.outcome, Outcome::Error, "{script}");
-            assert!(opinion.detail.starts_with(detail), "{script}: {}", opinion.detail);
-        }
-    }
-
-    #[test]
-    fn one_that_leaves_something_behind_does_not_hold_the_others_up() {
-        let began = Instant::now();
-        // It must have left the group by the time its parent ends.
-        let script = r#"f=$(mktemp -u); setsid sh -c "touch $f; exec sleep 30" &
-            until [ -e $f ]; do sleep 0.01; done; rm $f; echo '{"outcome":"pass"}'"#;
-        assert_eq!(judge(script, LONG).outcome, Outcome::Error);
-        assert!(began.elapsed() < Duration::from_secs(10));
-    }
-
-    #[test]
-    fn a_hung_one_is_killed_with_all_it_started() {
-        let began = Instant::now();
-        let opinion = judge("sleep 60 & sleep 60", Duration::from_millis(200));
-        assert_eq!(opinion.outcome, Outcome::Error);
-        assert!(began.elapsed() < Duration::from_secs(10));
-    }
+    JudgeResult { outcome, reward, detail: answer.detail, retry_elsewhere: elsewhere }
 }

@@ -1,24 +1,25 @@
-//! Code in a completion: blocks between fences, as Markdown has them (CommonMark 4.5).
+//! Code blocks of a completion: text between fences, as Markdown defines them (CommonMark 4.5).
 
 /// One fenced block.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Fence<'a> {
-    /// The first word after the fence, in lower case; empty when there is none.
+pub(crate) struct FencedBlock<'a> {
+    /// The first word after the fence in lower case; empty if missing.
     pub tag: String,
     pub body: &'a str,
 }
 
-/// All blocks of a text. One that is never closed ends with the text: the model ran out of tokens.
-pub(crate) fn fences(text: &str) -> Vec<Fence<'_>> {
+/// Finds all blocks of a text. An unclosed block ends with the text, because the model ran out of
+/// tokens.
+pub(crate) fn find_blocks(text: &str) -> Vec<FencedBlock<'_>> {
     let mut found = Vec::new();
     let mut open: Option<(char, usize, String, usize)> = None;
     let mut at = 0;
     for line in text.split_inclusive('\n') {
         let start = at;
         at += line.len();
-        let fence = marker(line);
+        let fence = parse_fence(line);
         open = match (open, fence) {
-            (None, Some((mark, length, info))) if is_opening(mark, info) => {
+            (None, Some((mark, length, info))) if opens_block(mark, info) => {
                 let tag = info.split_whitespace().next().unwrap_or_default();
                 let tag = tag.trim_matches(['{', '}', '.']).to_lowercase();
                 Some((mark, length, tag, at))
@@ -26,20 +27,21 @@ pub(crate) fn fences(text: &str) -> Vec<Fence<'_>> {
             (Some((mark, length, tag, body)), Some((other, longer, info)))
                 if mark == other && longer >= length && info.is_empty() =>
             {
-                found.push(Fence { tag, body: &text[body..start] });
+                found.push(FencedBlock { tag, body: &text[body..start] });
                 None
             }
             (open, _) => open,
         };
     }
     if let Some((_, _, tag, body)) = open {
-        found.push(Fence { tag, body: &text[body..] });
+        found.push(FencedBlock { tag, body: &text[body..] });
     }
     found
 }
 
-/// The mark of a line that is a fence, how often it stands there, and what follows.
-fn marker(line: &str) -> Option<(char, usize, &str)> {
+/// Returns the fence character, the number of repetitions and the text behind it, if the line is a
+/// fence.
+fn parse_fence(line: &str) -> Option<(char, usize, &str)> {
     let text = line.trim_start_matches(' ');
     let mark = text.chars().next().filter(|mark| matches!(mark, '`' | '~'))?;
     let rest = text.trim_start_matches(mark);
@@ -47,8 +49,8 @@ fn marker(line: &str) -> Option<(char, usize, &str)> {
     (line.len() - text.len() <= 3 && length >= 3).then(|| (mark, length, rest.trim()))
 }
 
-/// A line such as "```x```" is code in a line, not a fence.
-fn is_opening(mark: char, info: &str) -> bool {
+/// Returns true if the fence opens a block. A line such as "```x```" is inline code.
+fn opens_block(mark: char, info: &str) -> bool {
     mark == '~' || !info.contains('`')
 }
 
@@ -57,7 +59,7 @@ mod tests {
     use super::*;
 
     fn found(text: &str) -> Vec<(String, &str)> {
-        fences(text).into_iter().map(|fence| (fence.tag, fence.body)).collect()
+        find_blocks(text).into_iter().map(|fence| (fence.tag, fence.body)).collect()
     }
 
     #[test]

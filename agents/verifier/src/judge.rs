@@ -1,4 +1,4 @@
-//! How a completion is judged, by the settings of a run.
+//! The verifiers of a run, compiled from its settings.
 
 mod answer;
 mod chain;
@@ -10,100 +10,107 @@ mod tool_call;
 use regex::Regex;
 use wire::v1::verifier::How;
 
-use self::{answer::pattern, chain::Chain, schema::Schema, tool_call::Rules};
+use self::{
+    answer::compile_pattern, chain::VerifierChain, schema::SchemaVerifier, tool_call::ToolCallRules,
+};
 pub(crate) use self::{
-    json::document,
-    numeric::{Tolerance, number},
+    json::find_document,
+    numeric::{NumberTolerance, parse_number},
 };
 use crate::{
-    calls::Item,
+    calls::VerifyItem,
     command,
-    model::Model,
-    opinion::Opinion,
-    program::{Compile, Desk, Pytest, Python, Stdio},
+    judge_result::JudgeResult,
+    model::ModelJudge,
+    program::{CompileVerifier, PytestVerifier, PythonVerifier, SandboxSlot, StdioVerifier},
 };
 
-/// A verifier with its patterns compiled.
+/// A verifier with its patterns compiled. Its variants are those of the spec.
 #[derive(Debug)]
-pub(crate) enum Judge {
+pub(crate) enum CompletionJudge {
     Exact {
         extract: Option<Regex>,
     },
     Numeric {
         extract: Option<Regex>,
-        tolerance: Tolerance,
+        tolerance: NumberTolerance,
     },
-    /// The pattern may name the answer, so it is compiled for each item.
+    /// A pattern that may contain `{answer}`; it is therefore compiled for each item.
     Regex {
         pattern: String,
     },
-    Schema(Schema),
-    ToolCall(Rules),
-    Python(Python),
-    Pytest(Pytest),
-    Stdio(Stdio),
-    Compile(Compile),
-    Command(command::Verifier),
-    Model(Model),
-    Chain(Chain),
+    Schema(SchemaVerifier),
+    ToolCall(ToolCallRules),
+    Python(PythonVerifier),
+    Pytest(PytestVerifier),
+    Stdio(StdioVerifier),
+    Compile(CompileVerifier),
+    Command(command::CommandVerifier),
+    Model(ModelJudge),
+    Chain(VerifierChain),
 }
 
-impl Judge {
+impl CompletionJudge {
+    /// Compiles the settings.
+    ///
     /// # Errors
-    /// What is wrong with the settings.
+    /// Returns what is wrong with the settings.
     pub(crate) fn new(how: &How) -> Result<Self, String> {
-        let regex = |text: &str| pattern(text).map_err(|error| format!("the pattern: {error}"));
+        let regex =
+            |text: &str| compile_pattern(text).map_err(|error| format!("the pattern: {error}"));
         Ok(match how {
             How::Exact(exact) => Self::Exact { extract: regex(&exact.extract)? },
             How::Numeric(numeric) => Self::Numeric {
                 extract: regex(&numeric.extract)?,
-                tolerance: Tolerance {
+                tolerance: NumberTolerance {
                     absolute: numeric.tolerance,
                     relative: numeric.relative_tolerance,
                 },
             },
             How::Regex(regex) => Self::Regex { pattern: regex.pattern.clone() },
             How::JsonSchema(schema) => Self::Schema(
-                Schema::new(&schema.schema).map_err(|error| format!("the schema: {error}"))?,
+                SchemaVerifier::new(&schema.schema)
+                    .map_err(|error| format!("the schema: {error}"))?,
             ),
             How::ToolCall(call) => {
-                Self::ToolCall(Rules { ordered: call.ordered, partial: call.partial })
+                Self::ToolCall(ToolCallRules { ordered: call.ordered, partial: call.partial })
             }
             How::Python(python) => Self::Python(python.into()),
             How::Pytest(pytest) => Self::Pytest(pytest.into()),
             How::Stdio(stdio) => Self::Stdio(stdio.into()),
             How::Compile(compile) => Self::Compile(compile.into()),
             How::Command(command) => Self::Command(command.into()),
-            How::LlmJudge(judge) => Self::Model(Model::new(judge)?),
-            How::Chain(chain) => Self::Chain(Chain::new(chain)?),
+            How::LlmJudge(judge) => Self::Model(ModelJudge::new(judge)?),
+            How::Chain(chain) => Self::Chain(VerifierChain::new(chain)?),
         })
     }
 
-    pub(crate) fn judge(&self, item: &Item, desk: &mut Desk<'_>) -> Opinion {
+    /// Judges one item.
+    pub(crate) fn judge_item(&self, item: &VerifyItem, desk: &mut SandboxSlot<'_>) -> JudgeResult {
         match self {
-            Self::Exact { extract } => answer::exact(extract.as_ref(), item),
+            Self::Exact { extract } => answer::judge_exact(extract.as_ref(), item),
             Self::Numeric { extract, tolerance } => {
-                answer::numeric(extract.as_ref(), *tolerance, item)
+                answer::judge_numeric(extract.as_ref(), *tolerance, item)
             }
-            Self::Regex { pattern } => answer::found(pattern, item),
-            Self::Schema(schema) => schema.judge(item),
-            Self::ToolCall(rules) => rules.judge(item),
-            Self::Python(python) => python.judge(item, desk),
-            Self::Pytest(pytest) => pytest.judge(item, desk),
-            Self::Stdio(stdio) => stdio.judge(item, desk),
-            Self::Compile(compile) => compile.judge(item, desk),
-            Self::Command(verifier) => verifier.judge(item),
-            Self::Model(model) => model.judge(item),
-            Self::Chain(chain) => chain.judge(item, desk),
+            Self::Regex { pattern } => answer::judge_pattern(pattern, item),
+            Self::Schema(schema) => schema.judge_item(item),
+            Self::ToolCall(rules) => rules.judge_item(item),
+            Self::Python(python) => python.judge_item(item, desk),
+            Self::Pytest(pytest) => pytest.judge_item(item, desk),
+            Self::Stdio(stdio) => stdio.judge_item(item, desk),
+            Self::Compile(compile) => compile.judge_item(item, desk),
+            Self::Command(verifier) => verifier.judge_item(item, desk),
+            Self::Model(model) => model.judge_item(item),
+            Self::Chain(chain) => chain.judge_item(item, desk),
         }
     }
 
-    /// Whether what it said of a completion holds for the next one like it. An executable may
-    /// have been replaced meanwhile.
-    pub(crate) fn is_lasting(&self) -> bool {
+    /// Returns true if equal items always get equal results. An executable may be replaced between
+    /// two items.
+    pub(crate) fn is_cacheable(&self) -> bool {
         match self {
             Self::Command(_) => false,
-            Self::Chain(chain) => chain.stages().all(Self::is_lasting),
+            Self::Chain(chain) => chain.stage_judges().all(Self::is_cacheable),
             _ => true,
         }
     }
@@ -117,16 +124,20 @@ mod tests {
     };
 
     use super::*;
-    use crate::program::Shop;
+    use crate::program::SandboxPool;
 
-    fn judge(how: &How, item: &Item) -> Opinion {
-        let shop = Shop::closed();
-        Judge::new(how).unwrap().judge(item, &mut shop.desk())
+    fn judge(how: &How, item: &VerifyItem) -> JudgeResult {
+        let shop = SandboxPool::without_programs();
+        CompletionJudge::new(how).unwrap().judge_item(item, &mut shop.open_slot())
     }
 
     fn outcome(how: &How, completion: &str, answer: Option<&str>) -> Outcome {
         let answer = answer.map(str::to_owned);
-        judge(how, &Item { completion: completion.into(), answer, ..Item::example() }).outcome
+        judge(
+            how,
+            &VerifyItem { completion: completion.into(), answer, ..VerifyItem::example_item() },
+        )
+        .outcome
     }
 
     #[test]
@@ -180,15 +191,16 @@ mod tests {
             r#"{"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}"#;
         let how = How::JsonSchema(JsonSchema { schema: schema.into() });
         assert_eq!(outcome(&how, "```json\n{\"a\": 1}\n```", None), Outcome::Pass);
-        let wrong = Item { completion: "{\"a\": \"1\"}".into(), ..Item::example() };
+        let wrong =
+            VerifyItem { completion: "{\"a\": \"1\"}".into(), ..VerifyItem::example_item() };
         let opinion = judge(&how, &wrong);
         assert!(
             opinion.outcome == Outcome::Fail && opinion.detail.starts_with("/a: "),
             "{opinion:?}"
         );
-        let mut item = Item { completion: "[1]".into(), ..Item::example() };
+        let mut item = VerifyItem { completion: "[1]".into(), ..VerifyItem::example_item() };
         item.fields.insert("schema".into(), serde_json::json!({"type": "array"}));
-        assert_eq!(judge(&How::JsonSchema(JsonSchema::default()), &item), Opinion::pass());
+        assert_eq!(judge(&How::JsonSchema(JsonSchema::default()), &item), JudgeResult::full_pass());
     }
 
     #[test]
@@ -201,8 +213,9 @@ mod tests {
         };
         let stages = vec![stage("a", 1.0), stage("b", 2.0), stage("c", 1.0)];
         let chain = |stop_at_failure| How::Chain(Chain { stages: stages.clone(), stop_at_failure });
-        let item = |text: &str| Item { completion: text.into(), ..Item::example() };
-        assert_eq!(judge(&chain(true), &item("abc")), Opinion::pass());
+        let item =
+            |text: &str| VerifyItem { completion: text.into(), ..VerifyItem::example_item() };
+        assert_eq!(judge(&chain(true), &item("abc")), JudgeResult::full_pass());
         let opinion = judge(&chain(true), &item("ac"));
         assert_eq!((opinion.outcome, opinion.reward), (Outcome::Fail, 0.25));
         assert_eq!(opinion.detail, "stage 2: the pattern is not found");
@@ -220,9 +233,13 @@ mod tests {
     #[test]
     fn settings_that_cannot_work_are_named() {
         let extract = "(".to_owned();
-        assert!(Judge::new(&How::Exact(Exact { extract })).unwrap_err().starts_with("the pattern"));
+        assert!(
+            CompletionJudge::new(&How::Exact(Exact { extract }))
+                .unwrap_err()
+                .starts_with("the pattern")
+        );
         let schema = "{\"type\": 7}".to_owned();
         let how = How::JsonSchema(JsonSchema { schema });
-        assert!(Judge::new(&how).unwrap_err().starts_with("the schema"));
+        assert!(CompletionJudge::new(&how).unwrap_err().starts_with("the schema"));
     }
 }

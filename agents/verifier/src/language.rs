@@ -1,17 +1,18 @@
-//! Languages programs are written in, and which one a completion is.
+//! The languages that programs are written in, and the detection of a completion's language.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    calls::Item,
-    fences::{Fence, fences},
+    calls::VerifyItem,
+    fences::{FencedBlock, find_blocks},
 };
 
+/// A language whose programs verifiers can run or compile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Language {
+pub(crate) enum ProgramLanguage {
     Python,
     C,
     Cpp,
@@ -19,16 +20,16 @@ pub(crate) enum Language {
     Go,
 }
 
-/// What of a completion is the program.
+/// The program in a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Source<'a> {
-    pub language: Language,
+pub(crate) struct ProgramSource<'a> {
+    pub language: ProgramLanguage,
     pub code: &'a str,
 }
 
-impl Language {
-    /// By any of the names that fences and data sets use.
-    pub(crate) fn named(name: &str) -> Option<Self> {
+impl ProgramLanguage {
+    /// Returns the language for any of the names that fences and data sets use.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         Some(match name.to_lowercase().as_str() {
             "python" | "python3" | "py" | "py3" => Self::Python,
             "c" | "gcc" | "c99" | "c11" | "c17" => Self::C,
@@ -39,7 +40,8 @@ impl Language {
         })
     }
 
-    pub(crate) fn name(self) -> &'static str {
+    /// Returns the name of the language in messages.
+    pub(crate) fn display_name(self) -> &'static str {
         match self {
             Self::Python => "python",
             Self::C => "c",
@@ -49,7 +51,8 @@ impl Language {
         }
     }
 
-    pub(crate) fn file(self) -> &'static str {
+    /// Returns the name of the source file.
+    pub(crate) fn file_name(self) -> &'static str {
         match self {
             Self::Python => "main.py",
             Self::C => "main.c",
@@ -60,42 +63,52 @@ impl Language {
     }
 }
 
-impl fmt::Display for Language {
+impl fmt::Display for ProgramLanguage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(self.display_name())
     }
 }
 
-/// What the settings or the prompt say; the completion has no say in it. The error is a name
-/// that is no language known here.
-pub(crate) fn asked(setting: &str, item: &Item) -> Result<Option<Language>, String> {
-    let name = Some(setting).filter(|name| !name.is_empty()).or_else(|| item.text("language"));
-    let known = |name| Language::named(name).ok_or_else(|| name.to_owned());
+/// Returns the language of the settings or of the prompt; the completion cannot choose it.
+///
+/// # Errors
+/// Returns the name if it is not a known language.
+pub(crate) fn requested_language(
+    setting: &str,
+    item: &VerifyItem,
+) -> Result<Option<ProgramLanguage>, String> {
+    let name =
+        Some(setting).filter(|name| !name.is_empty()).or_else(|| item.text_field("language"));
+    let known = |name| ProgramLanguage::from_name(name).ok_or_else(|| name.to_owned());
     name.map(known).transpose()
 }
 
-/// The program in a completion: of several blocks the last in its language, else the last without
-/// one; without any block all of it. The error says what is missing.
-pub(crate) fn source(wanted: Option<Language>, completion: &str) -> Result<Source<'_>, String> {
-    let blocks = fences(completion);
-    let Some(language) = wanted.or_else(|| blocks.iter().rev().find_map(tagged)) else {
+/// Extracts the program of a completion: the last block in its language, else the last untagged
+/// block; without any block the whole completion. The error describes what is missing.
+pub(crate) fn extract_source(
+    wanted: Option<ProgramLanguage>,
+    completion: &str,
+) -> Result<ProgramSource<'_>, String> {
+    let blocks = find_blocks(completion);
+    let Some(language) = wanted.or_else(|| blocks.iter().rev().find_map(block_language)) else {
         return Err("no language: neither the prompt nor a fence names one".into());
     };
-    let last = |fits: &dyn Fn(&&Fence<'_>) -> bool| {
+    let last = |fits: &dyn Fn(&&FencedBlock<'_>) -> bool| {
         let blocks: Vec<_> = blocks.iter().collect();
         blocks.into_iter().rev().find(fits).map(|block| block.body)
     };
-    let in_it = last(&|block| tagged(block) == Some(language));
+    let in_it = last(&|block| block_language(block) == Some(language));
     let code = in_it.or_else(|| last(&|block| block.tag.is_empty()));
     match code {
-        Some(code) => Ok(Source { language, code }),
-        None if blocks.is_empty() => Ok(Source { language, code: completion }),
+        Some(code) => Ok(ProgramSource { language, code }),
+        None if blocks.is_empty() => Ok(ProgramSource { language, code: completion }),
         None => Err(format!("no block of {language} in the completion")),
     }
 }
 
-fn tagged(block: &Fence<'_>) -> Option<Language> {
-    Language::named(&block.tag)
+/// Returns the language that a block's tag names.
+fn block_language(block: &FencedBlock<'_>) -> Option<ProgramLanguage> {
+    ProgramLanguage::from_name(&block.tag)
 }
 
 #[cfg(test)]
@@ -105,21 +118,26 @@ mod tests {
     #[test]
     fn the_prompts_language_wins_and_otherwise_the_fence_says() {
         let text = "```go\na\n```\n```\nb\n```\n```rust\nc\n```";
-        let code = |wanted| source(wanted, text).map(|found| (found.language, found.code));
-        assert_eq!(code(None), Ok((Language::Rust, "c\n")));
-        assert_eq!(code(Some(Language::Go)), Ok((Language::Go, "a\n")));
-        assert_eq!(code(Some(Language::C)), Ok((Language::C, "b\n")));
-        assert!(source(Some(Language::C), "```rust\nc\n```").is_err());
-        assert_eq!(source(Some(Language::C), "int x;").unwrap().code, "int x;");
-        assert!(source(None, "int x;").is_err());
-        assert!(source(None, "```brainfuck\n+\n```").is_err());
+        let code = |wanted| extract_source(wanted, text).map(|found| (found.language, found.code));
+        assert_eq!(code(None), Ok((ProgramLanguage::Rust, "c\n")));
+        assert_eq!(code(Some(ProgramLanguage::Go)), Ok((ProgramLanguage::Go, "a\n")));
+        assert_eq!(code(Some(ProgramLanguage::C)), Ok((ProgramLanguage::C, "b\n")));
+        assert!(extract_source(Some(ProgramLanguage::C), "```rust\nc\n```").is_err());
+        assert_eq!(extract_source(Some(ProgramLanguage::C), "int x;").unwrap().code, "int x;");
+        assert!(extract_source(None, "int x;").is_err());
+        assert!(extract_source(None, "```brainfuck\n+\n```").is_err());
     }
 
     #[test]
     fn each_language_knows_its_own_name() {
-        for language in [Language::Python, Language::C, Language::Cpp, Language::Rust, Language::Go]
-        {
-            assert_eq!(Language::named(language.name()), Some(language));
+        for language in [
+            ProgramLanguage::Python,
+            ProgramLanguage::C,
+            ProgramLanguage::Cpp,
+            ProgramLanguage::Rust,
+            ProgramLanguage::Go,
+        ] {
+            assert_eq!(ProgramLanguage::from_name(language.display_name()), Some(language));
         }
     }
 }

@@ -1,60 +1,68 @@
-//! The verifier: reacts to samples by writing verdicts.
+//! The verifier role: it reads samples and writes verdicts.
 //!
-//! `judge` says how a completion is judged; what needs a program run is in `program`, contained;
-//! `command` and `model` ask somebody else. `bench` judges many at a time. `error` is the
-//! verifier's own fault and never a reward of 0. What each verifier reads and pays is in
-//! `docs/VERIFIERS.md`.
+//! `judge` compiles the settings of a verifier and decides; `program` runs programs in the sandbox;
+//! `command` and `model` ask an executable or a model; `pipeline` judges many completions at once.
+//! An `error` is a failure of the verifier and never a reward of 0. `docs/VERIFIERS.md` lists the
+//! inputs and rewards of each verifier.
 
-mod bench;
-mod cache;
 mod calls;
 mod command;
 mod fences;
+mod grants;
+mod host_process;
 mod judge;
-mod kit;
+mod judge_result;
 mod language;
 mod model;
-mod once;
-mod opinion;
-mod process;
+mod offline;
+mod pipeline;
 mod program;
 mod role;
+mod toolchain;
 mod tools;
+mod verdict_cache;
 mod worker;
 
-pub use calls::Item;
-pub use kit::Kit;
-pub use once::{Judgement, Once, version};
+pub use calls::VerifyItem;
+pub use grants::{GrantError, OwnerGrants};
+pub use offline::{OfflineVerifier, TimedVerdict, verifier_version};
 pub use role::VerifierRole;
-pub use tools::{Tool, Tools};
-pub use worker::work;
+pub use toolchain::{Toolchain, ToolchainTest};
+pub use tools::{VerifierTool, VerifierTools};
+pub use worker::serve_verify_calls;
 
 #[doc(hidden)]
 pub mod fuzzing {
     use serde::Deserialize;
     use wire::v1::{Verifier, verifier::How};
 
-    pub use crate::calls::fuzz as calls;
-    use crate::{bench, calls::Verify, kit::Kit};
+    pub use crate::calls::fuzz_messages as calls;
+    use crate::{calls::VerifyRequest, pipeline, toolchain::Toolchain};
 
-    /// A command's answer becomes an opinion.
-    pub fn answer(output: &[u8]) {
-        let _ = crate::command::read(output);
+    /// Parses the answer of a command.
+    pub fn fuzz_answer(output: &[u8]) {
+        let _ = crate::command::parse_answer(output);
     }
 
-    /// Judges as the worker does, but starts no program and asks nobody.
-    pub fn judge(call: &serde_json::Value) {
-        let Ok(call) = Verify::deserialize(call) else { return };
-        if !call.verifier.how.as_ref().is_some_and(stays_here) {
+    /// Judges as the worker does, but starts no program and contacts no endpoint.
+    pub fn fuzz_judge(call: &serde_json::Value) {
+        let Ok(call) = VerifyRequest::deserialize(call) else { return };
+        if !call.verifier.how.as_ref().is_some_and(is_local) {
             return;
         }
-        let Ok(verifier) = bench::Verifier::new(&call.verifier) else { return };
-        bench::Bench::new(Kit::none()).judge_all(&verifier, &call.items, 1, &|_| {});
+        let Ok(verifier) = pipeline::ConfiguredVerifier::new(&call.verifier) else { return };
+        pipeline::JudgePipeline::new(Toolchain::without_programs()).judge_items(
+            &verifier,
+            &call.items,
+            1,
+            &|_| {},
+        );
     }
 
-    fn stays_here(how: &How) -> bool {
+    /// Returns true if the verifier needs neither a command nor an endpoint.
+    fn is_local(how: &How) -> bool {
         let of = |verifier: Option<&Verifier>| {
-            verifier.and_then(|verifier| verifier.how.as_ref()).is_none_or(stays_here)
+            verifier.and_then(|verifier| verifier.how.as_ref()).is_none_or(is_local)
         };
         match how {
             How::Command(_) | How::LlmJudge(_) => false,

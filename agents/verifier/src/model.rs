@@ -1,4 +1,4 @@
-//! A model as a judge, behind an OpenAI-compatible endpoint. Whatever goes wrong with it is an
+//! A model as a judge, behind an OpenAI-compatible endpoint. Every failure of the endpoint is an
 //! `error`, never a failed sample.
 
 use std::time::Duration;
@@ -8,117 +8,130 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use wire::v1::verifier::LlmJudge;
 
-use crate::{calls::Item, judge::document, opinion::Opinion};
+use crate::{calls::VerifyItem, judge::find_document, judge_result::JudgeResult};
 
-/// To be connected.
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// The timeout of a connection attempt.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Of a spec that nobody checked.
-const LONGEST_LIMIT: Duration = Duration::from_secs(3600);
+/// The upper bound of a spec's timeout.
+const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
+/// The limit of an answer's body.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// Of what an endpoint says is wrong, for people.
-const SAID_CHARS: usize = 200;
+/// The number of characters of an endpoint's answer that an error message quotes.
+const EXCERPT_CHARS_MAX: usize = 200;
 
+/// A judge model: its endpoint, its prompt template and the reward at which a sample passes.
 #[derive(Debug)]
-pub(crate) struct Model {
+pub(crate) struct ModelJudge {
     url: String,
     model: String,
     prompt: String,
-    key: Option<Key>,
-    limit: Duration,
+    key: Option<KeyVariable>,
+    timeout: Duration,
     pass_at: f64,
 }
 
-/// Where a key is; never the key.
+/// The name of the environment variable that contains the key; never the key itself.
 #[derive(Debug)]
-struct Key(String);
+struct KeyVariable(String);
 
-/// What it must answer.
+/// The JSON object that the model must answer.
 #[derive(Debug, Deserialize)]
-struct Grade {
+struct ModelGrade {
     reward: f64,
     #[serde(default)]
     reason: String,
 }
 
-impl Model {
+impl ModelJudge {
+    /// Checks the settings.
+    ///
     /// # Errors
-    /// When no template can be filled in.
+    /// Returns an error if the prompt does not contain `{completion}`.
     pub(crate) fn new(judge: &LlmJudge) -> Result<Self, String> {
         if !judge.prompt.contains("{completion}") {
-            return Err("the judge's prompt does not hold {completion}".into());
+            return Err("the judge's prompt must contain {completion}".into());
         }
         let limit = Duration::try_from_secs_f64(judge.timeout_s).unwrap_or(Duration::ZERO);
         Ok(Self {
             url: format!("{}/chat/completions", judge.url.trim_end_matches('/')),
             model: judge.model.clone(),
             prompt: judge.prompt.clone(),
-            key: Some(Key(judge.key_env.clone())).filter(|key| !key.0.is_empty()),
-            limit: limit.min(LONGEST_LIMIT),
+            key: Some(KeyVariable(judge.key_env.clone())).filter(|key| !key.0.is_empty()),
+            timeout: limit.min(TIMEOUT_MAX),
             pass_at: judge.pass_at,
         })
     }
 
-    pub(crate) fn judge(&self, item: &Item) -> Opinion {
+    /// Asks the model to grade one item.
+    pub(crate) fn judge_item(&self, item: &VerifyItem) -> JudgeResult {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let asked = match runtime {
-            Ok(runtime) => runtime.block_on(self.ask(item)),
+            Ok(runtime) => runtime.block_on(self.request_grade(item)),
             Err(error) => Err(format!("start a runtime: {error}")),
         };
-        match asked.and_then(|body| self.grade(&body)) {
+        match asked.and_then(|body| self.parse_grade(&body)) {
             Ok(opinion) => opinion,
-            Err(problem) => Opinion::trouble(format!("the judge at {}: {problem}", self.url)),
+            Err(problem) => {
+                JudgeResult::host_error(format!("the judge at {}: {problem}", self.url))
+            }
         }
     }
 
-    async fn ask(&self, item: &Item) -> Result<Vec<u8>, String> {
+    /// Sends the request and returns the body of a successful answer.
+    async fn request_grade(&self, item: &VerifyItem) -> Result<Vec<u8>, String> {
         let said = |error: reqwest::Error| format!("{:#}", anyhow::Error::new(error.without_url()));
         let none = redirect::Policy::none();
-        let client = Client::builder().no_proxy().redirect(none).connect_timeout(CONNECT_LIMIT);
+        let client = Client::builder().no_proxy().redirect(none).connect_timeout(CONNECT_TIMEOUT);
         let body = json!({
             "model": self.model,
             "temperature": 0,
-            "messages": [{ "role": "user", "content": fill(&self.prompt, item) }],
+            "messages": [{ "role": "user", "content": fill_template(&self.prompt, item) }],
         });
-        let mut request = client.build().map_err(said)?.post(&self.url).timeout(self.limit);
-        if let Some(Key(variable)) = &self.key {
+        let mut request = client.build().map_err(said)?.post(&self.url).timeout(self.timeout);
+        if let Some(KeyVariable(variable)) = &self.key {
             let key = std::env::var(variable).map_err(|_| format!("{variable} is not set here"))?;
             request = request.bearer_auth(key);
         }
         let request = request.header("content-type", "application/json").body(body.to_string());
         let response = request.send().await.map_err(said)?;
         let status = response.status();
-        let bytes = read(response).await.map_err(said)?.ok_or("it answers too much")?;
+        let bytes = read_body(response).await.map_err(said)?.ok_or("its answer is too long")?;
         if status.is_success() {
             return Ok(bytes);
         }
         let told: String =
-            String::from_utf8_lossy(&bytes).trim().chars().take(SAID_CHARS).collect();
+            String::from_utf8_lossy(&bytes).trim().chars().take(EXCERPT_CHARS_MAX).collect();
         Err(format!("{status}: {told}"))
     }
 
-    fn grade(&self, body: &[u8]) -> Result<Opinion, String> {
+    /// Parses the model's answer; the reward must be between 0 and 1.
+    fn parse_grade(&self, body: &[u8]) -> Result<JudgeResult, String> {
         let answer: Value =
-            serde_json::from_slice(body).map_err(|error| format!("no JSON: {error}"))?;
+            serde_json::from_slice(body).map_err(|error| format!("not JSON: {error}"))?;
         let content = &answer["choices"][0]["message"]["content"];
         let text = content.as_str().ok_or("its answer has no choices[0].message.content")?;
-        let grade = document(text).and_then(|value| Grade::deserialize(value).ok());
-        let Some(Grade { reward, reason }) = grade else {
-            let said: String = text.chars().take(SAID_CHARS).collect();
-            return Err(format!("it said no {{\"reward\": 0..1}}: {said}"));
+        let grade = find_document(text).and_then(|value| ModelGrade::deserialize(value).ok());
+        let Some(ModelGrade { reward, reason }) = grade else {
+            let said: String = text.chars().take(EXCERPT_CHARS_MAX).collect();
+            return Err(format!("its answer has no {{\"reward\": 0..1}}: {said}"));
         };
         if !(0.0..=1.0).contains(&reward) {
             return Err(format!("its reward {reward} is not from 0 to 1"));
         }
-        let opinion = if reward >= self.pass_at { Opinion::pass() } else { Opinion::fail("") };
-        Ok(Opinion { reward, detail: reason, ..opinion })
+        let opinion = if reward >= self.pass_at {
+            JudgeResult::full_pass()
+        } else {
+            JudgeResult::failed_because("")
+        };
+        Ok(JudgeResult { reward, detail: reason, ..opinion })
     }
 }
 
-/// The body, unless it is too large.
-async fn read(mut response: Response) -> Result<Option<Vec<u8>>, reqwest::Error> {
+/// Reads the body. Returns `None` if it is larger than `ANSWER_BYTES_MAX`.
+async fn read_body(mut response: Response) -> Result<Option<Vec<u8>>, reqwest::Error> {
     let mut bytes = Vec::new();
     while let Some(chunk) = response.chunk().await? {
         if bytes.len() + chunk.len() > ANSWER_BYTES_MAX {
@@ -129,10 +142,11 @@ async fn read(mut response: Response) -> Result<Option<Vec<u8>>, reqwest::Error>
     Ok(Some(bytes))
 }
 
-/// Each name is replaced once: a completion that holds `{answer}` is not told it.
-fn fill(template: &str, item: &Item) -> String {
+/// Replaces each placeholder once, in a single pass: a completion that contains `{answer}` does not
+/// receive the answer.
+fn fill_template(template: &str, item: &VerifyItem) -> String {
     let values = [
-        ("{prompt}", item.asked()),
+        ("{prompt}", item.question_text()),
         ("{completion}", item.completion.as_str()),
         ("{answer}", item.answer.as_deref().unwrap_or_default()),
     ];
@@ -162,7 +176,7 @@ mod tests {
     use super::*;
 
     /// An endpoint that answers one request, and what it was asked.
-    fn judge(status: &str, content: &str) -> (Opinion, String) {
+    fn judge(status: &str, content: &str) -> (JudgeResult, String) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/v1/", listener.local_addr().unwrap());
         let body = json!({ "choices": [{ "message": { "content": content } }] }).to_string();
@@ -187,9 +201,13 @@ mod tests {
             pass_at: 0.5,
             ..LlmJudge::default()
         };
-        let item = Item { prompt: "2+2".into(), completion: "{answer}".into(), ..Item::example() };
-        let item = Item { answer: Some("four".into()), ..item };
-        (Model::new(&settings).unwrap().judge(&item), served.join().unwrap())
+        let item = VerifyItem {
+            prompt: "2+2".into(),
+            completion: "{answer}".into(),
+            ..VerifyItem::example_item()
+        };
+        let item = VerifyItem { answer: Some("four".into()), ..item };
+        (ModelJudge::new(&settings).unwrap().judge_item(&item), served.join().unwrap())
     }
 
     #[test]
@@ -212,7 +230,7 @@ mod tests {
             ("500 Oops", "{\"reward\": 1}"),
         ] {
             let (opinion, _) = judge(status, content);
-            assert!(opinion.outcome == Outcome::Error && opinion.elsewhere, "{opinion:?}");
+            assert!(opinion.outcome == Outcome::Error && opinion.retry_elsewhere, "{opinion:?}");
         }
         let gone = LlmJudge {
             url: "http://127.0.0.1:1/v1".into(),
@@ -220,10 +238,10 @@ mod tests {
             timeout_s: 5.0,
             ..LlmJudge::default()
         };
-        let opinion = Model::new(&gone).unwrap().judge(&Item::example());
-        assert!(opinion.outcome == Outcome::Error && opinion.elsewhere, "{opinion:?}");
+        let opinion = ModelJudge::new(&gone).unwrap().judge_item(&VerifyItem::example_item());
+        assert!(opinion.outcome == Outcome::Error && opinion.retry_elsewhere, "{opinion:?}");
         let keyed = LlmJudge { key_env: "FLOTILLA_JUDGE_KEY_NOT_SET".into(), ..gone };
-        let opinion = Model::new(&keyed).unwrap().judge(&Item::example());
+        let opinion = ModelJudge::new(&keyed).unwrap().judge_item(&VerifyItem::example_item());
         assert!(opinion.detail.contains("FLOTILLA_JUDGE_KEY_NOT_SET"), "{}", opinion.detail);
     }
 }

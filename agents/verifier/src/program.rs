@@ -1,21 +1,22 @@
-//! Verifiers that run what a model wrote. Everything runs in a sandbox; a box without one judges
-//! by other means only.
+//! Verifiers that run programs that a model wrote. Every program runs in a sandbox; a host without
+//! a sandbox cannot use these verifiers.
 
+mod build;
 mod cases;
 mod compile;
+mod harness_report;
 mod limits;
-mod native;
-mod output;
+mod output_match;
 mod pytest;
 mod python;
-mod report;
-mod shop;
+mod sandbox_pool;
 mod stdio;
 
 pub(crate) use self::{
-    compile::Compile,
-    pytest::Pytest,
-    python::Python,
-    shop::{Desk, Shop},
-    stdio::Stdio,
+    compile::CompileVerifier,
+    harness_report::describe_end,
+    pytest::PytestVerifier,
+    python::PythonVerifier,
+    sandbox_pool::{SandboxPool, SandboxSlot},
+    stdio::StdioVerifier,
 };

@@ -1,57 +1,74 @@
-//! The agent's side: samples in, verdicts out, one warm worker.
+//! The agent's side of the verifier role: reads samples, calls one warm worker, writes verdicts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::Path,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
+use agent::{AgentRole, JobError, LeasedJob, WorkerError, WorkerLauncher, WorkerProcess};
 use anyhow::{Context, anyhow};
 use futures::future::{BoxFuture, FutureExt, ready};
-use runtime::{Job, JobError, Launch, Role, Worker, WorkerError};
 use tokio::sync::Semaphore;
-use wire::{Body, Place, Prompt, WorkKind, v1};
+use wire::{FactBody, FactKey, PromptEntry, WorkKind, v1};
 
 use crate::{
-    Kit,
-    bench::version,
-    calls::{Item, Judged, Verified, Verify},
-    tools::{Need, needs},
+    Toolchain, ToolchainTest,
+    calls::{VerifyItem, VerifyProgress, VerifyReply, VerifyRequest},
+    grants::is_system_path,
+    pipeline::verifier_version,
+    tools::{ToolNeed, required_tools},
 };
 
-/// A worker that judges nothing for so long is hung: the longest limit of a command, and more.
-const SILENCE: Duration = Duration::from_secs(3600 + 60);
+/// The time without progress after which a worker counts as hung: the longest timeout of a command
+/// plus a minute.
+const SILENCE_LIMIT: Duration = Duration::from_secs(3600 + 60);
 
-/// Jobs held at once: each uses all the cores it may.
+/// The number of jobs held at once: one job uses all cores that it may use.
 const JOBS_MAX: usize = 1;
 
-/// Prompt files kept parsed.
-const FILES_MAX: usize = 4;
+/// The number of parsed prompt files that are kept.
+const PROMPT_FILES_MAX: usize = 4;
 
-/// What a worker inherits besides the usual: keys of judges.
-const KEY_PREFIX: &str = "FLOTILLA_JUDGE_KEY";
+/// The prefix of variables with keys of judge models, which the worker inherits.
+const KEY_VARIABLE_PREFIX: &str = "FLOTILLA_JUDGE_KEY";
 
-/// Prompts of one file, by id.
-type Prompts = Arc<BTreeMap<String, Prompt>>;
+/// The prompts of one file, by id.
+type PromptIndex = Arc<BTreeMap<String, PromptEntry>>;
 
-/// The verifier role of an agent.
+/// The verifier role of an agent. It holds one job at a time and keeps one worker running between
+/// jobs.
 pub struct VerifierRole {
-    launch: Launch,
-    kit: Kit,
-    /// What contains programs here, or why nothing does.
-    contained: Result<String, String>,
-    room: Semaphore,
-    warm: Mutex<Option<Worker>>,
-    prompts: Mutex<Vec<(String, Prompts)>>,
+    launch: WorkerLauncher,
+    toolchain: Toolchain,
+    toolchain_test: ToolchainTest,
+    job_permits: Semaphore,
+    worker: Mutex<Option<WorkerProcess>>,
+    prompt_files: Mutex<Vec<(String, PromptIndex)>>,
 }
 
 impl VerifierRole {
-    /// Tests what this box has to judge with. Takes up to a second or two.
-    pub fn open(launch: Launch, kit: Kit) -> Self {
-        let (kit, contained) = kit.tested();
-        match &contained {
+    /// Tests the toolchain of this host, which takes up to two seconds, and creates the role.
+    pub fn open(launch: WorkerLauncher, kit: Toolchain) -> Self {
+        let (toolchain, toolchain_test) = kit.test_host();
+        if let Some(problem) = &toolchain_test.unmasked {
+            tracing::error!(
+                problem,
+                "--allow-command: the agent's keys cannot be hidden from commands here, so they do \
+                 not run outside the sandbox (V105)"
+            );
+        }
+        for command in &toolchain.grants.commands {
+            tracing::warn!(
+                command = %command.display(),
+                "--allow-command: anyone who can submit runs can start this outside the sandbox, \
+                 with arguments and input of their choice"
+            );
+        }
+        match &toolchain_test.contained {
             Ok(layers) => {
-                tracing::info!(tools = kit.tools.describe(), layers, "verifier");
+                tracing::info!(tools = toolchain.tools.list_versions(), layers, "verifier");
             }
             Err(problem) => tracing::warn!(
                 problem,
@@ -61,55 +78,63 @@ impl VerifierRole {
         }
         Self {
             launch,
-            kit,
-            contained,
-            room: Semaphore::new(JOBS_MAX),
-            warm: Mutex::new(None),
-            prompts: Mutex::default(),
+            toolchain,
+            toolchain_test,
+            job_permits: Semaphore::new(JOBS_MAX),
+            worker: Mutex::new(None),
+            prompt_files: Mutex::default(),
         }
     }
 
-    async fn verify(&self, job: &Job) -> Result<(), JobError> {
-        let _room = self.room.acquire().await.map_err(JobError::retry)?;
-        let Body::Samples(samples) = &job.record.fact.body else {
-            return Err(JobError::fatal(anyhow!("not samples (E111)")));
+    /// Judges the samples of a job and writes the verdicts. Errors that other hosts may avoid are
+    /// retried there first.
+    async fn run_job(&self, job: &LeasedJob) -> Result<(), JobError> {
+        let _room = self.job_permits.acquire().await.map_err(JobError::retryable_failure)?;
+        let FactBody::Samples(samples) = &job.record.fact.body else {
+            return Err(JobError::fatal_failure(anyhow!("not samples (E111)")));
         };
-        let name = samples.job.parse().map_err(JobError::fatal)?;
-        let place = Place::Verdicts { cycle: samples.cycle, job: name };
+        let name = samples.job.parse().map_err(JobError::fatal_failure)?;
+        let place = FactKey::Verdicts { cycle: samples.cycle, job: name };
         if job.is_written(place.clone()).await? {
             return Ok(());
         }
-        let call = self.prepare(job, samples).await?;
-        let needs = call.verifier.how.as_ref().map(|how| needs(how, call.items.iter()));
+        let call = self.build_request(job, samples).await?;
+        let needs = call.verifier.how.as_ref().map(|how| required_tools(how, call.items.iter()));
         let needs = needs.unwrap_or_default();
-        self.can(job, &needs).await?;
-        let worker = self.worker()?;
+        self.check_needs(job, &needs).await?;
+        let worker = self.ensure_worker()?;
         let began = Instant::now();
         let total = u32::try_from(call.items.len()).unwrap_or(u32::MAX);
-        let mut dropped = KillUnanswered { worker: &worker, answered: false };
-        let verified: Result<Verified, _> = worker
-            .call(&call, &mut self.launch.patience(SILENCE, SILENCE), |progress| {
-                if let Ok(Judged { items }) = serde_json::from_value(progress) {
-                    job.progress.set(items, total, "verdicts");
-                }
-                ready(())
-            })
+        let mut dropped = UnansweredGuard { worker: &worker, answered: false };
+        let verified: Result<VerifyReply, _> = worker
+            .call_with_progress(
+                &call,
+                &mut self.launch.silence_timeout(SILENCE_LIMIT, SILENCE_LIMIT),
+                |progress| {
+                    if let Ok(VerifyProgress { items }) = serde_json::from_value(progress) {
+                        job.progress.set_progress(items, total, "verdicts");
+                    }
+                    ready(())
+                },
+            )
             .await;
         dropped.answered = true;
-        let Verified { verdicts, trouble } = match verified {
+        let VerifyReply { verdicts, trouble } = match verified {
             Ok(verified) => verified,
-            Err(WorkerError::Refused(problem)) => return Err(JobError::fatal(anyhow!(problem))),
+            Err(WorkerError::Refused(problem)) => {
+                return Err(JobError::fatal_failure(anyhow!(problem)));
+            }
             Err(error) => {
-                // It hangs or talks nonsense: a new one may fare better.
-                worker.kill();
-                return Err(JobError::of_worker(error, &worker).await);
+                // The worker hangs or violates the protocol: restart it.
+                worker.kill_group();
+                return Err(JobError::from_worker_error(error, &worker).await);
             }
         };
         if let Some(trouble) = trouble {
-            let others = able(&job.others().await?, &needs);
-            if !job.errors_stand(&others).await? {
-                return Err(JobError::retry(anyhow!(
-                    "some could not be judged here: {trouble} (E117)"
+            let others = capable_agents(&job.list_other_agents().await?, &needs);
+            if !job.errors_are_final(&others).await? {
+                return Err(JobError::retryable_failure(anyhow!(
+                    "some samples could not be judged here: {trouble} (E117)"
                 )));
             }
         }
@@ -119,156 +144,228 @@ impl VerifierRole {
             job: samples.job.clone(),
             purpose: samples.purpose,
             agent: job.agent.clone(),
-            verifier: version(&call.verifier),
+            verifier: verifier_version(&call.verifier),
             samples_sequence: job.record.sequence,
             verdicts,
             wall_s: began.elapsed().as_secs_f64(),
             suite: samples.suite.clone(),
         };
-        job.write(place, Body::Verdicts(body)).await
+        job.write_result(place, FactBody::Verdicts(body)).await
     }
 
-    /// Passes on what this box cannot judge, and says who can.
-    async fn can(&self, job: &Job, needs: &BTreeSet<Need>) -> Result<(), JobError> {
-        let lacking = self.kit.lacking(needs);
+    /// Declines a job that this host cannot judge; the error names the agents that can.
+    async fn check_needs(
+        &self,
+        job: &LeasedJob,
+        needs: &BTreeSet<ToolNeed>,
+    ) -> Result<(), JobError> {
+        let lacking = self.toolchain.missing_needs(needs);
         if lacking.is_empty() {
             return Ok(());
         }
-        let contained = lacking.iter().any(|need| need.is_contained());
-        let why = match &self.contained {
+        let contained = lacking.iter().any(|(need, _)| need.runs_in_sandbox());
+        let why = match &self.toolchain_test.contained {
             Err(problem) if contained => format!("programs cannot be contained here: {problem}"),
             _ => {
-                let lacking: Vec<String> = lacking.iter().map(|need| need.lacking()).collect();
+                let lacking: Vec<&str> = lacking.iter().map(|(_, said)| said.as_str()).collect();
                 format!("this box lacks {}", lacking.join("; "))
             }
         };
-        let able = able(&job.others().await?, needs);
+        let able = capable_agents(&job.list_other_agents().await?, needs);
         let whom = match &*able {
-            [] => "no verifier that is there has it; the run goes on by itself when one has".into(),
+            [] => "no connected verifier has it; the run continues by itself when one does".into(),
             able => format!("left to {}", able.join(", ")),
         };
-        Err(JobError::not_here(anyhow!("{why}; {whom} (E117)")))
+        Err(JobError::host_unfit(anyhow!("{why}; {whom} (E117)")))
     }
 
-    /// Joins the samples with what their prompts say.
-    async fn prepare(&self, job: &Job, samples: &v1::Samples) -> Result<Verify, JobError> {
-        let Some(v1::spec::Kind::Raft(raft)) = job.spec().await?.kind else {
-            return Err(JobError::fatal(anyhow!(
-                "the run is not of a kind that is verified (E111)"
+    /// Joins the samples with the fields of their prompts.
+    async fn build_request(
+        &self,
+        job: &LeasedJob,
+        samples: &v1::Samples,
+    ) -> Result<VerifyRequest, JobError> {
+        let Some(v1::spec::Kind::Raft(raft)) = job.read_spec().await?.kind else {
+            return Err(JobError::fatal_failure(anyhow!(
+                "runs of this kind are not verified (E111)"
             )));
         };
-        let set = raft.prompt_set(samples.purpose(), &samples.suite);
+        let set = raft.find_prompt_set(samples.purpose(), &samples.suite);
         let file = set.and_then(|set| Some((set.file?, set.verifier?)));
         let (file, verifier) = file.ok_or_else(|| {
-            JobError::fatal(anyhow!(
+            JobError::fatal_failure(anyhow!(
                 "the spec names no prompts of suite {:?} (E111)",
                 samples.suite
             ))
         })?;
-        let prompts = self.prompts(job, file).await?;
+        let prompts = self.load_prompts(job, file).await?;
         let join = |sample: &v1::samples::Sample| {
             let prompt = prompts.get(&sample.prompt_id).with_context(|| {
                 format!("the prompts file has no prompt {:?}", sample.prompt_id)
             })?;
-            Ok(Item::of(prompt, sample.index, sample.text.clone()))
+            Ok(VerifyItem::from_prompt(prompt, sample.index, sample.text.clone()))
         };
-        let items: anyhow::Result<Vec<Item>> = samples.samples.iter().map(join).collect();
-        Ok(Verify { verifier: verifier.clone(), items: items.map_err(JobError::fatal)? })
+        let items: anyhow::Result<Vec<VerifyItem>> = samples.samples.iter().map(join).collect();
+        Ok(VerifyRequest {
+            verifier: verifier.clone(),
+            items: items.map_err(JobError::fatal_failure)?,
+        })
     }
 
-    async fn prompts(&self, job: &Job, file: &v1::Blob) -> Result<Prompts, JobError> {
-        let known = |files: &Vec<(String, Prompts)>| {
+    /// Returns the parsed prompt file, from memory or from the cache.
+    async fn load_prompts(
+        &self,
+        job: &LeasedJob,
+        file: &v1::Blob,
+    ) -> Result<PromptIndex, JobError> {
+        let known = |files: &Vec<(String, PromptIndex)>| {
             let found = files.iter().find(|(digest, _)| *digest == file.digest);
             found.map(|(_, prompts)| prompts.clone())
         };
-        if let Some(prompts) = self.prompts.lock().ok().and_then(|files| known(&files)) {
+        if let Some(prompts) = self.prompt_files.lock().ok().and_then(|files| known(&files)) {
             return Ok(prompts);
         }
-        let cached = job.cache.blob(&job.store, file).await?;
+        let cached = job.cache.fetch_blob(&job.store, file).await?;
         let text = tokio::fs::read(cached.path())
             .await
             .with_context(|| format!("read {}", cached.path().display()))
-            .map_err(JobError::retry)?;
-        // A large file takes seconds, and leases are kept on this thread.
-        let parsed = tokio::task::spawn_blocking(move || Prompt::parse_all(&text)).await;
-        let prompts = parsed.map_err(JobError::retry)?.map_err(JobError::fatal)?;
-        let prompts: Prompts =
+            .map_err(JobError::retryable_failure)?;
+        // Parsing a large file takes seconds, and this thread renews leases.
+        let parsed = tokio::task::spawn_blocking(move || PromptEntry::parse_all(&text)).await;
+        let prompts =
+            parsed.map_err(JobError::retryable_failure)?.map_err(JobError::fatal_failure)?;
+        let prompts: PromptIndex =
             Arc::new(prompts.into_iter().map(|prompt| (prompt.id.clone(), prompt)).collect());
-        if let Ok(mut files) = self.prompts.lock() {
-            files.truncate(FILES_MAX - 1);
+        if let Ok(mut files) = self.prompt_files.lock() {
+            files.truncate(PROMPT_FILES_MAX - 1);
             files.insert(0, (file.digest.clone(), prompts.clone()));
         }
         Ok(prompts)
     }
 
-    fn worker(&self) -> Result<Worker, JobError> {
-        let mut warm = self.warm.lock().map_err(|_| JobError::Stopped)?;
+    /// Returns the running worker, or starts one.
+    fn ensure_worker(&self) -> Result<WorkerProcess, JobError> {
+        let mut warm = self.worker.lock().map_err(|_| JobError::Stopped)?;
         if let Some(worker) = warm.as_ref().filter(|worker| worker.is_alive()) {
             return Ok(worker.clone());
         }
         let threads = self.launch.threads.to_string();
-        let tools = serde_json::to_string(&self.kit.tools).map_err(JobError::retry)?;
+        let tools =
+            serde_json::to_string(&self.toolchain.tools).map_err(JobError::retryable_failure)?;
+        let grants =
+            serde_json::to_string(&self.toolchain.grants).map_err(JobError::retryable_failure)?;
         let mut arguments =
             vec!["--threads".into(), threads.into(), "--tools".into(), tools.into()];
-        for hidden in &self.kit.hidden {
+        arguments.extend(["--grants".into(), grants.into()]);
+        if self.toolchain.contains {
+            arguments.push("--contains".into());
+        }
+        for hidden in &self.toolchain.hidden {
             arguments.extend(["--hidden".into(), hidden.into()]);
         }
-        let mut command = self.launch.worker("verify", "verify", arguments);
+        let mut command = self.launch.worker_command("verify", "verify", arguments);
         let keys = std::env::vars_os()
             .filter_map(|(name, key)| Some((name.into_string().ok()?, key.into_string().ok()?)));
-        command.environment.extend(keys.filter(|(name, _)| name.starts_with(KEY_PREFIX)));
-        let worker = Worker::start(&command)?;
+        command.environment.extend(keys.filter(|(name, _)| name.starts_with(KEY_VARIABLE_PREFIX)));
+        let worker = WorkerProcess::start(&command)?;
         *warm = Some(worker.clone());
         Ok(worker)
     }
 }
 
-/// A call given up (its run was cancelled) would keep the worker busy for nobody.
-struct KillUnanswered<'a> {
-    worker: &'a Worker,
+/// A guard that kills the worker if a call is dropped before its answer, for example because the
+/// run was cancelled.
+struct UnansweredGuard<'a> {
+    worker: &'a WorkerProcess,
     answered: bool,
 }
 
-impl Drop for KillUnanswered<'_> {
+impl Drop for UnansweredGuard<'_> {
     fn drop(&mut self) {
         if !self.answered {
-            self.worker.kill();
+            self.worker.kill_group();
         }
     }
 }
 
-/// Those that have what is needed, as far as they say. What only its own box knows of, each may.
-fn able(others: &[v1::AgentStatus], needs: &BTreeSet<Need>) -> Vec<String> {
-    let has = |status: &v1::AgentStatus, need: &Need| {
-        let tag = format!("verifier:{}", need.tag());
-        !need.is_contained() || status.abilities.contains(&tag)
+/// Returns the agents that announce everything that is needed. Needs that agents do not announce
+/// are assumed to be met.
+fn capable_agents(others: &[v1::AgentStatus], needs: &BTreeSet<ToolNeed>) -> Vec<String> {
+    let has = |status: &v1::AgentStatus, need: &ToolNeed| match need {
+        ToolNeed::Command { program, paths } => can_run_command(&status.abilities, program, paths),
+        _ => {
+            let tag = format!("verifier:{}", need.need_tag());
+            !need.runs_in_sandbox() || status.abilities.contains(&tag)
+        }
     };
     let able = |status: &&v1::AgentStatus| needs.iter().all(|need| has(status, need));
     others.iter().filter(able).map(|status| status.agent.clone()).collect()
 }
 
-impl Role for VerifierRole {
-    fn kind(&self) -> WorkKind {
+/// Reports whether an agent with these abilities runs a command: its owner allowed the executable,
+/// or it contains commands and has opened all paths that this one reads. Symbolic links of that
+/// host are unknown here.
+fn can_run_command(abilities: &[String], program: &str, paths: &[String]) -> bool {
+    let has = |ability: &str| abilities.iter().any(|it| it == ability);
+    let directory = Path::new(program).parent().filter(|_| program.contains('/'));
+    let read = directory.into_iter().chain(paths.iter().map(Path::new));
+    let is_open = |path: &Path| {
+        let open = abilities.iter().filter_map(|it| it.strip_prefix("verifier:path:"));
+        let open: Vec<&str> = open.collect();
+        is_system_path(path) || open.iter().any(|open| path.starts_with(open) || *open == program)
+    };
+    has(&format!("verifier:command:{program}"))
+        || has("verifier:command") && read.into_iter().all(is_open)
+}
+
+impl AgentRole for VerifierRole {
+    fn work_kind(&self) -> WorkKind {
         WorkKind::Verify
     }
 
-    fn room(&self) -> BoxFuture<'_, ()> {
-        // The permit is taken again by the job itself.
-        async { drop(self.room.acquire().await) }.boxed()
+    fn wait_for_room(&self) -> BoxFuture<'_, ()> {
+        // The job takes its own permit when it starts.
+        async { drop(self.job_permits.acquire().await) }.boxed()
     }
 
-    fn engine(&self) -> String {
-        match &self.contained {
-            Ok(_) => self.kit.tools.describe(),
+    fn describe_engine(&self) -> String {
+        match &self.toolchain_test.contained {
+            Ok(_) => self.toolchain.tools.list_versions(),
             Err(_) => "no programs: they cannot be contained here; the agent's log says why".into(),
         }
     }
 
-    fn abilities(&self) -> Vec<String> {
-        self.kit.tools.0.keys().cloned().collect()
+    fn list_abilities(&self) -> Vec<String> {
+        self.toolchain.list_abilities()
     }
 
-    fn run<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), JobError>> {
-        self.verify(job).boxed()
+    fn run<'a>(&'a self, job: &'a LeasedJob) -> BoxFuture<'a, Result<(), JobError>> {
+        self.run_job(job).boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_left_to_boxes_that_contain_it_or_were_allowed_it() {
+        let abilities = |all: &[&str]| all.iter().map(|&it| it.to_owned()).collect::<Vec<_>>();
+        let contains = abilities(&["verifier:command", "verifier:path:/opt/judge"]);
+        let allowed = abilities(&["verifier:command:/srv/judge"]);
+        let old = abilities(&["verifier:python"]);
+        let data = ["/opt/judge/data".to_owned()];
+        for (program, paths, expected) in [
+            ("judge", &[][..], [true, false]),
+            ("/usr/bin/judge", &[], [true, false]),
+            ("/opt/judge/run", &data, [true, false]),
+            ("/opt/other", &[], [false, false]),
+            ("/srv/judge", &[], [false, true]),
+            ("judge", &["/etc".to_owned()], [false, false]),
+        ] {
+            let can = [&contains, &allowed].map(|box_| can_run_command(box_, program, paths));
+            assert_eq!(can, expected, "{program}");
+            assert!(!can_run_command(&old, program, paths), "{program}");
+        }
     }
 }

@@ -5,44 +5,45 @@ use std::{
     time::{Duration, Instant},
 };
 
-use runtime::Inbox;
+use agent::CallInbox;
 
 use crate::{
-    Kit,
-    bench::{Bench, Found, Verifier},
-    calls::{Judged, Verified, Verify},
+    Toolchain,
+    calls::{VerifyProgress, VerifyReply, VerifyRequest},
+    pipeline::{ConfiguredVerifier, JudgePipeline, TimedResult},
 };
 
-/// Between two progress messages of a call.
-const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+/// The interval between two progress messages of a call.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Serves calls until the agent closes the pipe.
-pub fn work(kit: Kit, threads: usize) {
-    let inbox: Inbox<Verify> = Inbox::open();
-    let bench = Bench::new(kit);
+pub fn serve_verify_calls(kit: Toolchain, threads: usize) {
+    let inbox: CallInbox<VerifyRequest> = CallInbox::read_stdin();
+    let bench = JudgePipeline::new(kit);
     while let Some(call) = inbox.next() {
-        let Verify { verifier, items } = &call.request;
-        let verifier = match Verifier::new(verifier) {
+        let VerifyRequest { verifier, items } = &call.request;
+        let verifier = match ConfiguredVerifier::new(verifier) {
             Ok(verifier) => verifier,
             Err(problem) => {
-                call.respond.error(&format!("the verifier's settings: {problem}"));
+                call.responder.send_error(&format!("the verifier's settings: {problem}"));
                 continue;
             }
         };
         let told = Mutex::new(Instant::now());
         let tell = |items: usize| {
             if let Ok(mut told) = told.try_lock()
-                && told.elapsed() >= PROGRESS_EVERY
+                && told.elapsed() >= PROGRESS_INTERVAL
             {
                 *told = Instant::now();
                 let items = u32::try_from(items).unwrap_or(u32::MAX);
-                call.respond.progress(&Judged { items });
+                call.responder.send_progress(&VerifyProgress { items });
             }
         };
-        let found = bench.judge_all(&verifier, items, threads, &tell);
-        let trouble = found.iter().find(|found| found.opinion.elsewhere);
-        let trouble = trouble.map(|Found { opinion, .. }| opinion.detail.clone());
-        let verdicts = found.into_iter().zip(items).map(|(found, item)| found.opinion.on(item));
-        call.respond.reply(&Verified { verdicts: verdicts.collect(), trouble });
+        let found = bench.judge_items(&verifier, items, threads, &tell);
+        let trouble = found.iter().find(|found| found.result.retry_elsewhere);
+        let trouble = trouble.map(|TimedResult { result: opinion, .. }| opinion.detail.clone());
+        let verdicts =
+            found.into_iter().zip(items).map(|(found, item)| found.result.into_verdict(item));
+        call.responder.send_reply(&VerifyReply { verdicts: verdicts.collect(), trouble });
     }
 }

@@ -1,5 +1,8 @@
-//! What models write, judged by running it: in a real sandbox, with this box's own tools.
+//! What models write, judged by running it, and commands that judge: in a real sandbox, with this
+//! box's own tools.
 
+#[path = "programs/command.rs"]
+mod command;
 #[path = "programs/humaneval.rs"]
 mod humaneval;
 #[path = "programs/native.rs"]

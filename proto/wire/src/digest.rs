@@ -1,28 +1,31 @@
-//! BLAKE3 digests as text: `b3:` and 64 hex digits.
+//! BLAKE3 digests and their text form: `b3:` and 64 hex digits.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// The BLAKE3 hash of some bytes.
+/// A BLAKE3 hash of 32 bytes, written as `b3:` and 64 lower-case hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest([u8; 32]);
 
+/// A text that is not a digest of the form `b3:` and 64 hex digits.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("digest {0:?} must be \"b3:\" and 64 hex digits (S106)")]
 pub struct DigestError(String);
 
 impl Digest {
-    pub fn of(bytes: &[u8]) -> Self {
+    /// Computes the digest of `bytes`.
+    pub fn hash_bytes(bytes: &[u8]) -> Self {
         Self(*blake3::hash(bytes).as_bytes())
     }
 
+    /// Returns the 32 bytes of the hash.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// The 64 hex digits alone, as file names and `b3sum` have them.
+    /// Returns the 64 hex digits without the prefix `b3:`, as used in file names and by `b3sum`.
     pub fn to_hex(self) -> String {
         blake3::Hash::from_bytes(self.0).to_hex().to_string()
     }
@@ -75,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_digest_reads_back_from_its_text() {
-        let digest = Digest::of(b"flotilla");
+        let digest = Digest::hash_bytes(b"flotilla");
         assert_eq!(digest.to_string().parse(), Ok(digest));
         for bad in ["", "b3:", "b3:zz", &digest.to_hex()] {
             assert!(bad.parse::<Digest>().is_err(), "{bad:?} was accepted");

@@ -1,20 +1,22 @@
-//! What stays of an error when its words change: a code such as `B102`, a page of docs/ERRORS.md.
+//! Stable error codes such as `B102`, each documented in docs/ERRORS.md.
 //!
-//! A code stands in the words themselves, in parentheses. So it is in whatever carries words:
-//! logs, facts, statuses of calls, what people send each other.
+//! An error message contains its code in parentheses. The code therefore travels with the message
+//! through logs, facts and RPC statuses, and stays valid when the wording changes.
 
 use std::{error::Error, fmt, io, str};
 
-/// A capital letter, which says what it is about, and three digits.
+/// An error code: one capital letter for the subject area and three digits, for example `S103`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ErrorCode([u8; 4]);
 
 impl ErrorCode {
-    /// Of a job that failed with words which have none.
-    pub const JOB: Self = Self(*b"E100");
-    /// Of an error that has none.
-    pub const OTHER: Self = Self(*b"X100");
+    /// The code of a failed job whose message contains no code.
+    pub const UNCODED_JOB_FAILURE: Self = Self(*b"E100");
+    /// The code of any other error whose message contains no code.
+    pub const UNCODED_ERROR: Self = Self(*b"X100");
 
+    /// Parses a bare code without parentheses. Returns `None` if `text` is not one capital letter
+    /// and three digits.
     pub fn parse(text: &str) -> Option<Self> {
         let code: [u8; 4] = text.as_bytes().try_into().ok()?;
         let [letter, digits @ ..] = code;
@@ -22,8 +24,9 @@ impl ErrorCode {
         is_one.then_some(Self(code))
     }
 
-    /// The first: what stands further behind, or further down a chain, is why.
-    pub fn in_text(text: &str) -> Option<Self> {
+    /// Finds the first code in parentheses, such as `(B104)`. Codes further to the right belong to
+    /// the causes.
+    pub fn find_in_text(text: &str) -> Option<Self> {
         let mut rest = text;
         while let Some((_, behind)) = rest.split_once('(') {
             let inside = behind.get(..4).and_then(Self::parse);
@@ -35,14 +38,17 @@ impl ErrorCode {
         None
     }
 
-    /// In an error's words or those of its causes; else by what the operating system said.
-    pub fn of(error: &(dyn Error + 'static)) -> Option<Self> {
+    /// Finds the code of an error: the first one in the message of the error or of its sources,
+    /// from the outside in; otherwise one derived from the kind of an [`io::Error`] in the chain.
+    pub fn from_error(error: &(dyn Error + 'static)) -> Option<Self> {
         let chain = || std::iter::successors(Some(error), |&error| error.source());
-        let told = chain().find_map(|error| Self::in_text(&error.to_string()));
-        told.or_else(|| chain().find_map(|error| error.downcast_ref().map(Self::of_io)))
+        let told = chain().find_map(|error| Self::find_in_text(&error.to_string()));
+        told.or_else(|| chain().find_map(|error| error.downcast_ref().map(Self::from_io_error)))
     }
 
-    fn of_io(error: &io::Error) -> Self {
+    /// Maps an I/O error to a file code: `F101` not found, `F102` no permission, `F103` disk full,
+    /// `F104` all others.
+    fn from_io_error(error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Self(*b"F101"),
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Self(*b"F102"),
@@ -54,7 +60,7 @@ impl ErrorCode {
 
 impl fmt::Display for ErrorCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // All of them are ASCII.
+        // A code contains only ASCII bytes.
         f.write_str(str::from_utf8(&self.0).unwrap_or_default())
     }
 }
@@ -72,7 +78,7 @@ mod tests {
     }
 
     fn code(text: &str) -> Option<String> {
-        ErrorCode::in_text(text).map(|code| code.to_string())
+        ErrorCode::find_in_text(text).map(|code| code.to_string())
     }
 
     #[test]
@@ -87,12 +93,12 @@ mod tests {
 
     #[test]
     fn a_chain_has_the_code_of_its_outermost_words_or_of_the_system() {
-        let code = |error: &Outer| ErrorCode::of(error).map(|code| code.to_string());
+        let code = |error: &Outer| ErrorCode::from_error(error).map(|code| code.to_string());
         let full = || io::Error::from(io::ErrorKind::StorageFull);
         assert_eq!(code(&Outer::Plain(full())).as_deref(), Some("F103"));
         assert_eq!(code(&Outer::Coded(full())).as_deref(), Some("S103"));
         let within = Outer::Plain(io::Error::other("not there (S104)"));
         assert_eq!(code(&within).as_deref(), Some("S104"));
-        assert_eq!(ErrorCode::of(&fmt::Error), None);
+        assert_eq!(ErrorCode::from_error(&fmt::Error), None);
     }
 }

@@ -1,18 +1,21 @@
-//! Training examples and scored documents: one JSON object a line.
+//! Training examples and scored documents, stored as JSON lines.
 
 use serde::Deserialize;
 
-use crate::line::BadLine;
+use crate::json_lines::JsonLineError;
 
-/// A prompt and the text that should follow it. Other fields are ignored.
+/// A prompt and the completion to learn after it. Unknown fields are ignored; a missing prompt is
+/// empty.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Example {
+pub struct TrainingExample {
+    /// The text before the completion; may be empty.
     #[serde(default)]
     pub prompt: String,
+    /// The text to learn; never empty.
     pub completion: String,
 }
 
-/// What is wrong with a file of examples, and in which line (counted from 1).
+/// The first defect of an examples file, with its line number (counted from 1).
 #[derive(Debug, thiserror::Error)]
 pub enum ExamplesError {
     #[error(
@@ -31,17 +34,18 @@ pub enum ExamplesError {
     None,
 }
 
-impl From<BadLine> for ExamplesError {
-    fn from(BadLine { number: line, source }: BadLine) -> Self {
+impl From<JsonLineError> for ExamplesError {
+    fn from(JsonLineError { number: line, source }: JsonLineError) -> Self {
         Self::Json { line, source }
     }
 }
 
-impl Example {
-    /// Reads a file of examples. Blank lines are skipped but counted.
+impl TrainingExample {
+    /// Parses an examples file. Blank lines are skipped but counted.
     ///
     /// # Errors
-    /// The first thing wrong with it.
+    /// Returns the first defect: text that is not UTF-8, a line that is not an example, an empty
+    /// completion, or a file without examples.
     pub fn parse_all(text: &[u8]) -> Result<Vec<Self>, ExamplesError> {
         let mut examples = Vec::new();
         for (index, text) in std::str::from_utf8(text)?.lines().enumerate() {
@@ -76,7 +80,7 @@ mod tests {
             (b"\n", "no examples"),
         ];
         for (text, expected) in cases {
-            let error = Example::parse_all(text).unwrap_err().to_string();
+            let error = TrainingExample::parse_all(text).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");
         }
     }
@@ -84,7 +88,7 @@ mod tests {
     #[test]
     fn other_fields_are_ignored_so_that_a_selection_is_a_dataset() {
         let line = br#"{"prompt":"a","completion":"b","prompt_id":"p1","index":0,"reward":1.0}"#;
-        let examples = Example::parse_all(line).unwrap();
+        let examples = TrainingExample::parse_all(line).unwrap();
         assert_eq!((&*examples[0].prompt, &*examples[0].completion), ("a", "b"));
     }
 }

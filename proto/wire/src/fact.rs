@@ -1,4 +1,5 @@
-//! A fact: a subject and the message that belongs there, and its form on the bus.
+//! Facts: a subject, the message that belongs to it, and both in the form in which the log and
+//! archives store them.
 
 use std::io::{self, Write};
 
@@ -7,21 +8,25 @@ use serde_json::ser::Formatter;
 
 use crate::{
     AgentId, Subject,
-    subject::{Place, SubjectError},
+    subject::{FactKey, SubjectError},
     v1,
 };
 
-/// One entry of the log.
+/// A subject and the message published on it.
+///
+/// A fact is write-once: the log accepts at most one fact for each subject.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fact {
+    /// The run and the kind of fact, for example `flotilla.r1.done`.
     pub subject: Subject,
-    pub body: Body,
+    /// The message; its type matches the kind in the subject.
+    pub body: FactBody,
 }
 
-/// What a fact says.
+/// The message of a fact, one variant for each kind of fact.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "a spec is read once a run; few facts are held")]
-pub enum Body {
+pub enum FactBody {
     Spec(v1::Spec),
     Control(v1::Control),
     Plan(v1::Plan),
@@ -39,18 +44,22 @@ pub enum Body {
     Done(v1::Done),
 }
 
-/// A fact as the log holds it.
+/// A fact with the position, time and author that the log recorded for it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
-    /// Position in the log, from 1.
+    /// Position in the log, counted from 1.
     pub sequence: u64,
-    /// When the log accepted it, in milliseconds since 1970: the one clock all peers share.
+    /// Time at which the log accepted the fact, in milliseconds since 1970. It is the only clock
+    /// that all peers share.
     pub time_ms: u64,
-    /// Who wrote it, as the server saw to; only in closed fleets.
+    /// Name of the member that wrote the fact, enforced by the server. Only present in closed
+    /// fleets.
     pub author: Option<AgentId>,
+    /// The fact itself; its subject does not contain the author.
     pub fact: Fact,
 }
 
+/// The reason why an entry of the log is not a valid fact.
 #[derive(Debug, thiserror::Error)]
 pub enum FactError {
     #[error(transparent)]
@@ -62,13 +71,17 @@ pub enum FactError {
         #[source]
         source: serde_json::Error,
     },
+    #[error(
+        "read the fact {subject}: its spec is of a {kind} run, which does not belong there (B113)"
+    )]
+    SpecKind { subject: String, kind: &'static str },
     #[error("read the fact {subject}: {author} wrote it, in the name of {named} (B113)")]
     Author { subject: String, author: AgentId, named: String },
 }
 
-/// A line of an archive that is no record.
+/// The reason why a line of an archive is not a record.
 #[derive(Debug, thiserror::Error)]
-pub enum LineError {
+pub enum RecordLineError {
     #[error("not a line with sequence, time_ms, subject and fact (B113)")]
     Json(#[source] serde_json::Error),
     #[error(transparent)]
@@ -76,67 +89,85 @@ pub enum LineError {
 }
 
 impl Fact {
-    /// Reads a fact from its subject and its canonical proto3 JSON.
+    /// Parses a fact from its subject and its canonical proto3 JSON.
     ///
     /// # Errors
-    /// When the subject is no fact's, or the payload is not the message that belongs there.
-    pub fn decode(subject: &str, payload: &[u8]) -> Result<Self, FactError> {
+    /// Fails if the subject does not belong to any kind of fact, or if the payload is not the
+    /// message of that kind.
+    pub fn from_json(subject: &str, payload: &[u8]) -> Result<Self, FactError> {
         let subject: Subject = subject.parse()?;
-        let body = Body::decode(&subject, payload)?;
+        let body = FactBody::from_json(&subject, payload)?;
         Ok(Self { subject, body })
     }
 
-    /// The fact's canonical proto3 JSON.
-    pub fn encode(&self) -> Vec<u8> {
-        self.body.encode()
+    /// Returns the message as canonical proto3 JSON.
+    pub fn to_json(&self) -> Vec<u8> {
+        self.body.to_json()
     }
 }
 
-impl Body {
-    fn decode(subject: &Subject, payload: &[u8]) -> Result<Self, FactError> {
-        Ok(match subject.place {
-            Place::Spec => Self::Spec(json(subject, "Spec", payload)?),
-            Place::Control { .. } => Self::Control(json(subject, "Control", payload)?),
-            Place::Plan { .. } => Self::Plan(json(subject, "Plan", payload)?),
-            Place::GenerateOrder { .. } => {
-                Self::GenerateOrder(json(subject, "GenerateOrder", payload)?)
+impl FactBody {
+    /// Parses the message that belongs to `subject`.
+    fn from_json(subject: &Subject, payload: &[u8]) -> Result<Self, FactError> {
+        Ok(match subject.key {
+            FactKey::Spec | FactKey::WatchedSpec => Self::Spec(decode_spec(subject, payload)?),
+            FactKey::Control { .. } => Self::Control(parse_message(subject, "Control", payload)?),
+            FactKey::Plan { .. } => Self::Plan(parse_message(subject, "Plan", payload)?),
+            FactKey::GenerateOrder { .. } => {
+                Self::GenerateOrder(parse_message(subject, "GenerateOrder", payload)?)
             }
-            Place::Samples { .. } => Self::Samples(json(subject, "Samples", payload)?),
-            Place::Quarantine { .. } => Self::Quarantine(json(subject, "Quarantine", payload)?),
-            Place::Verdicts { .. } => Self::Verdicts(json(subject, "Verdicts", payload)?),
-            Place::Selection { .. } => Self::Selected(json(subject, "Selected", payload)?),
-            Place::TrainOrder { .. } => Self::TrainOrder(json(subject, "TrainOrder", payload)?),
-            Place::Checkpoint { .. } => Self::Checkpoint(json(subject, "Checkpoint", payload)?),
-            Place::Eval { .. } => Self::Eval(json(subject, "Eval", payload)?),
-            Place::Failure { .. } => Self::Failure(json(subject, "Failure", payload)?),
-            Place::CycleDone { .. } => Self::CycleDone(json(subject, "CycleDone", payload)?),
-            Place::Archived { .. } => Self::Archived(json(subject, "Archived", payload)?),
-            Place::Done => Self::Done(json(subject, "Done", payload)?),
+            FactKey::Samples { .. } => Self::Samples(parse_message(subject, "Samples", payload)?),
+            FactKey::Quarantine { .. } => {
+                Self::Quarantine(parse_message(subject, "Quarantine", payload)?)
+            }
+            FactKey::Verdicts { .. } => {
+                Self::Verdicts(parse_message(subject, "Verdicts", payload)?)
+            }
+            FactKey::Selection { .. } => {
+                Self::Selected(parse_message(subject, "Selected", payload)?)
+            }
+            FactKey::TrainOrder { .. } => {
+                Self::TrainOrder(parse_message(subject, "TrainOrder", payload)?)
+            }
+            FactKey::Checkpoint { .. } | FactKey::WatchedCheckpoint { .. } => {
+                Self::Checkpoint(parse_message(subject, "Checkpoint", payload)?)
+            }
+            FactKey::Eval { .. } => Self::Eval(parse_message(subject, "Eval", payload)?),
+            FactKey::Failure { .. } => Self::Failure(parse_message(subject, "Failure", payload)?),
+            FactKey::CycleDone { .. } => {
+                Self::CycleDone(parse_message(subject, "CycleDone", payload)?)
+            }
+            FactKey::Archived { .. } => {
+                Self::Archived(parse_message(subject, "Archived", payload)?)
+            }
+            FactKey::Done => Self::Done(parse_message(subject, "Done", payload)?),
         })
     }
 
-    fn encode(&self) -> Vec<u8> {
+    /// Returns the message as canonical proto3 JSON.
+    fn to_json(&self) -> Vec<u8> {
         match self {
-            Self::Spec(message) => bytes(message),
-            Self::Control(message) => bytes(message),
-            Self::Plan(message) => bytes(message),
-            Self::GenerateOrder(message) => bytes(message),
-            Self::Samples(message) => bytes(message),
-            Self::Quarantine(message) => bytes(message),
-            Self::Verdicts(message) => bytes(message),
-            Self::Selected(message) => bytes(message),
-            Self::TrainOrder(message) => bytes(message),
-            Self::Checkpoint(message) => bytes(message),
-            Self::Eval(message) => bytes(message),
-            Self::Failure(message) => bytes(message),
-            Self::CycleDone(message) => bytes(message),
-            Self::Archived(message) => bytes(message),
-            Self::Done(message) => bytes(message),
+            Self::Spec(message) => serialize_message(message),
+            Self::Control(message) => serialize_message(message),
+            Self::Plan(message) => serialize_message(message),
+            Self::GenerateOrder(message) => serialize_message(message),
+            Self::Samples(message) => serialize_message(message),
+            Self::Quarantine(message) => serialize_message(message),
+            Self::Verdicts(message) => serialize_message(message),
+            Self::Selected(message) => serialize_message(message),
+            Self::TrainOrder(message) => serialize_message(message),
+            Self::Checkpoint(message) => serialize_message(message),
+            Self::Eval(message) => serialize_message(message),
+            Self::Failure(message) => serialize_message(message),
+            Self::CycleDone(message) => serialize_message(message),
+            Self::Archived(message) => serialize_message(message),
+            Self::Done(message) => serialize_message(message),
         }
     }
 
-    /// The agent in whose name it is said.
-    fn agent(&self) -> Option<&str> {
+    /// Returns the agent that the message names as its producer, or `None` if the kind has no such
+    /// field or it is empty.
+    fn named_agent(&self) -> Option<&str> {
         let agent = match self {
             Self::Samples(samples) => &samples.agent,
             Self::Verdicts(verdicts) => &verdicts.agent,
@@ -148,7 +179,8 @@ impl Body {
         Some(agent.as_str()).filter(|agent| !agent.is_empty())
     }
 
-    /// The message's name in `flotilla.v1`, as the fact's header gives it.
+    /// Returns the name of the message in the package `flotilla.v1`, which is also the value of the
+    /// type header of a published fact.
     pub fn message_name(&self) -> &'static str {
         match self {
             Self::Spec(_) => "Spec",
@@ -171,23 +203,27 @@ impl Body {
 }
 
 impl Record {
-    /// The record as a line of JSON, newline included: how archives hold it.
+    /// Returns the record as one line of JSON including the newline, the format of archives.
+    ///
+    /// ```text
+    /// {"sequence":7,"time_ms":1795176000123,"subject":"flotilla.r1.done","fact":{"status":"FAILED"}}
+    /// ```
     pub fn to_line(&self) -> Vec<u8> {
         let Self { sequence, time_ms, author, fact } = self;
         let subject = author
             .as_ref()
-            .map_or_else(|| fact.subject.to_string(), |author| fact.subject.authored(author));
-        // A subject needs no escapes.
+            .map_or_else(|| fact.subject.to_string(), |author| fact.subject.with_author(author));
+        // Subjects contain no characters that JSON has to escape.
         let head =
             format!(r#"{{"sequence":{sequence},"time_ms":{time_ms},"subject":"{subject}","fact":"#);
-        [head.as_bytes(), &fact.encode(), b"}\n"].concat()
+        [head.as_bytes(), &fact.to_json(), b"}\n"].concat()
     }
 
-    /// Reads what `to_line` wrote.
+    /// Parses a line written by [`Record::to_line`].
     ///
     /// # Errors
-    /// When it is no such line.
-    pub fn from_line(line: &[u8]) -> Result<Self, LineError> {
+    /// Fails if the line is not JSON with these four fields, or if the fact in it is not valid.
+    pub fn from_line(line: &[u8]) -> Result<Self, RecordLineError> {
         #[derive(Deserialize)]
         struct Line {
             sequence: u64,
@@ -196,23 +232,23 @@ impl Record {
             fact: serde_json::Value,
         }
         let Line { sequence, time_ms, subject, fact } =
-            serde_json::from_slice(line).map_err(LineError::Json)?;
-        Ok(Self::read(sequence, time_ms, &subject, fact.to_string().as_bytes())?)
+            serde_json::from_slice(line).map_err(RecordLineError::Json)?;
+        Ok(Self::from_log(sequence, time_ms, &subject, fact.to_string().as_bytes())?)
     }
 
-    /// What the log holds at `subject`, where the author may stand too.
+    /// Builds a record from an entry of the log. In closed fleets `subject` ends with the author.
     ///
     /// # Errors
-    /// When it is no fact, or one in somebody else's name.
-    pub fn read(
+    /// Fails if the entry is not a fact, or if the message names another agent than its author.
+    pub fn from_log(
         sequence: u64,
         time_ms: u64,
         subject: &str,
         payload: &[u8],
     ) -> Result<Self, FactError> {
-        let (place, author) = Subject::of_log(subject)?;
-        let body = Body::decode(&place, payload)?;
-        if let (Some(author), Some(named)) = (&author, body.agent())
+        let (place, author) = Subject::parse_with_author(subject)?;
+        let body = FactBody::from_json(&place, payload)?;
+        if let (Some(author), Some(named)) = (&author, body.named_agent())
             && author.as_str() != named
         {
             let (subject, named) = (subject.to_owned(), named.to_owned());
@@ -222,7 +258,19 @@ impl Record {
     }
 }
 
-fn json<M: DeserializeOwned>(
+/// Decodes a spec and checks that its kind belongs under its subject. The NATS server lets watchers
+/// write at [`Place::WatchedSpec`] alone, so this keeps a watcher from starting any other run.
+fn decode_spec(subject: &Subject, payload: &[u8]) -> Result<v1::Spec, FactError> {
+    let spec: v1::Spec = parse_message(subject, "Spec", payload)?;
+    let is_watched = matches!(spec.kind, Some(v1::spec::Kind::Watched(_)));
+    if is_watched == (subject.key == FactKey::WatchedSpec) {
+        return Ok(spec);
+    }
+    Err(FactError::SpecKind { subject: subject.to_string(), kind: spec.kind_name() })
+}
+
+/// Parses a message from JSON and names the subject in the error.
+fn parse_message<M: DeserializeOwned>(
     subject: &Subject,
     message: &'static str,
     payload: &[u8],
@@ -234,18 +282,21 @@ fn json<M: DeserializeOwned>(
     })
 }
 
-fn bytes<M: Serialize>(message: &M) -> Vec<u8> {
+/// Serialises a message as proto3 JSON.
+fn serialize_message<M: Serialize>(message: &M) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut serializer = serde_json::Serializer::with_formatter(&mut bytes, Proto);
+    let mut serializer = serde_json::Serializer::with_formatter(&mut bytes, ProtoJsonFormatter);
     message.serialize(&mut serializer).expect("a generated message has only string keys");
     bytes
 }
 
-/// JSON as proto3 has it. Messages hold no nulls: where `serde_json` writes one, there is a
-/// number that is none, and as null nobody could read the fact.
-struct Proto;
+/// A JSON formatter that writes `"NaN"` where `serde_json` writes `null`.
+///
+/// Messages contain no nulls, so a null is always a float that is not finite. proto3 JSON has no
+/// null numbers: no reader could parse the fact.
+struct ProtoJsonFormatter;
 
-impl Formatter for Proto {
+impl Formatter for ProtoJsonFormatter {
     fn write_null<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
         writer.write_all(b"\"NaN\"")
     }
@@ -263,7 +314,7 @@ mod tests {
             kind in "[a-z]{1,10}", rest in "[a-z0-9.-]{0,24}", payload in "\\PC{0,64}",
         ) {
             let subject = format!("flotilla.r1.{kind}.{rest}");
-            if let Ok(fact) = Fact::decode(&subject, payload.as_bytes()) {
+            if let Ok(fact) = Fact::from_json(&subject, payload.as_bytes()) {
                 prop_assert_eq!(fact.subject.to_string(), subject);
             }
         }
@@ -273,7 +324,7 @@ mod tests {
     fn a_fact_is_readable_json_and_reads_back() {
         let fact = Fact {
             subject: "flotilla.r1.eval.1.24.heldout".parse().unwrap(),
-            body: Body::Eval(v1::Eval {
+            body: FactBody::Eval(v1::Eval {
                 run: "r1".into(),
                 cycle: 1,
                 step: 24,
@@ -283,21 +334,22 @@ mod tests {
                 ..Default::default()
             }),
         };
-        let payload = fact.encode();
+        let payload = fact.to_json();
         assert_eq!(
             String::from_utf8(payload.clone()).unwrap(),
             r#"{"run":"r1","cycle":1,"step":24,"suite":"heldout","perplexity":1.5,"tokens":"12"}"#
         );
-        assert_eq!(Fact::decode("flotilla.r1.eval.1.24.heldout", &payload).unwrap(), fact);
+        assert_eq!(Fact::from_json("flotilla.r1.eval.1.24.heldout", &payload).unwrap(), fact);
     }
 
     #[test]
     fn a_number_that_is_none_can_be_read_by_others() {
         let subject = "flotilla.r1.checkpoint.1.24";
         for loss in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-            let body = Body::Checkpoint(v1::Checkpoint { loss, ..Default::default() });
-            let payload = Fact { subject: subject.parse().unwrap(), body }.encode();
-            let Body::Checkpoint(read) = Fact::decode(subject, &payload).unwrap().body else {
+            let body = FactBody::Checkpoint(v1::Checkpoint { loss, ..Default::default() });
+            let payload = Fact { subject: subject.parse().unwrap(), body }.to_json();
+            let FactBody::Checkpoint(read) = Fact::from_json(subject, &payload).unwrap().body
+            else {
                 panic!("a checkpoint's subject")
             };
             assert!(read.loss.is_nan(), "{}", read.loss);
@@ -306,8 +358,8 @@ mod tests {
 
     #[test]
     fn a_record_reads_back_from_its_line() {
-        let fact =
-            Fact::decode("flotilla.r1.done", br#"{"status":"FAILED","message":"a\nb"}"#).unwrap();
+        let fact = Fact::from_json("flotilla.r1.done", br#"{"status":"FAILED","message":"a\nb"}"#)
+            .unwrap();
         let record = Record { sequence: 7, time_ms: 1_795_176_000_123, author: None, fact };
         let line = record.to_line();
         assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
@@ -317,16 +369,36 @@ mod tests {
 
     #[test]
     fn fields_of_a_newer_version_are_ignored() {
-        let fact = Fact::decode("flotilla.r1.done", br#"{"status":"FAILED","later":1}"#).unwrap();
+        let fact =
+            Fact::from_json("flotilla.r1.done", br#"{"status":"FAILED","later":1}"#).unwrap();
         assert_eq!(
             fact.body,
-            Body::Done(v1::Done { status: v1::done::Status::Failed.into(), message: "".into() })
+            FactBody::Done(v1::Done {
+                status: v1::done::Status::Failed.into(),
+                message: "".into()
+            })
         );
     }
 
     #[test]
+    fn a_spec_is_refused_under_the_subject_of_another_kind() {
+        let raft = br#"{"run":"r1","raft":{"verifier":{"command":{"argv":["sh"]}}}}"#;
+        let watched = br#"{"run":"r1","watched":{"source":"out","host":"box"}}"#;
+        let refused = |subject: &str, payload: &[u8]| {
+            matches!(Fact::from_json(subject, payload), Err(FactError::SpecKind { .. }))
+        };
+        assert!(refused("flotilla.r1.watched", raft));
+        assert!(refused("flotilla.r1.watched", b"{}"));
+        assert!(refused("flotilla.r1.spec", watched));
+        assert!(Fact::from_json("flotilla.r1.spec", raft).is_ok());
+        assert!(Fact::from_json("flotilla.r1.watched", watched).is_ok());
+        let archived = Record::from_log(1, 0, "flotilla.r1.watched.me", raft).unwrap_err();
+        assert!(matches!(archived, FactError::SpecKind { .. }), "{archived}");
+    }
+
+    #[test]
     fn a_payload_that_does_not_parse_names_its_subject() {
-        let error = Fact::decode("flotilla.r1.done", b"{").unwrap_err();
+        let error = Fact::from_json("flotilla.r1.done", b"{").unwrap_err();
         assert_eq!(error.to_string(), "read the fact flotilla.r1.done: not a Done message (B113)");
     }
 }

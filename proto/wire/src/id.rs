@@ -1,44 +1,53 @@
-//! Names that appear in subjects and paths: short, lower case, safe everywhere.
+//! Identifiers that are safe in subjects and paths: short, lower case, without dots and slashes.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// A name that may not stand in a subject or a path.
+/// A name that is not allowed in a subject or a path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{what} {name:?} must be 1 to 64 of a-z, 0-9, '-' and '_', and start with a letter or digit (R115)"
 )]
 pub struct IdError {
+    /// The kind of name, for example `run` or `agent`.
     pub what: &'static str,
+    /// The rejected name, cut to 100 characters.
     pub name: String,
 }
 
-/// Of any name.
+/// Longest identifier, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
 
-/// Of a name in an error.
-const NAME_CHARS_MAX: usize = 100;
+/// Longest part of a rejected name that an error repeats, in characters.
+const ERROR_NAME_CHARS_MAX: usize = 100;
 
-fn check(what: &'static str, name: &str) -> Result<(), IdError> {
+/// Checks that `name` has the form of an identifier: 1 to 64 of `a-z`, `0-9`, `-` and `_`,
+/// beginning with a letter or a digit.
+fn check_id(what: &'static str, name: &str) -> Result<(), IdError> {
     let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_';
     let starts_well = name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
     if starts_well && name.len() <= NAME_BYTES_MAX && name.bytes().all(legal) {
         return Ok(());
     }
-    // A hostile name must not drown what is said of it.
-    Err(IdError { what, name: name.chars().take(NAME_CHARS_MAX).collect() })
+    // Cut the name so that a hostile one does not hide the rest of the message.
+    Err(IdError { what, name: name.chars().take(ERROR_NAME_CHARS_MAX).collect() })
 }
 
-/// Of a name made from somebody's words; a number is still to fit behind it.
+/// Longest slug, in bytes. It leaves room for a number behind it within [`NAME_BYTES_MAX`].
 const SLUG_BYTES_MAX: usize = 48;
 
-/// A legal name that looks like the text; `None` when nothing of it may stand in one.
-pub fn slug(text: &str) -> Option<String> {
+/// Makes a valid identifier that resembles `text`: lower case, other characters replaced by `-`.
+/// Returns `None` if no valid character is left.
+///
+/// ```text
+/// "Qwen2.5 0.5B/" -> "qwen2-5-0-5b"
+/// ```
+pub fn make_slug(text: &str) -> Option<String> {
     let legal = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
     let name: String = text.to_lowercase().chars().map(legal).collect();
     let name = name.trim_start_matches(['-', '_']);
-    // One byte a character by now.
+    // All characters are ASCII here, so bytes and characters are the same.
     let name = name[..name.len().min(SLUG_BYTES_MAX)].trim_end_matches('-');
     (!name.is_empty()).then(|| name.to_owned())
 }
@@ -51,14 +60,17 @@ macro_rules! id {
         pub struct $name(String);
 
         impl $name {
+            /// Checks a name and wraps it.
+            ///
             /// # Errors
-            /// When the name does not have the form of an id.
+            /// Fails if the name does not have the form of an identifier.
             pub fn new(name: impl Into<String>) -> Result<Self, IdError> {
                 let name = name.into();
-                check($what, &name)?;
+                check_id($what, &name)?;
                 Ok(Self(name))
             }
 
+            /// Returns the name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -128,9 +140,9 @@ mod tests {
     fn any_text_makes_a_legal_name_or_none() {
         let cases = [("out", "out"), ("Qwen2.5 0.5B/", "qwen2-5-0-5b"), ("_x", "x"), ("é-1", "1")];
         for (text, name) in cases {
-            assert_eq!(slug(text).as_deref(), Some(name), "{text:?}");
+            assert_eq!(make_slug(text).as_deref(), Some(name), "{text:?}");
         }
-        assert_eq!(slug("--"), None);
-        assert!(RunId::new(slug(&"x".repeat(200)).unwrap() + "-1000000").is_ok());
+        assert_eq!(make_slug("--"), None);
+        assert!(RunId::new(make_slug(&"x".repeat(200)).unwrap() + "-1000000").is_ok());
     }
 }

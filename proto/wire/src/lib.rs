@@ -1,44 +1,50 @@
-//! The contract between all peers: message types, ids, digests, subjects and the
-//! facts made of them. Knows how things are written, not how they travel.
+//! The contract between all peers: message types, identifiers, digests, subjects, and the facts
+//! made of them.
+//!
+//! Defines formats only; transport is the task of the crate `bus`.
 
-mod ask;
-mod chain;
+mod authorship;
 mod digest;
+mod error_chain;
 mod error_code;
 mod example;
 mod fact;
 mod id;
-mod line;
+mod json_lines;
+mod message_methods;
 mod number;
 mod prompt;
 mod prompt_set;
 mod seed;
 mod subject;
-mod time;
+mod timestamps;
 
-/// The messages of `proto/flotilla/v1`, with canonical proto3 JSON as their serde form.
+/// The messages of `proto/flotilla/v1`. Their serde form is canonical proto3 JSON.
 #[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, reason = "generated code")]
 pub mod v1 {
     include!(concat!(env!("OUT_DIR"), "/flotilla.v1.rs"));
     include!(concat!(env!("OUT_DIR"), "/flotilla.v1.serde.rs"));
 }
 
-/// Tokens of a canary whose log-probabilities are told, at most.
-pub const CANARY_TOKENS: usize = 32;
+/// Most tokens of a canary text whose log-probabilities are reported.
+pub const CANARY_TOKENS_MAX: usize = 32;
 
 /// The compiled `.proto` files, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flotilla.bin"));
 
-pub use chain::chain;
+pub use authorship::{SpecOrigin, check_checkpoint_author};
 pub use digest::{Digest, DigestError};
+pub use error_chain::format_error_chain;
 pub use error_code::ErrorCode;
-pub use example::{Example, ExamplesError};
-pub use fact::{Body, Fact, FactError, LineError, Record};
-pub use id::{AgentId, IdError, JobId, NAME_BYTES_MAX, Pool, RunId, SuiteName, slug};
-pub use line::{BadLine, Line, lines};
+pub use example::{ExamplesError, TrainingExample};
+pub use fact::{Fact, FactBody, FactError, Record, RecordLineError};
+pub use id::{AgentId, IdError, JobId, NAME_BYTES_MAX, Pool, RunId, SuiteName, make_slug};
+pub use json_lines::{JsonLine, JsonLineError, parse_json_lines};
 pub use pbjson_types::Timestamp;
-pub use prompt::{PROMPT_BYTES_MAX, Prompt, PromptsError};
+pub use prompt::{PROMPT_BYTES_MAX, PromptEntry, PromptsError};
 pub use prompt_set::PromptSet;
-pub use seed::{derive, sample_seed};
-pub use subject::{Place, STREAM_SUBJECTS, Subject, SubjectError, WorkKind, with_authors};
-pub use time::timestamp;
+pub use seed::{derive_sample_seed, derive_seed};
+pub use subject::{
+    FactKey, STREAM_SUBJECTS, Subject, SubjectError, WorkKind, expand_author_filters,
+};
+pub use timestamps::to_timestamp;

@@ -1,7 +1,8 @@
-//! A number of proto3 JSON: as such, or as a string where it is large or none.
+//! Deserialises numbers of proto3 JSON, which may be JSON numbers or strings (large integers,
+//! `"NaN"`, `"Infinity"`).
 //!
-//! pbjson's own tries each as a string first and makes an error of every number, which took more
-//! than half of the time to read a fact.
+//! pbjson's own reader first tries a string and creates an error for each JSON number, which took
+//! more than half of the time to read a fact.
 
 use std::{fmt, marker::PhantomData, str::FromStr};
 
@@ -10,9 +11,10 @@ use serde::{
     de::{Error, IntoDeserializer, Visitor},
 };
 
-/// What generated code reads a field as; see build.rs.
+/// A number as generated code deserialises it. `build.rs` puts this type in place of pbjson's.
 pub(crate) struct Number<T>(pub(crate) T);
 
+/// The serde visitor behind [`Number`].
 struct NumberVisitor<T>(PhantomData<T>);
 
 impl<'de, T> Deserialize<'de> for Number<T>

@@ -1,28 +1,30 @@
-//! Prompt files: one JSON object a line.
+//! Prompt files: one JSON object per line.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use crate::line::{BadLine, Line, lines};
+use crate::json_lines::{JsonLine, JsonLineError, parse_json_lines};
 
-/// Longest prompt text: an order has to carry it within the bus's payload limit.
+/// Limit for the text of a prompt, in bytes: an order has to carry it within the payload limit of
+/// the bus. A prompt of exactly this length is refused.
 pub const PROMPT_BYTES_MAX: usize = 256 * 1024;
 
-/// One prompt and what its verifier needs to know.
+/// One entry of a prompts file: the prompt and the data its verifier needs.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Prompt {
-    /// Unique in its file; without one, the field "task_id" of HumanEval, MBPP and their like, or
-    /// the line's number.
+pub struct PromptEntry {
+    /// Id, unique in the file. If the field `id` is missing: the field `task_id` (HumanEval, MBPP
+    /// and similar sets), otherwise the line number.
     pub id: String,
-    /// MBPP calls it "text".
+    /// The text to continue; also read from the field `text`, as in MBPP.
     pub prompt: String,
+    /// The expected answer; numbers are kept as they were written.
     pub answer: Option<String>,
-    /// Fields of no meaning to the fleet, for verifiers.
+    /// All other fields; only verifiers use them.
     pub fields: Map<String, Value>,
 }
 
-/// What is wrong with a prompts file, and in which line (counted from 1).
+/// The first defect of a prompts file, with its line number (counted from 1).
 #[derive(Debug, thiserror::Error)]
 pub enum PromptsError {
     #[error(
@@ -34,7 +36,7 @@ pub enum PromptsError {
         source: serde_json::Error,
     },
     #[error(
-        "line {line}: there is no field \"prompt\" with the text a model is to go on with (D101)"
+        "line {line}: there is no field \"prompt\" with the text that a model continues (D101)"
     )]
     NoPrompt { line: usize },
     #[error("line {line}: field {field:?} must be {expected} (D101)")]
@@ -51,24 +53,25 @@ pub enum PromptsError {
     None,
 }
 
-impl From<BadLine> for PromptsError {
-    fn from(BadLine { number: line, source }: BadLine) -> Self {
+impl From<JsonLineError> for PromptsError {
+    fn from(JsonLineError { number: line, source }: JsonLineError) -> Self {
         Self::Json { line, source }
     }
 }
 
-impl Prompt {
-    /// Reads a prompts file. Blank lines are skipped but counted.
+impl PromptEntry {
+    /// Parses a prompts file. Blank lines are skipped but counted.
     ///
     /// # Errors
-    /// The first thing wrong with it.
+    /// Returns the first defect: text that is not UTF-8, a line that is not a prompt, an id used
+    /// twice, or a file without prompts.
     pub fn parse_all(text: &[u8]) -> Result<Vec<Self>, PromptsError> {
         let mut prompts = Vec::new();
         let mut ids = BTreeSet::new();
-        for line in lines(text)? {
+        for line in parse_json_lines(text)? {
             let line = line?;
             let number = line.number;
-            let prompt = Self::of_line(line)?;
+            let prompt = Self::from_line(line)?;
             if !ids.insert(prompt.id.clone()) {
                 return Err(PromptsError::DuplicateId { line: number, id: prompt.id });
             }
@@ -80,10 +83,12 @@ impl Prompt {
         Ok(prompts)
     }
 
+    /// Builds a prompt from a parsed line.
+    ///
     /// # Errors
-    /// The first field that cannot be used.
-    pub fn of_line(line: Line<'_>) -> Result<Self, PromptsError> {
-        let Line { number: line, mut fields, .. } = line;
+    /// Returns the first field that is missing, empty, too long or of the wrong type.
+    pub fn from_line(line: JsonLine<'_>) -> Result<Self, PromptsError> {
+        let JsonLine { number: line, mut fields, .. } = line;
         let wrong = |field, expected| PromptsError::Field { line, field, expected };
         let given = fields.get("prompt").is_some_and(|value| !value.is_null());
         let named = if given || !fields.contains_key("text") { "prompt" } else { "text" };
@@ -94,18 +99,18 @@ impl Prompt {
         };
         let id = match fields.remove("id") {
             None | Some(Value::Null) => None,
-            Some(id) => Some(scalar(&id).ok_or_else(|| wrong("id", "a text or a number"))?),
+            Some(id) => Some(scalar_to_text(&id).ok_or_else(|| wrong("id", "a text or a number"))?),
         };
         let answer = match fields.remove("answer") {
             None | Some(Value::Null) => None,
             Some(answer) => {
-                Some(scalar(&answer).ok_or_else(|| wrong("answer", "a text or a number"))?)
+                Some(scalar_to_text(&answer).ok_or_else(|| wrong("answer", "a text or a number"))?)
             }
         };
         let known = |id: &String| !id.is_empty();
         let id = id
             .filter(known)
-            .or_else(|| fields.get("task_id").and_then(scalar).filter(known))
+            .or_else(|| fields.get("task_id").and_then(scalar_to_text).filter(known))
             .unwrap_or_else(|| line.to_string());
         match prompt.len() {
             0 => Err(PromptsError::Empty { line }),
@@ -114,7 +119,7 @@ impl Prompt {
         }
     }
 
-    /// The line that reads as this prompt, without its end.
+    /// Returns a line of JSON, without its end, that parses to this prompt.
     pub fn to_line(&self) -> String {
         let Self { id, prompt, answer, fields } = self;
         let mut fields = fields.clone();
@@ -127,8 +132,9 @@ impl Prompt {
     }
 }
 
-/// A number is known by how it is written.
-fn scalar(value: &Value) -> Option<String> {
+/// Returns the text of a JSON string or number, and `None` for other values. A number keeps its
+/// JSON notation.
+fn scalar_to_text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
         Value::Number(number) => Some(number.to_string()),
@@ -143,7 +149,7 @@ mod tests {
     #[test]
     fn a_prompt_without_an_id_is_known_by_its_line() {
         let text = b"{\"prompt\":\"1+1=\",\"answer\":\"2\",\"level\":3}\n\n{\"prompt\":\"x\"}\n";
-        let prompts = Prompt::parse_all(text).unwrap();
+        let prompts = PromptEntry::parse_all(text).unwrap();
         let ids: Vec<&str> = prompts.iter().map(|p| p.id.as_str()).collect();
         assert_eq!(ids, ["1", "3"]);
         assert_eq!(prompts[0].answer.as_deref(), Some("2"));
@@ -153,7 +159,7 @@ mod tests {
     #[test]
     fn lines_of_humaneval_and_mbpp_are_prompts() {
         let text = b"{\"task_id\":\"HumanEval/0\",\"prompt\":\"def f\"}\n{\"task_id\":11,\"text\":\"Write\"}\n";
-        let prompts = Prompt::parse_all(text).unwrap();
+        let prompts = PromptEntry::parse_all(text).unwrap();
         let read: Vec<_> = prompts.iter().map(|p| (p.id.as_str(), p.prompt.as_str())).collect();
         assert_eq!(read, [("HumanEval/0", "def f"), ("11", "Write")]);
     }
@@ -161,13 +167,13 @@ mod tests {
     #[test]
     fn a_line_with_prompt_and_text_keeps_the_text_as_a_field() {
         let text = b"{\"id\":7,\"prompt\":\"p\",\"text\":\"t\",\"answer\":1.5}";
-        let prompts = Prompt::parse_all(text).unwrap();
+        let prompts = PromptEntry::parse_all(text).unwrap();
         assert_eq!((&*prompts[0].id, &*prompts[0].prompt), ("7", "p"));
         assert_eq!(
             (&prompts[0].fields["text"], prompts[0].answer.as_deref()),
             (&"t".into(), Some("1.5"))
         );
-        assert_eq!(Prompt::parse_all(prompts[0].to_line().as_bytes()).unwrap(), prompts);
+        assert_eq!(PromptEntry::parse_all(prompts[0].to_line().as_bytes()).unwrap(), prompts);
     }
 
     #[test]
@@ -185,7 +191,7 @@ mod tests {
             (b"\n\n", "no prompts"),
         ];
         for (text, expected) in cases {
-            let error = Prompt::parse_all(text).unwrap_err().to_string();
+            let error = PromptEntry::parse_all(text).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");
         }
     }

@@ -1,25 +1,32 @@
-//! The sets of prompts a RAFT run samples: those it trains on, its held-out ones, and its suites.
+//! The sets of prompts that a RAFT run samples: training prompts, held-out prompts and prompt
+//! suites.
 
 use crate::v1::{self, Purpose};
 
-/// The prompts of one file, and how a run samples and judges them.
+/// The prompts of one file, and the settings to sample and judge them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PromptSet<'a> {
+    /// Training, or held-out measurement (also for suites).
     pub purpose: Purpose,
-    /// Empty but for those of a suite.
+    /// Name of the suite; empty for training prompts and for the run's own held-out prompts.
     pub suite: &'a str,
+    /// The prompts file in the store.
     pub file: Option<&'a v1::Blob>,
+    /// Number of prompts in the file.
     pub count: u32,
-    /// Of prompts that are trained on, the average.
+    /// Samples for each prompt; an average for training prompts.
     pub samples_per_prompt: u32,
-    /// Of prompts that are trained on, that of the first cycle.
+    /// Sampling settings; those of the first cycle for training prompts.
     pub sampling: Option<v1::Sampling>,
+    /// The verifier that judges the samples.
     pub verifier: Option<&'a v1::Verifier>,
+    /// Values of k for which pass@k is reported; empty for training prompts.
     pub pass_at: &'a [u32],
 }
 
 impl v1::spec::Raft {
-    /// All of them: those that are trained on, the run's own held-out ones, and the suites.
+    /// Returns all sets: the training prompts, the held-out prompts, then the suites. A set without
+    /// a file is included.
     pub fn prompt_sets(&self) -> impl Iterator<Item = PromptSet<'_>> {
         let train = PromptSet {
             purpose: Purpose::Train,
@@ -39,12 +46,13 @@ impl v1::spec::Raft {
             pass_at: &self.pass_at,
             ..train
         };
-        let suites = self.prompt_suites.iter().map(v1::PromptSuite::prompts_of);
+        let suites = self.prompt_suites.iter().map(v1::PromptSuite::to_prompt_set);
         [train, heldout].into_iter().chain(suites)
     }
 
-    /// The one that a job of this purpose and suite draws from. `None`: there is none of the name.
-    pub fn prompt_set(&self, purpose: Purpose, suite: &str) -> Option<PromptSet<'_>> {
+    /// Finds the set from which a job of this purpose and suite samples. Returns `None` if the run
+    /// has no suite of this name.
+    pub fn find_prompt_set(&self, purpose: Purpose, suite: &str) -> Option<PromptSet<'_>> {
         let heldout = purpose == Purpose::Heldout;
         self.prompt_sets()
             .find(|set| (set.purpose == Purpose::Heldout, set.suite) == (heldout, suite))
@@ -52,7 +60,8 @@ impl v1::spec::Raft {
 }
 
 impl v1::PromptSuite {
-    fn prompts_of(&self) -> PromptSet<'_> {
+    /// Returns the suite as a set of held-out prompts.
+    fn to_prompt_set(&self) -> PromptSet<'_> {
         PromptSet {
             purpose: Purpose::Heldout,
             suite: &self.name,
@@ -83,7 +92,8 @@ mod tests {
             prompt_suites: vec![suite("sums", 3), suite("code", 4)],
             ..v1::spec::Raft::default()
         };
-        let count = |purpose, suite: &str| raft.prompt_set(purpose, suite).map(|set| set.count);
+        let count =
+            |purpose, suite: &str| raft.find_prompt_set(purpose, suite).map(|set| set.count);
         assert_eq!(count(Purpose::Train, ""), Some(9));
         assert_eq!(count(Purpose::Heldout, ""), Some(5));
         assert_eq!(count(Purpose::Heldout, "code"), Some(4));

@@ -1,12 +1,13 @@
-//! Seeds are derived, never drawn: a plan does not depend on which machine ran
-//! what, or on who crashed.
+//! Derives all random seeds from the seed of the run, so that a plan does not depend on which host
+//! ran a job or crashed.
 
-/// A seed for one purpose under a parent seed. Different `path`s give unrelated seeds.
-pub fn derive(seed: u64, path: &[&str]) -> u64 {
+/// Derives the seed for one purpose from a parent seed. Different `path`s give unrelated seeds. The
+/// result is stable across versions.
+pub fn derive_seed(seed: u64, path: &[&str]) -> u64 {
     let mut hasher = blake3::Hasher::new_derive_key("flotilla 2026 seed");
     hasher.update(&seed.to_le_bytes());
     for part in path {
-        // Length first, so that ["ab"] and ["a", "b"] differ.
+        // Hash the length first, so that ["ab"] and ["a", "b"] differ.
         hasher.update(&(part.len() as u64).to_le_bytes());
         hasher.update(part.as_bytes());
     }
@@ -15,9 +16,9 @@ pub fn derive(seed: u64, path: &[&str]) -> u64 {
     u64::from_le_bytes(first)
 }
 
-/// The seed of one sample of a generate order.
-pub fn sample_seed(order_seed: u64, prompt_id: &str, index: u32) -> u64 {
-    derive(order_seed, &["sample", prompt_id, &index.to_string()])
+/// Derives the seed of one sample of a generate order; `index` counts the samples of the prompt.
+pub fn derive_sample_seed(order_seed: u64, prompt_id: &str, index: u32) -> u64 {
+    derive_seed(order_seed, &["sample", prompt_id, &index.to_string()])
 }
 
 #[cfg(test)]
@@ -26,10 +27,10 @@ mod tests {
 
     #[test]
     fn seeds_are_stable_across_versions_and_differ_by_path() {
-        assert_eq!(derive(1, &["a", "b"]), derive(1, &["a", "b"]));
-        assert_ne!(derive(1, &["a", "b"]), derive(1, &["ab"]));
-        assert_ne!(derive(1, &["a"]), derive(2, &["a"]));
-        assert_ne!(sample_seed(7, "p1", 1), sample_seed(7, "p1", 2));
-        assert_ne!(sample_seed(7, "p1", 1), sample_seed(7, "p11", 0));
+        assert_eq!(derive_seed(1, &["a", "b"]), derive_seed(1, &["a", "b"]));
+        assert_ne!(derive_seed(1, &["a", "b"]), derive_seed(1, &["ab"]));
+        assert_ne!(derive_seed(1, &["a"]), derive_seed(2, &["a"]));
+        assert_ne!(derive_sample_seed(7, "p1", 1), derive_sample_seed(7, "p1", 2));
+        assert_ne!(derive_sample_seed(7, "p1", 1), derive_sample_seed(7, "p11", 0));
     }
 }

@@ -1,14 +1,17 @@
-//! Where each fact stands: `flotilla.<run>.<kind>.…`, one subject a fact.
+//! Subjects of facts: `flotilla.<run>.<kind>.…`, one subject for each fact.
 
 use std::{fmt, str::FromStr};
 
 use crate::{AgentId, JobId, Pool, RunId, SuiteName};
 
-/// What the stream captures. Everything else under `flotilla.` is not a fact. In a closed fleet
-/// each subject has one more token: its author's name.
-pub const STREAM_SUBJECTS: [&str; 23] = [
+/// Subject filters of the log's stream. Other subjects under `flotilla.` are not facts. Each kind
+/// has two filters, because in a closed fleet a subject ends with one more token, the name of the
+/// author.
+pub const STREAM_SUBJECTS: [&str; 25] = [
     "flotilla.*.spec",
     "flotilla.*.spec.*",
+    "flotilla.*.watched",
+    "flotilla.*.watched.*",
     "flotilla.*.control.*",
     "flotilla.*.control.*.*",
     "flotilla.*.cycle.*.*",
@@ -32,8 +35,9 @@ pub const STREAM_SUBJECTS: [&str; 23] = [
     "flotilla.*.done.*",
 ];
 
-/// The filters under which the facts of `filter` stand, with and without their authors.
-pub fn with_authors(filter: &str) -> Vec<String> {
+/// Returns the filters that match the same facts with and without an author. A filter that ends
+/// with `>` already matches both.
+pub fn expand_author_filters(filter: &str) -> Vec<String> {
     let mut filters = vec![filter.to_owned()];
     if !filter.ends_with('>') {
         filters.push(format!("{filter}.*"));
@@ -41,36 +45,91 @@ pub fn with_authors(filter: &str) -> Vec<String> {
     filters
 }
 
-/// A fact's subject, taken apart.
+/// The parsed subject of a fact: the run and the key of the fact within the run.
+///
+/// ```text
+/// flotilla.r1.samples.1.j3   run "r1", samples of job "j3" in cycle 1
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Subject {
+    /// The run to which the fact belongs.
     pub run: RunId,
-    pub place: Place,
+    /// The kind of fact and its identifiers, unique within the run.
+    pub key: FactKey,
 }
 
-/// The part of a subject after the run.
+/// The part of a subject after the run: the kind of fact and the identifiers that make it unique
+/// within the run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum FactKey {
     Spec,
-    Control { number: u64 },
-    Plan { cycle: u32 },
-    GenerateOrder { pool: Pool, cycle: u32, job: JobId, attempt: u32 },
-    Samples { cycle: u32, job: JobId },
-    Quarantine { agent: AgentId, number: u32 },
-    Verdicts { cycle: u32, job: JobId },
-    Selection { cycle: u32 },
-    TrainOrder { pool: Pool, cycle: u32, attempt: u32 },
-    Checkpoint { cycle: u32, step: u32 },
-    Eval { cycle: u32, step: u32, suite: SuiteName },
-    Failure { kind: WorkKind, id: String, attempt: u32 },
-    CycleDone { cycle: u32 },
-    Archived { cycle: u32 },
+    /// The spec of a watched run. It has a subject of its own, so that the NATS server can let
+    /// watchers write these and no other specs.
+    WatchedSpec,
+    Control {
+        number: u64,
+    },
+    Plan {
+        cycle: u32,
+    },
+    GenerateOrder {
+        pool: Pool,
+        cycle: u32,
+        job: JobId,
+        attempt: u32,
+    },
+    Samples {
+        cycle: u32,
+        job: JobId,
+    },
+    Quarantine {
+        agent: AgentId,
+        number: u32,
+    },
+    Verdicts {
+        cycle: u32,
+        job: JobId,
+    },
+    Selection {
+        cycle: u32,
+    },
+    TrainOrder {
+        pool: Pool,
+        cycle: u32,
+        attempt: u32,
+    },
+    Checkpoint {
+        cycle: u32,
+        step: u32,
+    },
+    /// A checkpoint of a watched run, in its cycle 0. It has a subject of its own for the same
+    /// reason as [`FactKey::WatchedSpec`].
+    WatchedCheckpoint {
+        step: u32,
+    },
+    Eval {
+        cycle: u32,
+        step: u32,
+        suite: SuiteName,
+    },
+    Failure {
+        kind: WorkKind,
+        id: String,
+        attempt: u32,
+    },
+    CycleDone {
+        cycle: u32,
+    },
+    Archived {
+        cycle: u32,
+    },
     Done,
 }
 
-impl Place {
-    /// The cycle of a fact that belongs to one; failures name theirs only in their id.
-    pub fn cycle(&self) -> Option<u32> {
+impl FactKey {
+    /// Returns the cycle to which the fact belongs, if it belongs to one. A failure names its cycle
+    /// only inside its id and returns `None`.
+    pub fn cycle_number(&self) -> Option<u32> {
         match self {
             Self::Plan { cycle }
             | Self::GenerateOrder { cycle, .. }
@@ -82,7 +141,9 @@ impl Place {
             | Self::Eval { cycle, .. }
             | Self::CycleDone { cycle }
             | Self::Archived { cycle } => Some(*cycle),
+            Self::WatchedCheckpoint { .. } => Some(0),
             Self::Spec
+            | Self::WatchedSpec
             | Self::Control { .. }
             | Self::Quarantine { .. }
             | Self::Failure { .. }
@@ -90,12 +151,23 @@ impl Place {
         }
     }
 
-    /// What the log lets go of once its cycle is archived.
+    /// Returns the cycle and step of a checkpoint, of a trained or a watched run; `None` for other
+    /// facts.
+    pub fn checkpoint_position(&self) -> Option<(u32, u32)> {
+        match self {
+            Self::Checkpoint { cycle, step } => Some((*cycle, *step)),
+            Self::WatchedCheckpoint { step } => Some((0, *step)),
+            _ => None,
+        }
+    }
+
+    /// Returns true if the log purges facts of this kind once their cycle is archived (generate
+    /// orders, samples, verdicts).
     pub fn is_bulky(&self) -> bool {
         matches!(self, Self::GenerateOrder { .. } | Self::Samples { .. } | Self::Verdicts { .. })
     }
 
-    /// The filters of a cycle's bulky facts.
+    /// Returns the subject filters of the bulky facts of one cycle.
     pub fn bulky_filters(run: &RunId, cycle: u32) -> [String; 3] {
         [
             format!("flotilla.{run}.order.generate.*.{cycle}.>"),
@@ -105,7 +177,7 @@ impl Place {
     }
 }
 
-/// The kinds of work an agent can do, which are also the kinds of failure.
+/// The kinds of work that agents do; failures have the same kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WorkKind {
     Generate,
@@ -115,8 +187,10 @@ pub enum WorkKind {
 }
 
 impl WorkKind {
+    /// All kinds, in the order of a cycle.
     pub const ALL: [Self; 4] = [Self::Generate, Self::Verify, Self::Train, Self::Eval];
 
+    /// Returns the name of the kind as used in subjects.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Generate => "generate",
@@ -126,8 +200,9 @@ impl WorkKind {
         }
     }
 
-    /// The facts that call for this work, as a subject filter.
-    pub fn filter(self, pool: &Pool) -> String {
+    /// Returns the subject filter of the facts that request this work in a pool. Samples request
+    /// verify work and checkpoints request eval work, in all pools.
+    pub fn subject_filter(self, pool: &Pool) -> String {
         match self {
             Self::Generate => format!("flotilla.*.order.generate.{pool}.>"),
             Self::Verify => "flotilla.*.samples.>".to_owned(),
@@ -136,8 +211,9 @@ impl WorkKind {
         }
     }
 
-    /// The queue from which agents take it. Verify and eval work is not divided by pool.
-    pub fn queue(self, pool: &Pool) -> String {
+    /// Returns the name of the queue from which agents take this work, for example
+    /// `generate-default`. Verify and eval work is not divided by pool.
+    pub fn queue_name(self, pool: &Pool) -> String {
         match self {
             Self::Generate | Self::Train => format!("{self}-{pool}"),
             Self::Verify | Self::Eval => self.to_string(),
@@ -158,25 +234,28 @@ impl FromStr for WorkKind {
     }
 }
 
+/// A text that is not the subject of any fact.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("subject {0:?} is not that of any fact (B113)")]
 pub struct SubjectError(String);
 
 impl Subject {
-    pub fn new(run: &RunId, place: Place) -> Self {
-        Self { run: run.clone(), place }
+    /// Creates the subject of a fact of `run`.
+    pub fn new(run: &RunId, key: FactKey) -> Self {
+        Self { run: run.clone(), key }
     }
 
-    /// Where a fact stands in the log, with its author's name at the end.
-    pub fn authored(&self, author: &AgentId) -> String {
+    /// Returns the subject as the log of a closed fleet stores it, with the name of the author at
+    /// the end.
+    pub fn with_author(&self, author: &AgentId) -> String {
         format!("{self}.{author}")
     }
 
-    /// Reads where a fact stands, with or without its author.
+    /// Parses a subject as the log stores it, with or without an author.
     ///
     /// # Errors
-    /// When no fact stands there.
-    pub fn of_log(text: &str) -> Result<(Self, Option<AgentId>), SubjectError> {
+    /// Fails if the text is not the subject of a fact.
+    pub fn parse_with_author(text: &str) -> Result<(Self, Option<AgentId>), SubjectError> {
         if let Ok(subject) = text.parse() {
             return Ok((subject, None));
         }
@@ -189,26 +268,28 @@ impl Subject {
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "flotilla.{}.", self.run)?;
-        match &self.place {
-            Place::Spec => write!(f, "spec"),
-            Place::Control { number } => write!(f, "control.{number}"),
-            Place::Plan { cycle } => write!(f, "cycle.{cycle}.plan"),
-            Place::GenerateOrder { pool, cycle, job, attempt } => {
+        match &self.key {
+            FactKey::Spec => write!(f, "spec"),
+            FactKey::WatchedSpec => write!(f, "watched"),
+            FactKey::Control { number } => write!(f, "control.{number}"),
+            FactKey::Plan { cycle } => write!(f, "cycle.{cycle}.plan"),
+            FactKey::GenerateOrder { pool, cycle, job, attempt } => {
                 write!(f, "order.generate.{pool}.{cycle}.{job}.{attempt}")
             }
-            Place::Samples { cycle, job } => write!(f, "samples.{cycle}.{job}"),
-            Place::Quarantine { agent, number } => write!(f, "quarantine.{agent}.{number}"),
-            Place::Verdicts { cycle, job } => write!(f, "verdicts.{cycle}.{job}"),
-            Place::Selection { cycle } => write!(f, "selection.{cycle}"),
-            Place::TrainOrder { pool, cycle, attempt } => {
+            FactKey::Samples { cycle, job } => write!(f, "samples.{cycle}.{job}"),
+            FactKey::Quarantine { agent, number } => write!(f, "quarantine.{agent}.{number}"),
+            FactKey::Verdicts { cycle, job } => write!(f, "verdicts.{cycle}.{job}"),
+            FactKey::Selection { cycle } => write!(f, "selection.{cycle}"),
+            FactKey::TrainOrder { pool, cycle, attempt } => {
                 write!(f, "order.train.{pool}.{cycle}.{attempt}")
             }
-            Place::Checkpoint { cycle, step } => write!(f, "checkpoint.{cycle}.{step}"),
-            Place::Eval { cycle, step, suite } => write!(f, "eval.{cycle}.{step}.{suite}"),
-            Place::Failure { kind, id, attempt } => write!(f, "failure.{kind}.{id}.{attempt}"),
-            Place::CycleDone { cycle } => write!(f, "cycle.{cycle}.done"),
-            Place::Archived { cycle } => write!(f, "cycle.{cycle}.archived"),
-            Place::Done => write!(f, "done"),
+            FactKey::Checkpoint { cycle, step } => write!(f, "checkpoint.{cycle}.{step}"),
+            FactKey::WatchedCheckpoint { step } => write!(f, "checkpoint.watched.{step}"),
+            FactKey::Eval { cycle, step, suite } => write!(f, "eval.{cycle}.{step}.{suite}"),
+            FactKey::Failure { kind, id, attempt } => write!(f, "failure.{kind}.{id}.{attempt}"),
+            FactKey::CycleDone { cycle } => write!(f, "cycle.{cycle}.done"),
+            FactKey::Archived { cycle } => write!(f, "cycle.{cycle}.archived"),
+            FactKey::Done => write!(f, "done"),
         }
     }
 }
@@ -217,60 +298,64 @@ impl FromStr for Subject {
     type Err = SubjectError;
 
     fn from_str(text: &str) -> Result<Self, SubjectError> {
-        // One spelling a place: `samples.01.j1` would be a second subject for `samples.1.j1`.
+        // Accept only the canonical form, so that each fact has one subject: `samples.01.j1` would
+        // be a second subject for `samples.1.j1`.
         let canonical = |subject: &Self| subject.to_string() == text;
-        parse(text).filter(canonical).ok_or_else(|| SubjectError(text.to_owned()))
+        parse_subject(text).filter(canonical).ok_or_else(|| SubjectError(text.to_owned()))
     }
 }
 
-fn parse(text: &str) -> Option<Subject> {
+/// Parses the tokens of a subject; also accepts numbers that are not canonical.
+fn parse_subject(text: &str) -> Option<Subject> {
     let mut tokens = text.strip_prefix("flotilla.")?.split('.');
     let run = tokens.next()?.parse().ok()?;
     let rest: Vec<&str> = tokens.collect();
     let place = match rest.as_slice() {
-        ["spec"] => Place::Spec,
-        ["control", number] => Place::Control { number: number.parse().ok()? },
-        ["cycle", cycle, "plan"] => Place::Plan { cycle: cycle.parse().ok()? },
-        ["cycle", cycle, "done"] => Place::CycleDone { cycle: cycle.parse().ok()? },
-        ["cycle", cycle, "archived"] => Place::Archived { cycle: cycle.parse().ok()? },
-        ["order", "generate", pool, cycle, job, attempt] => Place::GenerateOrder {
+        ["spec"] => FactKey::Spec,
+        ["watched"] => FactKey::WatchedSpec,
+        ["control", number] => FactKey::Control { number: number.parse().ok()? },
+        ["cycle", cycle, "plan"] => FactKey::Plan { cycle: cycle.parse().ok()? },
+        ["cycle", cycle, "done"] => FactKey::CycleDone { cycle: cycle.parse().ok()? },
+        ["cycle", cycle, "archived"] => FactKey::Archived { cycle: cycle.parse().ok()? },
+        ["order", "generate", pool, cycle, job, attempt] => FactKey::GenerateOrder {
             pool: pool.parse().ok()?,
             cycle: cycle.parse().ok()?,
             job: job.parse().ok()?,
             attempt: attempt.parse().ok()?,
         },
-        ["order", "train", pool, cycle, attempt] => Place::TrainOrder {
+        ["order", "train", pool, cycle, attempt] => FactKey::TrainOrder {
             pool: pool.parse().ok()?,
             cycle: cycle.parse().ok()?,
             attempt: attempt.parse().ok()?,
         },
         ["samples", cycle, job] => {
-            Place::Samples { cycle: cycle.parse().ok()?, job: job.parse().ok()? }
+            FactKey::Samples { cycle: cycle.parse().ok()?, job: job.parse().ok()? }
         }
         ["quarantine", agent, number] => {
-            Place::Quarantine { agent: agent.parse().ok()?, number: number.parse().ok()? }
+            FactKey::Quarantine { agent: agent.parse().ok()?, number: number.parse().ok()? }
         }
         ["verdicts", cycle, job] => {
-            Place::Verdicts { cycle: cycle.parse().ok()?, job: job.parse().ok()? }
+            FactKey::Verdicts { cycle: cycle.parse().ok()?, job: job.parse().ok()? }
         }
-        ["selection", cycle] => Place::Selection { cycle: cycle.parse().ok()? },
+        ["selection", cycle] => FactKey::Selection { cycle: cycle.parse().ok()? },
+        ["checkpoint", "watched", step] => FactKey::WatchedCheckpoint { step: step.parse().ok()? },
         ["checkpoint", cycle, step] => {
-            Place::Checkpoint { cycle: cycle.parse().ok()?, step: step.parse().ok()? }
+            FactKey::Checkpoint { cycle: cycle.parse().ok()?, step: step.parse().ok()? }
         }
-        ["eval", cycle, step, suite] => Place::Eval {
+        ["eval", cycle, step, suite] => FactKey::Eval {
             cycle: cycle.parse().ok()?,
             step: step.parse().ok()?,
             suite: suite.parse().ok()?,
         },
-        ["failure", kind, id, attempt] => Place::Failure {
+        ["failure", kind, id, attempt] => FactKey::Failure {
             kind: kind.parse().ok()?,
             id: (*id).to_owned(),
             attempt: attempt.parse().ok()?,
         },
-        ["done"] => Place::Done,
+        ["done"] => FactKey::Done,
         _ => return None,
     };
-    Some(Subject { run, place })
+    Some(Subject { run, key: place })
 }
 
 #[cfg(test)]
@@ -281,6 +366,7 @@ mod tests {
     fn every_subject_reads_back_and_belongs_to_the_stream() {
         let texts = [
             "flotilla.r1.spec",
+            "flotilla.r1.watched",
             "flotilla.r1.control.2",
             "flotilla.r1.cycle.0.plan",
             "flotilla.r1.cycle.0.done",
@@ -292,6 +378,7 @@ mod tests {
             "flotilla.r1.verdicts.1.j3",
             "flotilla.r1.selection.1",
             "flotilla.r1.checkpoint.1.24",
+            "flotilla.r1.checkpoint.watched.24",
             "flotilla.r1.eval.1.24.heldout",
             "flotilla.r1.failure.generate.1-j3.2",
             "flotilla.r1.done",
@@ -306,7 +393,7 @@ mod tests {
     #[test]
     fn only_orders_samples_and_verdicts_of_one_cycle_are_let_go() {
         let run = RunId::new("r1").unwrap();
-        let filters = Place::bulky_filters(&run, 1);
+        let filters = FactKey::bulky_filters(&run, 1);
         let caught = |text: &str| filters.iter().any(|filter| matches(filter, text));
         for text in [
             "flotilla.r1.order.generate.default.1.j3.1",
@@ -319,8 +406,8 @@ mod tests {
             "flotilla.r1.cycle.1.plan",
         ] {
             let subject: Subject = text.parse().unwrap();
-            let ours = subject.run == run && subject.place.cycle() == Some(1);
-            assert_eq!(caught(text), ours && subject.place.is_bulky(), "{text}");
+            let ours = subject.run == run && subject.key.cycle_number() == Some(1);
+            assert_eq!(caught(text), ours && subject.key.is_bulky(), "{text}");
         }
     }
 

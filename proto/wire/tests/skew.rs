@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, fs::File, path::Path};
 use serde_json::{Value, json};
 use wire::Fact;
 
-const PREVIOUS: &str = "0.1.0";
+const PREVIOUS: &str = "0.2.0";
 
 fn recorded() -> Vec<(String, Value)> {
     let recordings = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/recordings");
@@ -23,7 +23,7 @@ fn recorded() -> Vec<(String, Value)> {
 }
 
 fn read(subject: &str, fact: &Value) -> Result<Fact, String> {
-    let decoded = Fact::decode(subject, fact.to_string().as_bytes());
+    let decoded = Fact::from_json(subject, fact.to_string().as_bytes());
     decoded.map_err(|error| format!("{error}: {:?}: {fact}", std::error::Error::source(&error)))
 }
 
@@ -71,7 +71,7 @@ fn every_kind_of_fact_that_a_run_writes_was_recorded() {
 fn facts_of_the_previous_version_are_read_and_written_as_they_were() {
     for (subject, fact) in recorded() {
         let read = read(&subject, &fact).unwrap();
-        let again: Value = serde_json::from_slice(&read.encode()).unwrap();
+        let again: Value = serde_json::from_slice(&read.to_json()).unwrap();
         assert_eq!(again, fact, "{subject}");
     }
 }

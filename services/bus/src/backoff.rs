@@ -1,4 +1,4 @@
-//! The one retry policy of this crate: waits that double up to a cap, within a deadline.
+//! The retry delays of this crate: they double up to a cap and stay within a deadline.
 
 use std::{
     cmp,
@@ -7,44 +7,55 @@ use std::{
 
 use tokio::time::Instant;
 
-/// A restarted server on the same machine is back within 100 ms.
-const FIRST: Duration = Duration::from_millis(20);
-/// Often enough to notice a recovered server at once, rare enough for a fleet of thousands.
-const CAP: Duration = Duration::from_secs(1);
+/// First delay. A server restarted on the same host is back within 100 ms.
+const DELAY_FIRST: Duration = Duration::from_millis(20);
+/// Longest delay: short enough to notice a recovered server quickly, long enough for a fleet of
+/// thousands of agents.
+const DELAY_MAX: Duration = Duration::from_secs(1);
 
-pub(crate) struct Backoff {
+/// The delays of one retry loop: 20 ms, 40 ms, … up to 1 s, each shortened by a random 0 to 25 %.
+///
+/// ```text
+/// let mut backoff = RetryBackoff::with_deadline(deadline);
+/// while request().await.is_err() && backoff.wait().await {}
+/// ```
+pub(crate) struct RetryBackoff {
     next: Duration,
     deadline: Option<Instant>,
 }
 
-impl Backoff {
-    pub(crate) fn until(deadline: Instant) -> Self {
-        Self { next: FIRST, deadline: Some(deadline) }
+impl RetryBackoff {
+    /// Creates delays that end before `deadline`.
+    pub(crate) fn with_deadline(deadline: Instant) -> Self {
+        Self { next: DELAY_FIRST, deadline: Some(deadline) }
     }
 
-    /// For loops that end otherwise.
-    pub(crate) fn endless() -> Self {
-        Self { next: FIRST, deadline: None }
+    /// Creates delays without a deadline, for loops that another condition ends.
+    pub(crate) fn without_deadline() -> Self {
+        Self { next: DELAY_FIRST, deadline: None }
     }
 
-    /// Waits; false, at once, when the deadline would pass meanwhile.
+    /// Waits for the next delay and returns true. Returns false at once if the deadline would pass
+    /// during the delay.
     pub(crate) async fn wait(&mut self) -> bool {
-        let pause = self.next.mul_f64(0.75 + 0.25 * jitter());
+        let pause = self.next.mul_f64(0.75 + 0.25 * jitter_fraction());
         if self.deadline.is_some_and(|deadline| Instant::now() + pause >= deadline) {
             return false;
         }
-        self.next = cmp::min(self.next * 2, CAP);
+        self.next = cmp::min(self.next * 2, DELAY_MAX);
         tokio::time::sleep(pause).await;
         true
     }
 
-    pub(crate) fn reset(&mut self) {
-        self.next = FIRST;
+    /// Restarts with the first delay, after a success.
+    pub(crate) fn reset_delay(&mut self) {
+        self.next = DELAY_FIRST;
     }
 }
 
-/// 0..1, so that a fleet does not come back in step.
-pub(crate) fn jitter() -> f64 {
+/// Returns a number in 0..1, taken from the clock, so that the members of a fleet do not reconnect
+/// at the same moment.
+pub(crate) fn jitter_fraction() -> f64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     f64::from(since.subsec_nanos() % 1_000_000) / 1_000_000.0
 }

@@ -1,88 +1,106 @@
-//! Joining a NATS server: who we are, how we prove it, and whether the server will do.
+//! Connects to a NATS server: authenticates, and checks that the server is suitable.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use async_nats::{Auth, AuthError, Client, ConnectErrorKind, ServerAddr, jetstream};
-use authority::{AuthorityError, Held, Identity};
+use identity::{AuthorityError, MemberIdentity, UserJwtInfo};
 use tokio::{
     sync::watch,
     time::{Instant, timeout, timeout_at},
 };
-use wire::{AgentId, chain};
+use wire::{AgentId, format_error_chain};
 
 use crate::{
-    backoff::Backoff,
-    connection::{self, Connection},
-    publish_all::Batches,
+    backoff::RetryBackoff,
+    batch_publish::BatchSupport,
+    connection_state::{self, ConnectionState},
     request::RequestError,
-    version::{self, Version},
+    version::{self, ServerVersion},
 };
 
-/// One address: DNS, TCP, TLS and the handshake on a bad Wi-Fi link.
+/// Time limit for one address: DNS, TCP, TLS and the NATS handshake on a bad Wi-Fi link.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// A server that just listens recovers its streams before JetStream answers; servers of a cluster that
-/// have just found each other choose their leader first, in up to 9 s.
+/// Time limit for the first answer of JetStream. A server that accepts connections may still
+/// recover its streams; the servers of a new cluster elect a leader first, in up to 9 s.
 const JETSTREAM_LIMIT: Duration = Duration::from_secs(15);
-/// Of one that has none itself; a leaf node's hub has.
+/// Time limit for the first answer of JetStream if the server does not run it itself: the hub of a
+/// leaf node may answer.
 const HUB_LIMIT: Duration = Duration::from_secs(5);
-/// A dead peer is noticed after two of these.
+/// Interval of pings. A dead connection is noticed after two of them.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Where the bus is and how to get in.
+/// Addresses and credentials for a connection to the bus.
 #[derive(Debug, Clone, Default)]
 pub struct ConnectOptions {
-    /// `nats://host:4222`, or `tls://…`; several for a cluster. `user:password@` or `token@`
-    /// before the host is used, and never shown.
+    /// Server URLs, `nats://host:4222` or `tls://…`; several for a cluster. A secret before the
+    /// host (`user:password@` or `token@`) is used and never shown.
     pub urls: Vec<String>,
-    /// Who we are in a closed fleet; its authority is then the only one whose servers are trusted.
-    pub identity: Option<Identity>,
-    /// A `.creds` file: user JWT and seed.
+    /// The credentials of a member of a closed fleet. Only servers certified by that fleet's
+    /// authority are trusted then.
+    pub identity: Option<MemberIdentity>,
+    /// A `.creds` file with a user JWT and its seed.
     pub credentials_file: Option<PathBuf>,
-    /// The certificate authority that signed the server's certificate.
+    /// The certificate authority that signed the server's certificate, a PEM file.
     pub tls_ca: Option<PathBuf>,
-    /// A client certificate; needs `tls_key`.
+    /// A client certificate, a PEM file; requires `tls_key`.
     pub tls_cert: Option<PathBuf>,
+    /// The key of the client certificate, a PEM file.
     pub tls_key: Option<PathBuf>,
-    /// Every server's monitoring URL (`http://host:8222`), to check its durability.
+    /// Monitoring URL of each server (`http://host:8222`), used to check its durability.
     pub monitor_urls: Vec<String>,
-    /// Who is connecting: named in the server's connection list and in every fact's header.
-    pub producer: Producer,
+    /// The name and role under which the server lists this connection, also written into the header
+    /// of each fact.
+    pub producer: FactProducer,
 }
 
-/// Who writes a fact.
+/// The process that publishes facts, as named in their headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Producer {
+pub struct FactProducer {
+    /// Name of the process, for example the agent's name.
     pub name: String,
+    /// What the process does, for example `coordinator`.
     pub role: String,
 }
 
-impl Default for Producer {
+impl Default for FactProducer {
     fn default() -> Self {
         Self { name: "unnamed".to_owned(), role: "peer".to_owned() }
     }
 }
 
-/// A connection to the bus. Cheap to clone; reconnects by itself.
+/// A connection to the log, the buckets and the presence subjects of a fleet.
+///
+/// Clones are cheap and share the connection. It reconnects by itself; requests made meanwhile
+/// wait, within their time limits. Retries are bounded and happen only inside the methods that
+/// document them.
+///
+/// ```text
+/// connect -> prepare_log (coordinator only) -> publish_fact / follow_facts / join_work_queue -> close
+/// ```
 #[derive(Clone)]
 pub struct Bus {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<BusState>,
 }
 
-pub(crate) struct Shared {
+/// The state that all clones of a [`Bus`] share.
+pub(crate) struct BusState {
     pub(crate) client: Client,
     pub(crate) context: jetstream::Context,
-    pub(crate) connection: Arc<Connection>,
-    pub(crate) producer: Producer,
-    /// In a closed fleet: what all facts are signed with, as their subject's end.
+    pub(crate) connection: Arc<ConnectionState>,
+    pub(crate) producer: FactProducer,
+    /// The member's name in a closed fleet: the last token of the subject of each fact it
+    /// publishes.
     pub(crate) author: Option<AgentId>,
-    /// In an account of our own, with what it imports of the fleet's: we make no consumers there.
+    /// True if the connection is in a member's own account, which imports a few subjects of the
+    /// fleet's account. Such a connection cannot create consumers.
     pub(crate) restricted: bool,
-    /// How the subjects begin at which answers come.
-    pub(crate) inbox: String,
+    /// Prefix of the subjects on which answers arrive.
+    pub(crate) inbox_prefix: String,
     pub(crate) monitor_urls: Vec<String>,
-    pub(crate) batches: Batches,
+    pub(crate) batch_support: BatchSupport,
 }
 
+/// The reason why no connection to the bus was made.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     #[error("connect to the bus: no URL given; pass one such as nats://127.0.0.1:4222 (B101)")]
@@ -151,62 +169,69 @@ impl Bus {
     /// Connects, and checks that the server is new enough and has JetStream.
     ///
     /// # Errors
-    /// When no server of the list will do, after bounded time. Retrying is up to the caller.
+    /// Fails after bounded time if no server of the list is suitable. The caller decides whether to
+    /// retry.
     pub async fn connect(options: &ConnectOptions) -> Result<Self, ConnectError> {
-        authority::choose_provider();
-        let addresses = addresses(&options.urls)?;
-        let urls = shown(&addresses);
-        let connection = Arc::new(Connection::new());
-        let member = options.identity.as_ref().map(Entering::of).transpose()?;
-        let nats = nats_options(options, member.as_ref(), &connection).await?;
-        let nats = with_url_secret(nats, &addresses);
+        identity::install_crypto_provider();
+        let addresses = parse_addresses(&options.urls)?;
+        let urls = display_addresses(&addresses);
+        let connection = Arc::new(ConnectionState::new());
+        let member = options.identity.as_ref().map(MemberLogin::from_identity).transpose()?;
+        let nats = build_nats_options(options, member.as_ref(), &connection).await?;
+        let nats = apply_url_secret(nats, &addresses);
         let limit = CONNECT_LIMIT * u32::try_from(addresses.len()).unwrap_or(u32::MAX);
         let client = match timeout(limit, nats.connect(addresses)).await {
             Ok(Ok(client)) => client,
             Ok(Err(source)) => return Err(connect_error(urls, source)),
             Err(_) => return Err(ConnectError::TimedOut { urls, limit }),
         };
-        // The event of this first connection must not look like a reconnect to later requests.
+        // Wait for the event of this first connection; later requests must not mistake it for a
+        // reconnect.
         let mut generation = connection.generation.subscribe();
         let seen = timeout(CONNECT_LIMIT, generation.wait_for(|count| *count > 0)).await.is_ok();
         if !seen {
             return Err(ConnectError::TimedOut { urls, limit: CONNECT_LIMIT });
         }
         let bus = Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(BusState {
                 context: jetstream::new(client.clone()),
                 client,
                 connection,
                 producer: options.producer.clone(),
-                inbox: member.as_ref().map_or("_INBOX".to_owned(), Entering::inbox),
+                inbox_prefix: member
+                    .as_ref()
+                    .map_or("_INBOX".to_owned(), MemberLogin::inbox_prefix),
                 restricted: member.as_ref().is_some_and(|member| !member.unlimited),
                 author: member.map(|member| member.name),
                 monitor_urls: options.monitor_urls.clone(),
-                batches: Batches::default(),
+                batch_support: BatchSupport::default(),
             }),
         };
         bus.check_server(urls).await?;
         Ok(bus)
     }
 
+    /// Checks the server's version, then waits until JetStream answers (15 s; 5 s if a hub has to
+    /// answer).
     async fn check_server(&self, urls: String) -> Result<(), ConnectError> {
         let info = self.shared.client.server_info();
         let found = info.version.clone();
-        if Version::parse(&found).is_none_or(|version| version < version::MINIMUM) {
+        if ServerVersion::parse(&found).is_none_or(|version| version < version::MINIMUM) {
             return Err(ConnectError::TooOld { urls, found });
         }
         let limit = if info.jetstream { JETSTREAM_LIMIT } else { HUB_LIMIT };
         let deadline = Instant::now() + limit;
-        let mut backoff = Backoff::until(deadline);
+        let mut backoff = RetryBackoff::with_deadline(deadline);
         loop {
-            let answer = timeout_at(deadline, self.api::<serde_json::Value>("INFO", &())).await;
+            let answer =
+                timeout_at(deadline, self.call_api::<serde_json::Value>("INFO", &())).await;
             let source = match answer {
                 Ok(Ok(_)) => return Ok(()),
                 Ok(Err(source)) => source,
                 Err(_) => RequestError::TimedOut { limit },
             };
             if !source.is_transient() || !backoff.wait().await {
-                // A leaf node has none itself: then its hub is the one to answer.
+                // A leaf node runs no JetStream itself; its hub has to answer.
                 if !info.jetstream && matches!(source, RequestError::NoResponders { .. }) {
                     return Err(ConnectError::NoJetStream { urls, found });
                 }
@@ -215,65 +240,69 @@ impl Bus {
         }
     }
 
-    /// Who is connected, as it was named.
-    pub fn name(&self) -> &str {
+    /// Returns the name given in [`ConnectOptions::producer`].
+    pub fn producer_name(&self) -> &str {
         &self.shared.producer.name
     }
 
-    /// The biggest fact the server accepts, in bytes of JSON.
+    /// Returns the size of the largest fact that the server accepts, in bytes of JSON.
     pub fn max_fact_bytes(&self) -> usize {
-        self.shared.client.max_payload().saturating_sub(crate::publish::HEADER_ALLOWANCE)
+        self.shared.client.max_payload().saturating_sub(crate::publish::HEADER_BYTES_ALLOWANCE)
     }
 
-    /// Whether the server can be reached right now.
+    /// Returns true if the connection is up at this moment.
     pub fn is_connected(&self) -> bool {
         *self.shared.connection.connected.borrow()
     }
 
-    /// Changes with each new connection: what servers were told may be gone with the one before.
-    pub fn connections(&self) -> watch::Receiver<u64> {
+    /// Returns a counter that changes with each new connection. State kept by the server for the
+    /// previous connection may be lost then.
+    pub fn watch_connections(&self) -> watch::Receiver<u64> {
         self.shared.connection.generation.subscribe()
     }
 
-    /// Whether it is connected or tries to be; false once it is closed for good.
+    /// Returns true while the connection is up or is being re-established, and false once it is
+    /// closed for good.
     pub fn is_open(&self) -> bool {
         !*self.shared.connection.closed.borrow()
     }
 
-    /// The version of the server we are connected to.
+    /// Returns the version of the connected server.
     pub fn server_version(&self) -> String {
         self.shared.client.server_info().version
     }
 
-    /// Sends what is buffered and closes the connection, for all clones.
+    /// Sends buffered messages and closes the connection for all clones.
     pub async fn close(&self) {
-        // Fails only when the connection is closed already.
+        // This fails only if the connection is already closed.
         let _ = self.shared.client.drain().await;
     }
 }
 
-pub(crate) fn addresses(urls: &[String]) -> Result<Vec<ServerAddr>, ConnectError> {
+/// Parses server URLs. Errors repeat a URL without its secret.
+pub(crate) fn parse_addresses(urls: &[String]) -> Result<Vec<ServerAddr>, ConnectError> {
     if urls.is_empty() {
         return Err(ConnectError::NoUrl);
     }
     let parse = |url: &String| {
-        // A secret may stand before the host.
+        // A secret may precede the host.
         let shown = || url.rsplit('@').next().unwrap_or_default().to_owned();
         url.parse().map_err(|source| ConnectError::Url { url: shown(), source })
     };
     urls.iter().map(parse).collect()
 }
 
-/// The addresses without their secrets.
-pub(crate) fn shown(addresses: &[ServerAddr]) -> String {
+/// Formats the addresses without their secrets.
+pub(crate) fn display_addresses(addresses: &[ServerAddr]) -> String {
     let show = |address: &ServerAddr| {
         format!("{}://{}:{}", address.scheme(), address.host(), address.port())
     };
     addresses.iter().map(show).collect::<Vec<_>>().join(", ")
 }
 
-/// async-nats ignores them.
-fn with_url_secret(
+/// Applies the user and password, or the token, of the first URL that contains one. async-nats
+/// ignores secrets in URLs.
+fn apply_url_secret(
     nats: async_nats::ConnectOptions,
     addresses: &[ServerAddr],
 ) -> async_nats::ConnectOptions {
@@ -287,75 +316,83 @@ fn with_url_secret(
     }
 }
 
-/// A member on its way in.
-struct Entering<'a> {
-    identity: &'a Identity,
+/// The login of a member of a closed fleet.
+struct MemberLogin<'a> {
+    identity: &'a MemberIdentity,
     name: AgentId,
+    /// True if the token allows all subjects, so that the member uses the fleet's own account.
     unlimited: bool,
 }
 
-impl<'a> Entering<'a> {
-    fn of(identity: &'a Identity) -> Result<Self, ConnectError> {
+impl<'a> MemberLogin<'a> {
+    /// Reads the member's name and rights from its token.
+    fn from_identity(identity: &'a MemberIdentity) -> Result<Self, ConnectError> {
         let wrong = |source: Box<dyn std::error::Error + Send + Sync>| ConnectError::Identity {
             name: identity.name.clone(),
             source,
         };
         let jwt = identity.read_jwt().map_err(|error| wrong(error.into()))?;
-        let held = Held::read(&jwt).map_err(|error| wrong(error.into()))?;
+        let held = UserJwtInfo::read_unverified(&jwt).map_err(|error| wrong(error.into()))?;
         let name = AgentId::new(held.name).map_err(|error| wrong(error.into()))?;
         Ok(Self { identity, name, unlimited: held.unlimited })
     }
 
-    fn inbox(&self) -> String {
+    /// Returns the prefix of the subjects on which the member may receive answers.
+    fn inbox_prefix(&self) -> String {
         format!("_INBOX_{}", self.name)
     }
 
-    /// Each time with the newest token, which may have been renewed since.
-    fn options(&self) -> Result<async_nats::ConnectOptions, ConnectError> {
+    /// Builds client options that trust only the fleet's servers and sign each challenge. Each
+    /// connection attempt reads the newest token, which may have been renewed.
+    fn login_options(&self) -> Result<async_nats::ConnectOptions, ConnectError> {
         let wrong = |source: Box<dyn std::error::Error + Send + Sync>| ConnectError::Identity {
             name: self.name.to_string(),
             source,
         };
         let ca = self.identity.read_ca().map_err(|error| wrong(error.into()))?;
-        let tls = authority::client_config(ca.as_bytes()).map_err(|error| wrong(error.into()))?;
+        let tls =
+            identity::fleet_client_config(ca.as_bytes()).map_err(|error| wrong(error.into()))?;
         let identity = self.identity.clone();
         let prove = move |nonce: Vec<u8>| {
-            let proof = proof(&identity, &nonce).map_err(|error| AuthError::new(chain(&error)));
+            let proof = sign_challenge(&identity, &nonce)
+                .map_err(|error| AuthError::new(format_error_chain(&error)));
             std::future::ready(proof)
         };
         Ok(async_nats::ConnectOptions::with_auth_callback(prove)
-            .custom_inbox_prefix(self.inbox())
+            .custom_inbox_prefix(self.inbox_prefix())
             .tls_client_config(tls)
             .require_tls(true))
     }
 }
 
-fn proof(identity: &Identity, nonce: &[u8]) -> Result<Auth, AuthorityError> {
+/// Signs the server's challenge with the member's key.
+fn sign_challenge(identity: &MemberIdentity, nonce: &[u8]) -> Result<Auth, AuthorityError> {
     let mut auth = Auth::new();
     auth.jwt = Some(identity.read_jwt()?);
-    auth.signature = Some(identity.sign(nonce)?);
+    auth.signature = Some(identity.sign_bytes(nonce)?);
     Ok(auth)
 }
 
-async fn nats_options(
+/// Builds the options of the NATS client: name, time limits, event callback and credentials.
+async fn build_nats_options(
     options: &ConnectOptions,
-    member: Option<&Entering<'_>>,
-    connection: &Arc<Connection>,
+    member: Option<&MemberLogin<'_>>,
+    connection: &Arc<ConnectionState>,
 ) -> Result<async_nats::ConnectOptions, ConnectError> {
     let producer = &options.producer;
     let weak = Arc::downgrade(connection);
-    let entering = member.map(Entering::options).transpose()?;
+    let entering = member.map(MemberLogin::login_options).transpose()?;
     let mut nats = entering
         .unwrap_or_default()
         .name(format!("flotilla {} {}", producer.role, producer.name))
         .connection_timeout(CONNECT_LIMIT)
         .ping_interval(PING_INTERVAL)
-        .reconnect_delay_callback(connection::reconnect_delay)
+        .reconnect_delay_callback(connection_state::reconnect_delay)
         .event_callback(move |event| {
             let connection = weak.upgrade();
             async move {
                 if let Some(connection) = connection {
-                    connection.note(event);
+                    connection.handle_event(event);
                 }
             }
         });
@@ -375,19 +412,21 @@ async fn nats_options(
     })
 }
 
+/// Classifies an error of the NATS client: refused credentials, TLS, or an unreachable server.
 fn connect_error(urls: String, source: async_nats::ConnectError) -> ConnectError {
     match source.kind() {
         ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
             ConnectError::Refused { urls }
         }
         ConnectErrorKind::Tls => ConnectError::Tls { urls, source },
-        _ if is_tls(&source) => ConnectError::Tls { urls, source },
+        _ if is_tls_failure(&source) => ConnectError::Tls { urls, source },
         _ => ConnectError::Unreachable { urls, source },
     }
 }
 
-/// Most failures of TLS come as those of reading: what came was not valid.
-fn is_tls(error: &async_nats::ConnectError) -> bool {
+/// Returns true if TLS caused the error. Most TLS failures arrive as a read error of the kind
+/// "invalid data".
+fn is_tls_failure(error: &async_nats::ConnectError) -> bool {
     let mut next = std::error::Error::source(error);
     while let Some(source) = next {
         let read = source.downcast_ref::<std::io::Error>();

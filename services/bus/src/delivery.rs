@@ -1,4 +1,4 @@
-//! One fact handed to an agent: keeping, finishing or handing back the lease.
+//! A fact handed to one agent: renewing, acknowledging or returning its lease.
 
 use std::time::Duration;
 
@@ -10,17 +10,18 @@ use wire::{FactError, Record};
 
 use crate::{
     Bus,
-    backoff::Backoff,
-    pull::nanoseconds,
+    backoff::RetryBackoff,
+    consumer_pull::duration_nanos,
     request::{ANSWER_LIMIT, RequestError},
 };
 
-/// How the names of all deliveries from the log begin.
-const DELIVERIES: &str = "$JS.ACK.";
+/// Prefix of the acknowledgement subjects of all deliveries.
+const ACK_SUBJECT_PREFIX: &str = "$JS.ACK.";
 
-/// For an ack to get through a restart of the server.
+/// Time limit of an acknowledgement, enough for a restart of the server.
 const ACK_LIMIT: Duration = Duration::from_secs(15);
 
+/// An acknowledgement that the server did not confirm.
 #[derive(Debug, thiserror::Error)]
 #[error("{verb} the delivery of {subject}; another agent may get it too")]
 pub struct AckError {
@@ -30,89 +31,110 @@ pub struct AckError {
     source: RequestError,
 }
 
-/// A fact to work on, ours until the lease ends. Dropping it without an ack lets the lease
-/// run out.
+/// A fact to work on, leased to this agent.
+///
+/// States: leased, renewed by [`Delivery::renew_lease`], and ended in one of three ways:
+/// [`Delivery::ack`] (done), [`Delivery::nak`] (returned), or the lease expires. A delivery that is
+/// dropped without an acknowledgement expires. After `nak` or expiry, the server hands the fact to
+/// an agent again.
+///
+/// ```text
+/// queue.next() -> delivery; every lease/3: renew_lease(); at the end: ack() or nak(delay)
+/// ```
 #[derive(Debug)]
 pub struct Delivery {
+    /// Subject of the fact in the log, with the author in a closed fleet.
     pub subject: String,
+    /// Position of the fact in the log.
     pub sequence: u64,
-    /// How often it was handed out, this time included. Counts agents that crashed as well as
-    /// poison.
+    /// Number of deliveries so far, including this one. Both crashed agents and poisonous facts
+    /// increase it.
     pub delivered: u64,
-    /// An error when the payload is not a fact we understand: somebody must say so in the log.
+    /// The parsed fact. If it is an error, the receiver has to publish a failure, because no agent
+    /// can do the work.
     pub record: Result<Record, FactError>,
     pub(crate) lease: Duration,
-    pub(crate) reply: async_nats::Subject,
+    pub(crate) ack_subject: async_nats::Subject,
     pub(crate) bus: Bus,
 }
 
 impl Bus {
-    /// Hands a delivery back by its name, for a process that is gone: somebody gets it at once.
+    /// Returns a delivery by its acknowledgement subject, on behalf of a process that has ended.
+    /// The server hands the fact out again at once.
     ///
     /// # Errors
-    /// When that is no delivery's name, or the server did not confirm.
-    pub async fn hand_back(&self, name: &str) -> Result<(), RequestError> {
+    /// Fails if `name` is not the acknowledgement subject of a delivery, or if the server did not
+    /// confirm.
+    pub async fn release_delivery(&self, name: &str) -> Result<(), RequestError> {
         let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'*' | b'>');
-        if !name.starts_with(DELIVERIES) || !name.bytes().all(plain) {
+        if !name.starts_with(ACK_SUBJECT_PREFIX) || !name.bytes().all(plain) {
             return Err(RequestError::Malformed { detail: "no delivery is called so".to_owned() });
         }
         let body = Bytes::from_static(b"-NAK");
-        self.ask(name.to_owned(), HeaderMap::new(), body, ANSWER_LIMIT).await.map(drop)
+        self.send_request(name.to_owned(), HeaderMap::new(), body, ANSWER_LIMIT).await.map(drop)
     }
 }
 
 impl Delivery {
-    /// How long the delivery stays ours without `progress`; call that every third of it.
-    pub fn lease(&self) -> Duration {
+    /// Returns the time after which the lease ends unless it is renewed. Renew it after each third
+    /// of this time.
+    pub fn lease_duration(&self) -> Duration {
         self.lease
     }
 
-    /// Starts the lease anew. Not awaited by the server: one lost beat does no harm.
+    /// Renews the lease. The server does not confirm it; one lost renewal is harmless.
     ///
     /// # Errors
-    /// When the connection is closed for good.
-    pub async fn progress(&self) -> Result<(), AckError> {
-        let sent = self.bus.shared.client.publish(self.reply.clone(), "+WPI".into()).await;
-        sent.map_err(|_| self.error("keep", RequestError::Closed))
+    /// Fails if the connection is closed for good.
+    pub async fn renew_lease(&self) -> Result<(), AckError> {
+        let sent = self.bus.shared.client.publish(self.ack_subject.clone(), "+WPI".into()).await;
+        sent.map_err(|_| self.ack_error("keep", RequestError::Closed))
     }
 
-    /// What the server knows the delivery by; see [`Bus::hand_back`].
-    pub fn name(&self) -> &str {
-        &self.reply
+    /// Returns the acknowledgement subject, which identifies the delivery in
+    /// [`Bus::release_delivery`].
+    pub fn ack_subject_name(&self) -> &str {
+        &self.ack_subject
     }
 
-    /// Done: nobody gets it again. Waits until the server knows; but it writes down what it
-    /// handed out only later, so one that is killed meanwhile may hand this out once more.
+    /// Acknowledges the fact as done and waits for the server's confirmation, so that no agent
+    /// receives it again.
+    ///
+    /// The server persists its delivery state only later. If it is killed in between, it may hand
+    /// the fact out again.
     ///
     /// # Errors
-    /// When the server did not confirm in bounded time: another agent may get it too.
+    /// Fails if the server did not confirm within 15 s; another agent may receive the fact too.
     pub async fn ack(&self) -> Result<(), AckError> {
-        self.settle("acknowledge", Bytes::from_static(b"+ACK")).await
+        self.send_ack("acknowledge", Bytes::from_static(b"+ACK")).await
     }
 
-    /// Not done: somebody gets it after `delay`.
+    /// Returns the fact as not done; an agent receives it again after `delay`.
     ///
     /// # Errors
-    /// When the server did not confirm; it is then handed out after the lease.
+    /// Fails if the server did not confirm; the fact is then handed out after the lease.
     pub async fn nak(&self, delay: Duration) -> Result<(), AckError> {
-        let body = format!("-NAK {}", json!({ "delay": nanoseconds(delay) }));
-        self.settle("hand back", body.into()).await
+        let body = format!("-NAK {}", json!({ "delay": duration_nanos(delay) }));
+        self.send_ack("hand back", body.into()).await
     }
 
-    async fn settle(&self, verb: &'static str, body: Bytes) -> Result<(), AckError> {
-        let mut backoff = Backoff::until(Instant::now() + ACK_LIMIT);
+    /// Sends an acknowledgement and retries transient failures for 15 s. `verb` names the action in
+    /// the error.
+    async fn send_ack(&self, verb: &'static str, body: Bytes) -> Result<(), AckError> {
+        let mut backoff = RetryBackoff::with_deadline(Instant::now() + ACK_LIMIT);
         loop {
             let headers = HeaderMap::new();
-            let reply = self.reply.to_string();
-            match self.bus.ask(reply, headers, body.clone(), ANSWER_LIMIT).await {
+            let reply = self.ack_subject.to_string();
+            match self.bus.send_request(reply, headers, body.clone(), ANSWER_LIMIT).await {
                 Ok(_) => return Ok(()),
                 Err(error) if error.is_transient() && backoff.wait().await => {}
-                Err(error) => return Err(self.error(verb, error)),
+                Err(error) => return Err(self.ack_error(verb, error)),
             }
         }
     }
 
-    fn error(&self, verb: &'static str, source: RequestError) -> AckError {
+    /// Builds the error of a failed acknowledgement.
+    fn ack_error(&self, verb: &'static str, source: RequestError) -> AckError {
         AckError { verb, subject: self.subject.clone(), source }
     }
 }

@@ -1,5 +1,6 @@
-//! The fleet's buckets: put, compare-and-set and leader reads. Raw, because async-nats
-//! reads buckets from any replica, which may be behind.
+//! Access to key-value buckets: put, compare-and-set, and reads from the leader.
+//!
+//! Uses raw requests, because async-nats reads buckets from any replica, which may be outdated.
 
 use std::collections::BTreeMap;
 
@@ -8,32 +9,36 @@ use bytes::Bytes;
 
 use crate::{
     BUCKET, Bus,
-    publish::Ack,
-    request::{ANSWER_LIMIT, RequestError, parse},
-    tail::{Item, Tail, TailError},
+    publish::PublishAck,
+    request::{ANSWER_LIMIT, RequestError, parse_answer},
+    stream_tail::{StreamTail, TailError, TailItem},
 };
 
-/// Set by `nats kv del` and `purge` on the marker they leave.
+/// Header that `nats kv del` and `nats kv purge` set on the marker of a deleted key.
 const OPERATION_HEADER: &str = "KV-Operation";
 
+/// The revision and value of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
-    /// 0 when the key never existed.
+pub(crate) struct KvEntry {
+    /// Revision of the last write; 0 if the key never existed.
     pub(crate) revision: u64,
-    /// None when missing or deleted.
+    /// The value; `None` if the key is missing or deleted.
     pub(crate) value: Option<Bytes>,
 }
 
-pub(crate) fn subject(key: &str) -> String {
-    subject_in(BUCKET, key)
+/// Returns the subject of a key of the fleet's bucket.
+pub(crate) fn key_subject(key: &str) -> String {
+    bucket_key_subject(BUCKET, key)
 }
 
-pub(crate) fn subject_in(bucket: &str, key: &str) -> String {
+/// Returns the subject of a key of any bucket.
+pub(crate) fn bucket_key_subject(bucket: &str, key: &str) -> String {
     format!("$KV.{bucket}.{key}")
 }
 
 impl Bus {
-    /// Writes a key, with `expected` only over that revision. The new revision.
+    /// Writes a key of the fleet's bucket and returns the new revision. With `expected`, it writes
+    /// only if that is the current revision.
     pub(crate) async fn kv_put(
         &self,
         key: &str,
@@ -43,6 +48,7 @@ impl Bus {
         self.kv_put_in(BUCKET, key, value, expected).await
     }
 
+    /// Writes a key of any bucket; otherwise the same as [`Bus::kv_put`].
     pub(crate) async fn kv_put_in(
         &self,
         bucket: &str,
@@ -54,26 +60,31 @@ impl Bus {
         if let Some(revision) = expected {
             headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, revision.to_string());
         }
-        let message = self.ask(subject_in(bucket, key), headers, value, ANSWER_LIMIT).await?;
-        parse::<Ack>(&message).map(|ack| ack.seq)
+        let message = self
+            .send_request(bucket_key_subject(bucket, key), headers, value, ANSWER_LIMIT)
+            .await?;
+        parse_answer::<PublishAck>(&message).map(|ack| ack.seq)
     }
 
-    pub(crate) async fn kv_get(&self, key: &str) -> Result<Entry, RequestError> {
+    /// Reads a key of the fleet's bucket from the leader.
+    pub(crate) async fn kv_get(&self, key: &str) -> Result<KvEntry, RequestError> {
         self.kv_get_in(BUCKET, key).await
     }
 
-    pub(crate) async fn kv_get_in(&self, bucket: &str, key: &str) -> Result<Entry, RequestError> {
+    /// Reads a key of any bucket from the leader.
+    pub(crate) async fn kv_get_in(&self, bucket: &str, key: &str) -> Result<KvEntry, RequestError> {
         let stream = format!("KV_{bucket}");
-        Ok(match self.last_message(&stream, &subject_in(bucket, key)).await? {
-            None => Entry { revision: 0, value: None },
-            Some(message) => Entry {
+        Ok(match self.read_last_message(&stream, &bucket_key_subject(bucket, key)).await? {
+            None => KvEntry { revision: 0, value: None },
+            Some(message) => KvEntry {
                 revision: message.sequence,
                 value: message.headers.get(OPERATION_HEADER).is_none().then_some(message.payload),
             },
         })
     }
 
-    /// All values whose key begins with `prefix`, by key.
+    /// Returns the values of the fleet's bucket whose keys begin with `prefix`, by the full subject
+    /// of the key.
     pub(crate) async fn kv_list(
         &self,
         prefix: &str,
@@ -81,25 +92,27 @@ impl Bus {
         self.kv_list_in(BUCKET, prefix).await
     }
 
+    /// Returns the values of any bucket whose keys begin with `prefix`, by the full subject of the
+    /// key.
     pub(crate) async fn kv_list_in(
         &self,
         bucket: &str,
         prefix: &str,
     ) -> Result<BTreeMap<String, Bytes>, RequestError> {
-        let filters = vec![subject_in(bucket, &format!("{prefix}>"))];
-        let mut tail = Tail::new(self, format!("KV_{bucket}"), filters, 0);
+        let filters = vec![bucket_key_subject(bucket, &format!("{prefix}>"))];
+        let mut tail = StreamTail::new(self, format!("KV_{bucket}"), filters, 0);
         let mut values = BTreeMap::new();
         loop {
             match tail.next().await {
-                Ok(Item::CaughtUp) => break,
-                Ok(Item::Message(message)) => {
+                Ok(TailItem::CaughtUp) => break,
+                Ok(TailItem::Message(message)) => {
                     values.insert(message.subject, message.payload);
                 }
                 Err(TailError::Request(error)) => return Err(error),
                 Err(TailError::WentBack { .. }) => values.clear(),
             }
         }
-        // Markers of deleted keys are empty.
+        // The markers of deleted keys are empty.
         values.retain(|_, value| !value.is_empty());
         Ok(values)
     }

@@ -1,6 +1,7 @@
-//! Electing one leader among coordinators by compare-and-set on a key. It only avoids
-//! duplicated effort: facts are write-once, so two leaders at a time do no harm, and
-//! nothing may rely on there being one.
+//! Elects one leader among coordinators by compare-and-set on a key.
+//!
+//! It only avoids duplicated work: facts are write-once, so two leaders at the same time are
+//! harmless. No code may rely on there being exactly one.
 
 mod election;
 
@@ -14,7 +15,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout, timeout_at},
 };
 
-use self::election::{Claim, Election, Step};
+use self::election::{ElectionState, ElectionStep, LeaderClaim};
 use crate::{
     Bus, kv,
     request::{RequestError, code},
@@ -23,70 +24,87 @@ use crate::{
 #[doc(hidden)]
 pub use self::election::fuzzing;
 
-const KEY: &str = "leader";
-/// A clean stop waits this long for the server to hear of it.
+/// The key of the fleet's bucket that holds the claim.
+const LEADER_KEY: &str = "leader";
+/// Time limit for writing the release on a clean stop.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
-/// A candidate that campaigns until it is dropped or released.
-pub struct Leadership {
-    term: watch::Receiver<Option<Term>>,
-    /// What `changed` last told.
-    told: Option<u64>,
+/// A handle to one candidate's campaign, which runs in a task until the handle is dropped or
+/// released.
+///
+/// The candidate reads the claim, writes its own if the current one is released or expired, and
+/// renews it four times per lease. Dropping the handle stops the campaign like a crash: others take
+/// over after the lease. [`LeadershipHandle::release_leadership`] lets them take over at once.
+///
+/// ```text
+/// let mut leadership = bus.campaign_for_leadership("coordinator-1", lease);
+/// while leadership.wait_changed().await { /* leading: act until the next change */ }
+/// ```
+pub struct LeadershipHandle {
+    term: watch::Receiver<Option<LeaderTerm>>,
+    /// The epoch that `wait_changed` reported last.
+    reported_epoch: Option<u64>,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
 
+/// A term in which this candidate leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Term {
+struct LeaderTerm {
+    /// The epoch of the claim.
     epoch: u64,
-    /// Counted from before the last renewal was sent.
+    /// End of the term, counted from the moment before the last renewal was sent.
     until: Instant,
 }
 
 impl Bus {
-    /// Campaigns for leadership under the name `holder`. A leader that crashes is replaced
-    /// within `lease` and a tenth; 3 s suits one server, 15 s a cluster (its own failover takes
-    /// up to 8 s).
-    pub fn leadership(&self, holder: &str, lease: Duration) -> Leadership {
+    /// Starts a campaign for leadership under the name `holder`.
+    ///
+    /// A leader that crashes is replaced within 1.1 times `lease`. Use 3 s with one server and 15 s
+    /// with a cluster, whose own failover takes up to 8 s.
+    pub fn campaign_for_leadership(&self, holder: &str, lease: Duration) -> LeadershipHandle {
         let (publish, term) = watch::channel(None);
         let (stop, stopped) = oneshot::channel();
-        let candidate = Candidate {
+        let candidate = CampaignTask {
             bus: self.clone(),
-            election: Election::new(holder.to_owned(), lease),
-            publish,
+            election: ElectionState::new(holder.to_owned(), lease),
+            term_tx: publish,
         };
         let task = tokio::spawn(candidate.run(stopped));
-        Leadership { term, told: None, stop: Some(stop), task }
+        LeadershipHandle { term, reported_epoch: None, stop: Some(stop), task }
     }
 }
 
-impl Leadership {
+impl LeadershipHandle {
+    /// Returns true while this candidate leads.
     pub fn is_leader(&self) -> bool {
-        self.epoch().is_some()
+        self.current_epoch().is_some()
     }
 
-    /// Grows with every leader, even over a lost bucket; None while another leads.
-    pub fn epoch(&self) -> Option<u64> {
+    /// Returns the epoch of the current term, or `None` if this candidate does not lead. Epochs
+    /// grow with every leader, even if the bucket was lost.
+    pub fn current_epoch(&self) -> Option<u64> {
         self.term.borrow().filter(|term| Instant::now() < term.until).map(|term| term.epoch)
     }
 
-    /// Waits until leadership is won or lost; true when it was won. Cancel-safe.
-    pub async fn changed(&mut self) -> bool {
-        let told = self.told;
-        let changed = |term: &Option<Term>| term.map(|term| term.epoch) != told;
+    /// Waits until leadership is won or lost, and returns true if it was won. Cancel-safe.
+    pub async fn wait_changed(&mut self) -> bool {
+        let told = self.reported_epoch;
+        let changed = |term: &Option<LeaderTerm>| term.map(|term| term.epoch) != told;
         let epoch = match self.term.wait_for(changed).await {
             Ok(term) => term.map(|term| term.epoch),
-            // The campaign is over: nothing will ever change again.
+            // The campaign has ended: no change will follow.
             Err(_) => std::future::pending().await,
         };
-        self.told = epoch;
+        self.reported_epoch = epoch;
         epoch.is_some()
     }
 
-    /// Stops campaigning and, when leading, lets another take over at once.
-    pub async fn release(mut self) {
+    /// Stops the campaign. A leader releases its claim, so that another candidate can take over at
+    /// once.
+    pub async fn release_leadership(mut self) {
         if let Some(stop) = self.stop.take() {
-            // Fails only when the campaign has ended.
+            // This fails only if the campaign has ended.
             let _ = stop.send(());
             let _ = (&mut self.task).await;
         }
@@ -94,40 +112,44 @@ impl Leadership {
 }
 
 /// Dropping stops the campaign without a word, as a crash would; see `release`.
-impl Drop for Leadership {
+impl Drop for LeadershipHandle {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-/// After a wake-up, latest first.
-const RECHECKS: [Duration; 4] = [
+/// Delays of the reads after a wake-up, the latest first.
+const RECHECK_DELAYS: [Duration; 4] = [
     Duration::from_millis(2000),
     Duration::from_millis(500),
     Duration::from_millis(100),
     Duration::from_millis(20),
 ];
 
-struct Candidate {
+/// The task behind a [`LeadershipHandle`]: performs the steps of an [`ElectionState`] on the
+/// bucket.
+struct CampaignTask {
     bus: Bus,
-    election: Election,
-    publish: watch::Sender<Option<Term>>,
+    election: ElectionState,
+    term_tx: watch::Sender<Option<LeaderTerm>>,
 }
 
-impl Candidate {
+impl CampaignTask {
+    /// Runs the campaign until `stopped`, then releases the claim.
     async fn run(mut self, mut stopped: oneshot::Receiver<()>) {
-        // Every write of the key, even a refused one, wakes the others.
-        let mut wakes = self.bus.shared.client.subscribe(kv::subject(KEY)).await.ok();
-        // What woke us may not be on the server's disk yet: a read then still finds the old.
+        // Every write of the key, even a refused one, wakes the other candidates.
+        let mut wakes = self.bus.shared.client.subscribe(kv::key_subject(LEADER_KEY)).await.ok();
+        // The write that woke this task may not be stored yet; a read would then return the old
+        // claim. Read several times.
         let mut again = Vec::new();
         loop {
             let nonce = self.bus.shared.client.new_inbox();
-            let step = self.election.step(Instant::now(), unix_ms(), nonce);
+            let step = self.election.next_step(Instant::now(), now_unix_ms(), nonce);
             match step {
-                Step::Read => self.read().await,
-                Step::Write { claim, revision } => self.write(claim, revision).await,
-                Step::Wait { until } => {
-                    let follower = self.election.term().is_none();
+                ElectionStep::Read => self.read_claim().await,
+                ElectionStep::Write { claim, revision } => self.write_claim(claim, revision).await,
+                ElectionStep::Wait { until } => {
+                    let follower = self.election.current_term().is_none();
                     let wake = async {
                         match &mut wakes {
                             Some(wakes) if follower => drop(wakes.next().await),
@@ -138,57 +160,61 @@ impl Candidate {
                     tokio::select! {
                         () = sleep_until(until) => {}
                         () = wake => {
-                            self.election.look_again();
-                            again = RECHECKS.map(|after| Instant::now() + after).to_vec();
+                            self.election.request_read();
+                            again = RECHECK_DELAYS.map(|after| Instant::now() + after).to_vec();
                         }
                         () = sleep_until(recheck.unwrap_or(until)), if recheck.is_some() => {
                             again.pop();
-                            self.election.look_again();
+                            self.election.request_read();
                         }
                         _ = &mut stopped => break,
                     }
                 }
             }
-            self.announce();
+            self.publish_term();
         }
-        self.resign().await;
+        self.release_claim().await;
     }
 
-    async fn read(&mut self) {
+    /// Reads the claim and passes it to the election.
+    async fn read_claim(&mut self) {
         let limit = self.election.request_limit();
-        match timeout(limit, self.bus.kv_get(KEY)).await {
+        match timeout(limit, self.bus.kv_get(LEADER_KEY)).await {
             Ok(Ok(entry)) => {
                 let claim = entry.value.and_then(|value| serde_json::from_slice(&value).ok());
-                self.election.saw(Instant::now(), entry.revision, claim);
+                self.election.record_read(Instant::now(), entry.revision, claim);
             }
-            Ok(Err(error)) => self.failed(&error),
-            Err(_) => self.failed(&RequestError::TimedOut { limit }),
+            Ok(Err(error)) => self.record_failure(&error),
+            Err(_) => self.record_failure(&RequestError::TimedOut { limit }),
         }
     }
 
-    async fn write(&mut self, claim: Claim, revision: u64) {
-        // Past it a success is worth nothing.
+    /// Writes a claim by compare-and-set and passes the outcome to the election.
+    async fn write_claim(&mut self, claim: LeaderClaim, revision: u64) {
+        // A success after this deadline is useless.
         let sent = Instant::now();
         let deadline = sent + self.election.request_limit();
         let value = Bytes::from(claim.to_json());
-        match timeout_at(deadline, self.bus.kv_put(KEY, value, Some(revision))).await {
-            Ok(Ok(revision)) => self.election.wrote(sent, revision, claim),
-            Ok(Err(error)) if error.is_code(code::WRONG_LAST_SEQUENCE) => {
-                self.election.look_again();
+        match timeout_at(deadline, self.bus.kv_put(LEADER_KEY, value, Some(revision))).await {
+            Ok(Ok(revision)) => self.election.record_write(sent, revision, claim),
+            Ok(Err(error)) if error.has_server_code(code::WRONG_LAST_SEQUENCE) => {
+                self.election.request_read();
             }
-            Ok(Err(error)) => self.failed(&error),
-            Err(_) => self.failed(&RequestError::TimedOut { limit: deadline - sent }),
+            Ok(Err(error)) => self.record_failure(&error),
+            Err(_) => self.record_failure(&RequestError::TimedOut { limit: deadline - sent }),
         }
     }
 
-    fn failed(&mut self, error: &RequestError) {
+    /// Logs a failed request and passes the failure to the election.
+    fn record_failure(&mut self, error: &RequestError) {
         tracing::debug!(%error, "the election could not reach the bus");
-        self.election.failed(Instant::now());
+        self.election.record_failure(Instant::now());
     }
 
-    fn announce(&self) {
-        let term = self.election.term().map(|(epoch, until)| Term { epoch, until });
-        self.publish.send_if_modified(|current| {
+    /// Publishes the current term to the handle; logs a change of the epoch.
+    fn publish_term(&self) {
+        let term = self.election.current_term().map(|(epoch, until)| LeaderTerm { epoch, until });
+        self.term_tx.send_if_modified(|current| {
             let changed = current.map(|term| term.epoch) != term.map(|term| term.epoch);
             if changed {
                 tracing::info!(epoch = term.map(|term| term.epoch), "leadership changed");
@@ -198,19 +224,21 @@ impl Candidate {
         });
     }
 
-    async fn resign(mut self) {
-        let resignation = self.election.resignation();
-        self.publish.send_replace(None);
+    /// Ends the term and writes a released claim, within 2 s.
+    async fn release_claim(mut self) {
+        let resignation = self.election.take_release();
+        self.term_tx.send_replace(None);
         if let Some((claim, revision)) = resignation {
-            let put = self.bus.kv_put(KEY, claim.to_json().into(), Some(revision));
+            let put = self.bus.kv_put(LEADER_KEY, claim.to_json().into(), Some(revision));
             if !matches!(timeout(RELEASE_LIMIT, put).await, Ok(Ok(_))) {
-                tracing::debug!("the release of leadership did not get through");
+                tracing::debug!("could not release leadership");
             }
         }
     }
 }
 
-fn unix_ms() -> u64 {
+/// Returns the time in milliseconds since 1970.
+fn now_unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

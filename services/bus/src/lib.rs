@@ -1,57 +1,59 @@
-//! The log of facts and the fleet's presence, over NATS JetStream, and the
-//! managed nats-server child. Decides how facts travel and that each is accepted
-//! once; does not know what they mean or who reacts to them.
+//! The log of facts and the presence of agents over NATS JetStream, and the managed nats-server
+//! child process.
 //!
-//! Architecture Invariant: nothing outside this crate names async-nats.
+//! Decides how facts travel and ensures that each is accepted once. Does not know what facts mean
+//! or which process reacts to them.
+//!
+//! Architecture Invariant: no other crate names async-nats.
 
 mod backoff;
-mod batch;
+mod baseline;
+mod batch_get;
+mod batch_publish;
 mod connect;
-mod connection;
+mod connection_state;
+mod consumer_pull;
 mod delivery;
-mod follow;
-mod http;
+mod facts;
 mod kv;
 mod leadership;
-mod members;
+mod members_bucket;
+mod monitor_http;
+mod ordered_reader;
+mod point_read;
 mod prepare;
 mod presence;
 mod publish;
-mod publish_all;
-mod pull;
 mod purge;
-mod read;
-mod reading;
 mod request;
 pub mod server;
 mod snapshot;
-pub mod system;
-mod tail;
+mod stream_tail;
+pub mod system_account;
 mod version;
-mod work;
-mod yardstick;
+mod work_queue;
 
-pub use connect::{Bus, ConnectError, ConnectOptions, Producer};
+pub use connect::{Bus, ConnectError, ConnectOptions, FactProducer};
 pub use delivery::{AckError, Delivery};
-pub use follow::Followed;
-pub use leadership::Leadership;
+pub use facts::LogEvent;
+pub use leadership::LeadershipHandle;
 #[doc(hidden)]
 pub use leadership::fuzzing;
-pub use members::{MembersError, MembersEvent, Slot, Written};
-pub use prepare::{Durability, LogLimit, PrepareError, Prepared};
+pub use members_bucket::{CasOutcome, MemberEntry, MembersError, MembersEvent};
+pub use point_read::{LogUsage, LostEntries, ReadError};
+pub use prepare::{AckDurability, LogLimit, PrepareError, PreparedLog};
 pub use presence::PresenceError;
-pub use publish::{PublishError, Published};
+pub use publish::{PublishError, PublishOutcome};
 pub use purge::PurgeError;
-pub use read::{Lost, ReadError, Usage};
 pub use request::RequestError;
-pub use snapshot::{Snapshot, SnapshotError};
-pub use work::{WorkError, WorkQueue};
+pub use snapshot::{SnapshotError, StreamSnapshot};
+pub use work_queue::{WorkError, WorkQueue};
 
-/// The stream that is the log.
+/// Name of the stream that stores the log.
 pub const STREAM: &str = "FLOTILLA";
 
-/// The key-value bucket of the fleet: who leads, what agents last said, how to join.
+/// Key-value bucket of the fleet: the leader, the last status of each agent, and how to join.
 pub const BUCKET: &str = "FLOTILLA_FLEET";
 
-/// The key-value bucket of a closed fleet's members and join tokens.
+/// Key-value bucket of a closed fleet's members and join tokens.
 pub const MEMBERS_BUCKET: &str = "FLOTILLA_MEMBERS";

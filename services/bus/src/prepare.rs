@@ -1,48 +1,51 @@
-//! Creating the log and the fleet's bucket, or checking those that exist.
+//! Creates the log's stream and the fleet's bucket, or checks those that exist.
 
 use async_nats::jetstream::stream::{Config, DiscardPolicy, RetentionPolicy, StorageType};
 use serde::Deserialize;
 use wire::STREAM_SUBJECTS;
 
 use crate::{
-    BUCKET, Bus, STREAM, http,
-    read::patiently,
+    BUCKET, Bus, STREAM, monitor_http,
+    point_read::with_retries,
     request::{RequestError, code},
 };
 
-/// The biggest fact of any server; the NATS authors advise against more.
-const MAX_FACT_BYTES: i32 = 8 << 20;
+/// Size limit of a fact on any server; the NATS authors advise against more than 8 MiB.
+const FACT_BYTES_MAX: i32 = 8 << 20;
 const UNLIMITED: i64 = -1;
 
-/// What an acknowledgement is worth.
+/// The durability that an acknowledgement of the server guarantees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Durability {
+pub enum AckDurability {
     /// On disk: survives power loss.
     Always,
-    /// In the page cache for up to minutes: power loss takes acknowledged facts along.
+    /// In the page cache for up to minutes: a power loss also loses acknowledged facts.
     Lazy,
-    /// Nobody could say: no monitoring URL was given, or it did not answer.
+    /// Not known: no monitoring URL was given, or it did not answer.
     Unknown,
 }
 
-/// The log, ready for use.
+/// The properties of a log that is ready for use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Prepared {
-    pub durability: Durability,
-    /// Of the log as it is, which may be more than asked for.
+pub struct PreparedLog {
+    /// The weakest guarantee among the servers.
+    pub durability: AckDurability,
+    /// Replicas of the log; an existing log may have more than requested.
     pub replicas: usize,
+    /// Position of the newest fact; 0 for an empty log.
     pub last_sequence: u64,
 }
 
-/// What the log may take of the disk, in bytes. A full log refuses new facts and loses none.
+/// A limit for the log's size on disk, in bytes. A full log refuses new facts and loses none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogLimit {
-    /// From now on, whatever it was.
-    pub set: Option<u64>,
-    /// For a log that does not exist yet, when nothing is set.
+    /// The limit from now on; replaces an existing one.
+    pub update_to: Option<u64>,
+    /// The limit of a log that does not exist yet; ignored if `update_to` is given.
     pub at_creation: Option<u64>,
 }
 
+/// The reason why a stream could not be created or used.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
     #[error("prepare the stream {stream}")]
@@ -66,19 +69,22 @@ pub enum PrepareError {
     Differs { stream: String, field: &'static str, found: String, wanted: String },
 }
 
+/// The configuration and position of a stream, as the server reports them.
 #[derive(Deserialize)]
 pub(crate) struct StreamInfo {
     config: Config,
-    state: State,
+    state: StreamPosition,
 }
 
+/// The part of a stream's state that preparing it needs.
 #[derive(Deserialize)]
-struct State {
+struct StreamPosition {
     last_seq: u64,
 }
 
+/// The response of `/varz`, reduced to JetStream.
 #[derive(Deserialize)]
-struct Varz {
+struct VarzResponse {
     #[serde(default)]
     jetstream: VarzJetStream,
 }
@@ -91,36 +97,36 @@ struct VarzJetStream {
 
 #[derive(Default, Deserialize)]
 struct VarzConfig {
-    /// Absent means lazy.
+    /// True if the server writes to disk before it acknowledges. Missing means false.
     #[serde(default)]
     sync_always: bool,
 }
 
 impl Bus {
-    /// Makes sure that the log and the bucket exist with a configuration that holds what
-    /// this crate promises, and finds out what an acknowledgement is worth. Idempotent; the
-    /// replicas of what exists are left as they are.
+    /// Creates the log and the fleet's bucket, or checks that the existing ones have a suitable
+    /// configuration, and determines the durability. Idempotent. Existing streams keep their number
+    /// of replicas.
     ///
     /// # Errors
-    /// When the server refuses, or holds something else under our names.
-    pub async fn prepare(&self, replicas: usize) -> Result<Prepared, PrepareError> {
-        self.prepare_within(replicas, LogLimit::default()).await
+    /// Fails if the server refuses, or if other streams have these names.
+    pub async fn prepare_log(&self, replicas: usize) -> Result<PreparedLog, PrepareError> {
+        self.prepare_log_within(replicas, LogLimit::default()).await
     }
 
-    /// As `prepare`, with a bound on the log.
+    /// Does the same as [`Bus::prepare_log`], and limits the size of the log.
     ///
     /// # Errors
-    /// As `prepare`.
-    pub async fn prepare_within(
+    /// Fails in the same cases as [`Bus::prepare_log`].
+    pub async fn prepare_log_within(
         &self,
         replicas: usize,
         limit: LogLimit,
-    ) -> Result<Prepared, PrepareError> {
-        let fresh = log_config(replicas, limit.set.or(limit.at_creation));
-        let log = self.ensure(log_config(replicas, limit.set), fresh).await?;
+    ) -> Result<PreparedLog, PrepareError> {
+        let fresh = log_config(replicas, limit.update_to.or(limit.at_creation));
+        let log = self.ensure_stream(log_config(replicas, limit.update_to), fresh).await?;
         let about = "flotilla: leader, agents and how to join";
         let bucket = || self.bucket_config(BUCKET, about, replicas);
-        self.ensure(bucket(), bucket()).await?;
+        self.ensure_stream(bucket(), bucket()).await?;
         if log.config.num_replicas != replicas {
             tracing::info!(
                 asked = replicas,
@@ -128,52 +134,56 @@ impl Bus {
                 "the log keeps its replicas; change them with `nats stream edit {STREAM}`"
             );
         }
-        Ok(Prepared {
-            durability: self.durability().await,
+        Ok(PreparedLog {
+            durability: self.check_durability().await,
             replicas: log.config.num_replicas,
             last_sequence: log.state.last_seq,
         })
     }
 
-    /// What an acknowledgement of this bus is worth: the worst of its servers.
-    pub async fn durability(&self) -> Durability {
-        let mut durability = Durability::Unknown;
+    /// Determines the durability of an acknowledgement: the worst among the servers with a
+    /// monitoring URL.
+    pub async fn check_durability(&self) -> AckDurability {
+        let mut durability = AckDurability::Unknown;
         for url in &self.shared.monitor_urls {
-            let varz = http::get(url, "/varz").await.and_then(|body| {
-                serde_json::from_slice::<Varz>(&body).map_err(std::io::Error::from)
+            let varz = monitor_http::get(url, "/varz").await.and_then(|body| {
+                serde_json::from_slice::<VarzResponse>(&body).map_err(std::io::Error::from)
             });
             match varz {
-                Ok(varz) if varz.jetstream.config.sync_always => durability = Durability::Always,
-                Ok(_) => return Durability::Lazy,
+                Ok(varz) if varz.jetstream.config.sync_always => durability = AckDurability::Always,
+                Ok(_) => return AckDurability::Lazy,
                 Err(error) => {
                     tracing::warn!(url, %error, "cannot check the durability of the bus");
-                    return Durability::Unknown;
+                    return AckDurability::Unknown;
                 }
             }
         }
         durability
     }
 
-    pub(crate) async fn ensure(
+    /// Creates a stream as `fresh`, or checks the existing one against `wanted` and adds missing
+    /// settings.
+    pub(crate) async fn ensure_stream(
         &self,
         wanted: Config,
         fresh: Config,
     ) -> Result<StreamInfo, PrepareError> {
         let stream = wanted.name.clone();
         let info = match self.stream_request("INFO", &stream, &()).await {
-            Err(error) if error.is_code(code::STREAM_NOT_FOUND) => {
+            Err(error) if error.has_server_code(code::STREAM_NOT_FOUND) => {
                 let created = self.stream_request("CREATE", &stream, &fresh).await;
                 created.map_err(|source| prepare_error(&stream, source))?
             }
             found => found.map_err(|source| prepare_error(&stream, source))?,
         };
-        // An older server drops settings it does not know without a word: always compare.
-        compare(&info.config, &wanted)?;
-        let Some(update) = addition(&info.config, &wanted) else { return Ok(info) };
+        // Always compare: an older server silently drops settings it does not know.
+        check_compatible(&info.config, &wanted)?;
+        let Some(update) = plan_update(&info.config, &wanted) else { return Ok(info) };
         let updated = self.stream_request("UPDATE", &stream, &update).await;
         updated.map_err(|source| prepare_error(&stream, source))
     }
 
+    /// Sends a request of the JetStream stream API and retries transient failures.
     async fn stream_request(
         &self,
         verb: &str,
@@ -181,11 +191,14 @@ impl Bus {
         body: &impl serde::Serialize,
     ) -> Result<StreamInfo, RequestError> {
         let verb = format!("STREAM.{verb}.{stream}");
-        patiently(|| self.api(&verb, body)).await
+        with_retries(|| self.call_api(&verb, body)).await
     }
 
-    /// What `nats kv add` makes, so that `nats kv get` works on it; but read from the leader, and in
-    /// a closed fleet without rollups: whoever may write one key could replace them all with it.
+    /// Returns the configuration of a bucket, as `nats kv add` creates it, so that `nats kv get`
+    /// works.
+    ///
+    /// It differs in two ways: reads go to the leader, and a closed fleet allows no rollups,
+    /// because a member with the right to write one key could replace all keys with a rollup.
     pub(crate) fn bucket_config(&self, bucket: &str, description: &str, replicas: usize) -> Config {
         Config {
             name: format!("KV_{bucket}"),
@@ -207,6 +220,7 @@ impl Bus {
     }
 }
 
+/// Returns the configuration of the log's stream.
 fn log_config(replicas: usize, bytes_max: Option<u64>) -> Config {
     Config {
         name: STREAM.to_owned(),
@@ -218,22 +232,24 @@ fn log_config(replicas: usize, bytes_max: Option<u64>) -> Config {
         discard: DiscardPolicy::New,
         max_bytes: bytes_max.map_or(UNLIMITED, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX)),
         max_messages: UNLIMITED,
-        // Not 1: with discard new, the server would name that limit instead of the sequence.
+        // Not 1: with discard "new", the server would then report this limit instead of the wrong
+        // sequence.
         max_messages_per_subject: UNLIMITED,
         max_consumers: -1,
-        max_message_size: MAX_FACT_BYTES,
-        // Nobody edits history entry by entry; what is archived is purged by subject.
+        max_message_size: FACT_BYTES_MAX,
+        // Entries are never deleted one by one; archived facts are purged by subject.
         deny_delete: true,
-        // In batches, by members of closed fleets; what a read decides is asked of the leader.
+        // Members of closed fleets read in batches with direct gets; reads that decide anything go
+        // to the leader.
         allow_direct: true,
-        // Facts that are written together wait for the disk once; servers before 2.12 drop this.
+        // Facts written as a batch wait for the disk once. Servers before 2.12 drop this setting.
         allow_atomic_publish: true,
         ..Config::default()
     }
 }
 
-/// What cannot be repaired by adding to it.
-fn compare(found: &Config, wanted: &Config) -> Result<(), PrepareError> {
+/// Checks the settings that cannot be corrected by adding to the configuration.
+fn check_compatible(found: &Config, wanted: &Config) -> Result<(), PrepareError> {
     let rows = [
         ("retention", format!("{:?}", found.retention), format!("{:?}", wanted.retention)),
         ("storage", format!("{:?}", found.storage), format!("{:?}", wanted.storage)),
@@ -246,7 +262,7 @@ fn compare(found: &Config, wanted: &Config) -> Result<(), PrepareError> {
         ),
         ("no_ack", found.no_ack.to_string(), wanted.no_ack.to_string()),
         ("sealed", found.sealed.to_string(), wanted.sealed.to_string()),
-        // Rollups that are there can be forbidden.
+        // Existing rollups can be forbidden by an update, so only the other direction counts.
         (
             "allow_rollup",
             (wanted.allow_rollup && found.allow_rollup).to_string(),
@@ -266,9 +282,9 @@ fn compare(found: &Config, wanted: &Config) -> Result<(), PrepareError> {
     Ok(())
 }
 
-/// The found configuration with what a newer version of us needs; never takes anything away that
-/// another needs, so that versions can run side by side.
-fn addition(found: &Config, wanted: &Config) -> Option<Config> {
+/// Returns the found configuration extended by the settings this version needs, or `None` if it has
+/// them all. Nothing that another version needs is removed, so that versions can run side by side.
+fn plan_update(found: &Config, wanted: &Config) -> Option<Config> {
     let missing: Vec<String> = wanted
         .subjects
         .iter()
@@ -296,9 +312,10 @@ fn addition(found: &Config, wanted: &Config) -> Option<Config> {
     Some(update)
 }
 
+/// Builds the error of a failed request; recognises a full store.
 fn prepare_error(stream: &str, source: RequestError) -> PrepareError {
     let stream = stream.to_owned();
-    if code::STORE_FULL.iter().any(|code| source.is_code(*code)) {
+    if code::STORE_FULL.iter().any(|code| source.has_server_code(*code)) {
         return PrepareError::Storage { stream, source };
     }
     PrepareError::Request { stream, source }

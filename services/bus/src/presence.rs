@@ -1,5 +1,5 @@
-//! What a fleet says of itself outside the log: agents' status, commands to them, and
-//! how to join. Nothing here needs to survive.
+//! Presence of a fleet outside the log: status of agents, commands to agents, and the configuration
+//! to join. None of it has to survive.
 
 use std::{
     io,
@@ -16,23 +16,27 @@ use wire::{
 };
 
 use crate::{
-    BUCKET, Bus, batch, kv,
-    read::patiently,
+    BUCKET, Bus, batch_get, kv,
+    point_read::with_retries,
     request::{RequestError, code},
 };
 
+/// The key of the fleet's bucket that holds the [`FleetConfig`].
 const CONFIG_KEY: &str = "config";
+/// Prefix of the keys that hold the recorded statuses.
 const AGENT_PREFIX: &str = "agent.";
+/// Prefix of the subjects on which agents announce their status.
 const STATUS_PREFIX: &str = "flotilla.agent.status.";
-/// Agents record their status every ten seconds; clocks differ.
-const RECENT: Duration = Duration::from_secs(45);
-/// Of a small fleet, as many of the last writes to the bucket have all its agents.
+/// Greatest age of a recent status. Agents record theirs every ten seconds; clocks differ.
+const RECENT_STATUS_AGE: Duration = Duration::from_secs(45);
+/// Number of the newest positions in the bucket that contain all agents of a small fleet.
 const RECENT_RECORDS: u64 = 256;
-/// Names a command, so that its answer can.
+/// Header with the nonce of a command; the confirmation repeats it.
 const COMMAND_HEADER: &str = "Flotilla-Command";
-/// An agent that listens confirms a command at once.
+/// Time limit for the confirmation of a command. A connected agent confirms at once.
 const COMMAND_LIMIT: Duration = Duration::from_secs(3);
 
+/// The reason why a status, a command or the fleet's configuration could not be transferred.
 #[derive(Debug, thiserror::Error)]
 pub enum PresenceError {
     #[error("{what}")]
@@ -58,47 +62,48 @@ pub enum PresenceError {
 }
 
 impl Bus {
-    /// Tells everyone who watches; not stored, not confirmed.
+    /// Sends the status to all current watchers. It is neither stored nor confirmed.
     ///
     /// # Errors
-    /// When the connection is closed for good.
-    pub async fn announce(&self, status: &AgentStatus) -> Result<(), PresenceError> {
+    /// Fails if the connection is closed for good.
+    pub async fn announce_status(&self, status: &AgentStatus) -> Result<(), PresenceError> {
         let subject = format!("{STATUS_PREFIX}{}", status.agent);
-        let sent = self.shared.client.publish(subject, json(status)).await;
-        sent.map_err(|error| closed("announce the agent's status", error))
+        let sent = self.shared.client.publish(subject, to_json_bytes(status)).await;
+        sent.map_err(|error| closed_error("announce the agent's status", error))
     }
 
-    /// Keeps the status for those who come later.
+    /// Stores the status in the fleet's bucket, for later readers.
     ///
     /// # Errors
-    /// When the bucket cannot be written.
+    /// Fails if the bucket cannot be written.
     pub async fn record_status(&self, status: &AgentStatus) -> Result<(), PresenceError> {
         let key = format!("{AGENT_PREFIX}{}", status.agent);
-        self.put(&key, json(status), "record the agent's status").await
+        self.put_presence_key(&key, to_json_bytes(status), "record the agent's status").await
     }
 
-    /// The last recorded status of every agent ever seen, by name; `seen_at` tells who is gone.
+    /// Returns the last recorded status of every agent ever seen, by name. Use `seen_at` to find
+    /// the agents that are gone. An invalid status is skipped.
     ///
     /// # Errors
-    /// When the bucket cannot be read. A single status that is not valid is left out.
-    pub async fn statuses(&self) -> Result<Vec<AgentStatus>, PresenceError> {
-        let values = patiently(|| self.kv_list(AGENT_PREFIX)).await.map_err(|source| {
+    /// Fails if the bucket cannot be read.
+    pub async fn list_statuses(&self) -> Result<Vec<AgentStatus>, PresenceError> {
+        let values = with_retries(|| self.kv_list(AGENT_PREFIX)).await.map_err(|source| {
             PresenceError::Request { what: "list the agents".to_owned(), source }
         })?;
-        Ok(values.iter().filter_map(|(subject, value)| own_status(subject, value)).collect())
+        Ok(values.iter().filter_map(|(subject, value)| parse_own_status(subject, value)).collect())
     }
 
-    /// Some of the statuses that were recorded last, `most` at most: what one asks who needs some
-    /// agents that are there, whatever the size of the fleet. Which ones of many is up to `chance`.
+    /// Returns up to `most` recently recorded statuses, for a caller that needs some connected
+    /// agents in a fleet of any size. `chance`, a random number, selects among many.
     ///
     /// # Errors
-    /// When the bucket cannot be read.
-    pub async fn recent_statuses(
+    /// Fails if the bucket cannot be read.
+    pub async fn sample_recent_statuses(
         &self,
         most: usize,
         chance: u64,
     ) -> Result<Vec<AgentStatus>, PresenceError> {
-        let what = || "see which agents are there".to_owned();
+        let what = || "list the agents that are connected".to_owned();
         let failed = |source| PresenceError::Request { what: what(), source };
         let stream = format!("KV_{BUCKET}");
         let (end, records) = self.stream_extent(&stream).await.map_err(failed)?;
@@ -106,35 +111,41 @@ impl Bus {
         let from = if records <= most_records {
             1
         } else {
-            // Each record stands where it was last written: the last ones are of who is there now,
-            // between writes of others to the same bucket.
+            // A key's position is that of its last write. The newest positions therefore belong to
+            // agents that are connected now, mixed with other writes to the bucket.
             let back = chance % (2 * records).max(RECENT_RECORDS);
             end.saturating_sub(back.max(RECENT_RECORDS / 2).max(most_records)) + 1
         };
-        let filter = kv::subject(&format!("{AGENT_PREFIX}*"));
-        let found = batch::fetch_some(self, &stream, &filter, from, most).await.map_err(failed)?;
-        Ok(found.iter().filter_map(lately).collect())
+        let filter = kv::key_subject(&format!("{AGENT_PREFIX}*"));
+        let found =
+            batch_get::fetch_limited(self, &stream, &filter, from, most).await.map_err(failed)?;
+        Ok(found.iter().filter_map(parse_recent_status).collect())
     }
 
-    /// What an agent recorded of itself lately; `None` when it is not there.
+    /// Reads the status that an agent recorded within the last 45 s. Returns `None` if there is no
+    /// such status or the agent has stopped.
     ///
     /// # Errors
-    /// When the bucket cannot be read.
-    pub async fn recent_status(
+    /// Fails if the bucket cannot be read.
+    pub async fn read_recent_status(
         &self,
         agent: &AgentId,
     ) -> Result<Option<AgentStatus>, PresenceError> {
-        let key = kv::subject(&format!("{AGENT_PREFIX}{agent}"));
-        let found = self.last_message(&format!("KV_{BUCKET}"), &key).await.map_err(|source| {
-            PresenceError::Request { what: format!("see whether {agent} is there"), source }
-        })?;
-        Ok(found.as_ref().and_then(lately))
+        let key = kv::key_subject(&format!("{AGENT_PREFIX}{agent}"));
+        let found =
+            self.read_last_message(&format!("KV_{BUCKET}"), &key).await.map_err(|source| {
+                PresenceError::Request {
+                    what: format!("check whether {agent} is connected"),
+                    source,
+                }
+            })?;
+        Ok(found.as_ref().and_then(parse_recent_status))
     }
 
-    /// Statuses as agents announce them, from now on.
+    /// Yields statuses from now on, as agents announce them.
     ///
     /// # Errors
-    /// When the connection is closed for good.
+    /// Fails if the connection is closed for good.
     pub async fn watch_statuses(&self) -> Result<BoxStream<'static, AgentStatus>, PresenceError> {
         let subject = format!("{STATUS_PREFIX}*");
         let announced = self
@@ -142,18 +153,18 @@ impl Bus {
             .client
             .subscribe(subject)
             .await
-            .map_err(|error| closed("watch the agents", error))?;
+            .map_err(|error| closed_error("watch the agents", error))?;
         let parse = |message: async_nats::Message| async move {
-            own_status(&message.subject, &message.payload)
+            parse_own_status(&message.subject, &message.payload)
         };
         Ok(announced.filter_map(parse).boxed())
     }
 
-    /// Commands an agent and waits until it has heard it.
+    /// Sends a command to an agent and waits up to 3 s for its confirmation.
     ///
     /// # Errors
-    /// `NotListening` when no such agent is connected.
-    pub async fn command(
+    /// Returns `NotListening` if no agent of that name is connected.
+    pub async fn send_command(
         &self,
         agent: &AgentId,
         command: &AgentCommand,
@@ -161,7 +172,7 @@ impl Bus {
         let not_listening = || PresenceError::NotListening { agent: agent.to_string() };
         let client = &self.shared.client;
         let heard = client.subscribe(answer_subject(agent)).await;
-        let heard = heard.map_err(|error| closed("command an agent", error))?;
+        let heard = heard.map_err(|error| closed_error("command an agent", error))?;
         let nonce = client.new_inbox();
         let ours = |message: &async_nats::Message| {
             let confirmed = message.payload == nonce.as_bytes();
@@ -170,7 +181,12 @@ impl Bus {
         let mut heard = std::pin::pin!(heard.filter(ours));
         let mut headers = HeaderMap::new();
         headers.insert(COMMAND_HEADER, nonce.as_str());
-        let sent = self.ask(command_subject(agent), headers, json(command), COMMAND_LIMIT);
+        let sent = self.send_request(
+            command_subject(agent),
+            headers,
+            to_json_bytes(command),
+            COMMAND_LIMIT,
+        );
         let sent = tokio::select! {
             sent = sent => sent,
             Some(_) = heard.next() => return Ok(()),
@@ -184,11 +200,11 @@ impl Bus {
         }
     }
 
-    /// The commands to an agent, from now on; each is confirmed as it is yielded.
+    /// Yields the commands to an agent from now on. Each is confirmed before it is yielded.
     ///
     /// # Errors
-    /// When the connection is closed for good.
-    pub async fn commands(
+    /// Fails if the connection is closed for good.
+    pub async fn receive_commands(
         &self,
         agent: &AgentId,
     ) -> Result<BoxStream<'static, AgentCommand>, PresenceError> {
@@ -197,43 +213,44 @@ impl Bus {
             .client
             .subscribe(command_subject(agent))
             .await
-            .map_err(|error| closed("listen for commands", error))?;
+            .map_err(|error| closed_error("listen for commands", error))?;
         let bus = self.clone();
         let answers = answer_subject(agent);
         let confirm = move |message: async_nats::Message| {
             let (bus, answers) = (bus.clone(), answers.clone());
             async move {
-                let command = lenient(&message.subject, &message.payload)?;
-                bus.confirm(answers, &message).await;
+                let command = parse_or_warn(&message.subject, &message.payload)?;
+                bus.confirm_command(answers, &message).await;
                 Some(command)
             }
         };
         Ok(heard.filter_map(confirm).boxed())
     }
 
-    /// The sender notices a lost confirmation by itself.
-    async fn confirm(&self, answers: String, command: &async_nats::Message) {
+    /// Confirms a command. The sender notices a lost confirmation by its time limit.
+    async fn confirm_command(&self, answers: String, command: &async_nats::Message) {
         let client = &self.shared.client;
-        // Where the sender wants its answer is, in an account of our own, nowhere.
+        // A reply subject of the sender leads nowhere from a member's own account; use the agent's
+        // answer subject.
         let nonce = command.headers.as_ref().and_then(|headers| headers.get(COMMAND_HEADER));
         if let Some(nonce) = nonce {
             let _ = client.publish(answers, Bytes::from(nonce.as_str().to_owned())).await;
         } else if let Some(reply) = &command.reply {
             let _ = client.publish(reply.clone(), Bytes::new()).await;
         }
-        // Whoever is told to leave may drop the connection next.
+        // The receiver of a drain command may drop the connection next.
         let _ = client.flush().await;
     }
 
-    /// What a box must know to join; None when nobody has said yet.
+    /// Reads the configuration that a host needs to join. Returns `None` if none was written yet.
     ///
     /// # Errors
-    /// When the bucket cannot be read, or holds something else.
-    pub async fn fleet_config(&self) -> Result<Option<FleetConfig>, PresenceError> {
+    /// Fails if the bucket cannot be read, or if its value is invalid.
+    pub async fn read_fleet_config(&self) -> Result<Option<FleetConfig>, PresenceError> {
         let what = || "read the fleet's configuration".to_owned();
-        let entry = match patiently(|| self.kv_get(CONFIG_KEY)).await {
-            // No coordinator was ever here.
-            Err(source) if source.is_code(code::STREAM_NOT_FOUND) => return Ok(None),
+        let entry = match with_retries(|| self.kv_get(CONFIG_KEY)).await {
+            // No coordinator has created the bucket yet.
+            Err(source) if source.has_server_code(code::STREAM_NOT_FOUND) => return Ok(None),
             entry => entry.map_err(|source| PresenceError::Request { what: what(), source })?,
         };
         entry
@@ -243,59 +260,83 @@ impl Bus {
             .map_err(|source| PresenceError::Malformed { what: what(), source })
     }
 
+    /// Writes the configuration that a host needs to join.
+    ///
     /// # Errors
-    /// When the bucket cannot be written.
-    pub async fn set_fleet_config(&self, config: &FleetConfig) -> Result<(), PresenceError> {
-        self.put(CONFIG_KEY, json(config), "write the fleet's configuration").await
+    /// Fails if the bucket cannot be written.
+    pub async fn write_fleet_config(&self, config: &FleetConfig) -> Result<(), PresenceError> {
+        self.put_presence_key(CONFIG_KEY, to_json_bytes(config), "write the fleet's configuration")
+            .await
     }
 
-    async fn put(&self, key: &str, value: Bytes, what: &str) -> Result<(), PresenceError> {
-        patiently(|| self.kv_put(key, value.clone(), None))
+    /// Writes a key of the fleet's bucket; `what` names the action in the error.
+    async fn put_presence_key(
+        &self,
+        key: &str,
+        value: Bytes,
+        what: &str,
+    ) -> Result<(), PresenceError> {
+        with_retries(|| self.kv_put(key, value.clone(), None))
             .await
             .map(|_| ())
             .map_err(|source| PresenceError::Request { what: what.to_owned(), source })
     }
 }
 
+/// Returns the subject on which an agent confirms commands.
 fn answer_subject(agent: &AgentId) -> String {
     format!("flotilla.agent.answer.{agent}")
 }
 
+/// Returns the subject on which an agent receives commands.
 fn command_subject(agent: &AgentId) -> String {
     format!("flotilla.agent.command.{agent}")
 }
 
-fn json(message: &impl Serialize) -> Bytes {
+/// Serialises a generated message as JSON.
+fn to_json_bytes(message: &impl Serialize) -> Bytes {
     serde_json::to_vec(message).expect("a generated message has only string keys").into()
 }
 
-/// What an agent says of itself: under its own name, which the server sees to, and no other's.
-fn own_status(subject: &str, payload: &[u8]) -> Option<AgentStatus> {
-    let status: AgentStatus = lenient(subject, payload)?;
+/// Parses a status and drops it if it names another agent than its subject. The server ensures that
+/// an agent writes only to its own subject.
+fn parse_own_status(subject: &str, payload: &[u8]) -> Option<AgentStatus> {
+    let status: AgentStatus = parse_or_warn(subject, payload)?;
     let own = subject.rsplit('.').next() == Some(status.agent.as_str());
     if !own {
-        tracing::warn!(subject, named = status.agent, "a status in another's name was dropped");
+        tracing::warn!(
+            subject,
+            named = status.agent,
+            "dropped a status published under another \
+                                                       agent's name"
+        );
     }
     own.then_some(status)
 }
 
-/// A status whose record is not old, by the server's clock and ours.
-fn lately(message: &StreamMessage) -> Option<AgentStatus> {
+/// Parses a status that was recorded within the last 45 s, by the server's clock and the local one,
+/// and whose agent has not stopped.
+fn parse_recent_status(message: &StreamMessage) -> Option<AgentStatus> {
     let written = u64::try_from(message.time.unix_timestamp()).ok()?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    if now.abs_diff(written) > RECENT.as_secs() {
+    if now.abs_diff(written) > RECENT_STATUS_AGE.as_secs() {
         return None;
     }
-    let status = own_status(&message.subject, &message.payload)?;
+    let status = parse_own_status(&message.subject, &message.payload)?;
     (status.state() != State::Stopped).then_some(status)
 }
 
-fn lenient<M: DeserializeOwned>(subject: &str, payload: &[u8]) -> Option<M> {
+/// Parses a message; logs a warning and returns `None` if it is invalid.
+fn parse_or_warn<M: DeserializeOwned>(subject: &str, payload: &[u8]) -> Option<M> {
     serde_json::from_slice(payload)
         .inspect_err(|error| tracing::warn!(subject, %error, "a message was not understood"))
         .ok()
 }
 
-fn closed(what: &str, error: impl std::error::Error + Send + Sync + 'static) -> PresenceError {
+/// Builds the error of a closed connection; `what` names the action.
+fn closed_error(
+    what: &str,
+    error: impl std::error::Error + Send + Sync + 'static,
+) -> PresenceError {
     PresenceError::Closed { what: what.to_owned(), source: io::Error::other(error) }
 }

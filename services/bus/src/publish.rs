@@ -1,4 +1,4 @@
-//! Writing a fact, once: the log refuses a second fact on the same subject.
+//! Publishes a fact exactly once: the log refuses a second fact on the same subject.
 
 use std::time::Duration;
 
@@ -10,42 +10,48 @@ use wire::{Fact, Record};
 
 use crate::{
     Bus, STREAM,
-    backoff::Backoff,
-    request::{ANSWER_LIMIT, RequestError, code, parse},
+    backoff::RetryBackoff,
+    request::{ANSWER_LIMIT, RequestError, code, parse_answer},
 };
 
-/// The name of the message a fact carries.
+/// Header with the name of the message in a fact.
 pub(crate) const TYPE_HEADER: &str = "Flotilla-Type";
-/// Who wrote it, as `<name> <role>`.
+/// Header with the publisher, as `<name> <role>`.
 const PRODUCER_HEADER: &str = "Flotilla-Producer";
-/// Tells the writer of two equal facts apart, so that a lost ack is no mystery.
+/// Header that distinguishes the writers of two equal facts, so that a publisher whose
+/// acknowledgement was lost recognises its own fact.
 const NONCE_HEADER: &str = "Flotilla-Nonce";
-/// At which subjects the expected last sequence is looked for, in place of the message's own
-/// (nats-server 2.11, `JSExpectedLastSubjSeqSubj`).
+/// Header with the subject filter in which the server looks for the expected last sequence, instead
+/// of the subject of the message (nats-server 2.11, `JSExpectedLastSubjSeqSubj`).
 const EXPECTED_SUBJECT_HEADER: &str = "Nats-Expected-Last-Subject-Sequence-Subject";
+/// Header with the W3C trace context.
 const TRACE_HEADER: &str = "traceparent";
-/// Headers count towards the server's payload limit; ours stay well below this.
-pub(crate) const HEADER_ALLOWANCE: usize = 1024;
-/// A cluster elects a new leader within 8 s; a restarted server is back within 3.
+/// Bytes reserved for headers, which count towards the server's payload limit. The headers of a
+/// fact stay well below this.
+pub(crate) const HEADER_BYTES_ALLOWANCE: usize = 1024;
+/// Time limit of a publish with its retries. A cluster elects a new leader within 8 s; a restarted
+/// server is back within 3 s.
 const PUBLISH_LIMIT: Duration = Duration::from_secs(30);
 
-/// What became of a fact that was to be written.
+/// The outcome of publishing a fact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Published {
-    /// It is in the log, written by this call.
+pub enum PublishOutcome {
+    /// The fact is in the log, written by this call.
     New { sequence: u64 },
-    /// Somebody else wrote that subject first; `same` when with the same content.
-    AlreadyThere { sequence: u64, same: bool },
+    /// Another call wrote that subject first; `same` is true if its content is equal.
+    AlreadyWritten { sequence: u64, same: bool },
 }
 
-impl Published {
-    pub fn sequence(self) -> u64 {
+impl PublishOutcome {
+    /// Returns the position of the stored fact.
+    pub fn log_sequence(self) -> u64 {
         match self {
-            Self::New { sequence } | Self::AlreadyThere { sequence, .. } => sequence,
+            Self::New { sequence } | Self::AlreadyWritten { sequence, .. } => sequence,
         }
     }
 }
 
+/// The reason why a fact may not be in the log.
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
     #[error(
@@ -76,81 +82,97 @@ pub enum PublishError {
     },
 }
 
-/// A fact on its way.
-pub(crate) struct Prepared {
+impl PublishError {
+    /// Returns true if the subject holds an entry that is not a fact, so that no retry can help.
+    pub fn is_occupied(&self) -> bool {
+        matches!(self, Self::Refused { source: RequestError::Occupied { .. }, .. })
+    }
+}
+
+/// A fact with its subject, headers and payload, ready to be sent any number of times.
+pub(crate) struct PreparedFact {
+    /// Subject in the log, with the author in a closed fleet.
     pub(crate) subject: String,
-    /// The subject that it is the first on.
-    place: String,
+    /// Subject without the author; the fact must be the first on it.
+    unauthored_subject: String,
     pub(crate) headers: HeaderMap,
     pub(crate) payload: Bytes,
-    /// Tells that it was this writing that is found in the log.
+    /// Identifies this publish when the stored fact is read back.
     nonce: String,
 }
 
+/// The server's acknowledgement of a stored message.
 #[derive(Deserialize)]
-pub(crate) struct Ack {
+pub(crate) struct PublishAck {
     pub(crate) seq: u64,
 }
 
 impl Bus {
-    /// Writes a fact and waits until the log has it on disk. Repeating it is harmless.
+    /// Publishes a fact and waits until the log has it on disk. Repeating the call is harmless.
+    ///
+    /// Transient failures are retried for 30 s. After a lost acknowledgement, the fact is read back
+    /// and recognised by its nonce.
     ///
     /// # Errors
-    /// When it cannot be known to be in the log: refused at once, or unacknowledged after
-    /// bounded retries.
-    pub async fn publish(&self, fact: &Fact) -> Result<Published, PublishError> {
-        self.publish_traced(fact, None).await
+    /// Fails if the fact may not be in the log: at once if the server refused it, or after the
+    /// retries if it was not acknowledged.
+    pub async fn publish_fact(&self, fact: &Fact) -> Result<PublishOutcome, PublishError> {
+        self.publish_fact_traced(fact, None).await
     }
 
-    /// As `publish`, with a W3C `traceparent` for whoever reacts to the fact.
+    /// Does the same as [`Bus::publish_fact`], with a W3C `traceparent` for the processes that
+    /// react to the fact.
     ///
     /// # Errors
-    /// As `publish`.
-    pub async fn publish_traced(
+    /// Fails in the same cases as [`Bus::publish_fact`].
+    pub async fn publish_fact_traced(
         &self,
         fact: &Fact,
         traceparent: Option<&str>,
-    ) -> Result<Published, PublishError> {
-        let prepared = self.prepared(fact, traceparent)?;
+    ) -> Result<PublishOutcome, PublishError> {
+        let prepared = self.prepare_fact(fact, traceparent)?;
         self.publish_prepared(&prepared).await
     }
 
-    /// What is sent of a fact, however often it is sent.
-    pub(crate) fn prepared(
+    /// Builds the subject, headers and payload of a fact. Fails if it is larger than the server
+    /// accepts.
+    pub(crate) fn prepare_fact(
         &self,
         fact: &Fact,
         traceparent: Option<&str>,
-    ) -> Result<Prepared, PublishError> {
+    ) -> Result<PreparedFact, PublishError> {
         let place = fact.subject.to_string();
         let author = self.shared.author.as_ref();
-        let subject = author.map_or_else(|| place.clone(), |author| fact.subject.authored(author));
-        let payload = Bytes::from(fact.encode());
+        let subject =
+            author.map_or_else(|| place.clone(), |author| fact.subject.with_author(author));
+        let payload = Bytes::from(fact.to_json());
         let limit = self.max_fact_bytes();
         if payload.len() > limit {
             return Err(PublishError::TooLarge { subject, bytes: payload.len(), limit });
         }
         let nonce = self.shared.client.new_inbox();
         let headers = self.fact_headers(fact, &place, &nonce, traceparent);
-        Ok(Prepared { subject, place, headers, payload, nonce })
+        Ok(PreparedFact { subject, unauthored_subject: place, headers, payload, nonce })
     }
 
+    /// Publishes a prepared fact, with retries for 30 s.
     pub(crate) async fn publish_prepared(
         &self,
-        prepared: &Prepared,
-    ) -> Result<Published, PublishError> {
+        prepared: &PreparedFact,
+    ) -> Result<PublishOutcome, PublishError> {
         let subject = prepared.subject.clone();
-        let mut backoff = Backoff::until(Instant::now() + PUBLISH_LIMIT);
+        let mut backoff = RetryBackoff::with_deadline(Instant::now() + PUBLISH_LIMIT);
         loop {
-            let source = match self.publish_attempt(prepared).await {
+            let source = match self.try_publish(prepared).await {
                 Ok(published) => return Ok(published),
                 Err(source) => source,
             };
-            // The server calls a full store unavailable, but it will not pass by itself.
-            if is_full(&source) {
+            // The server reports a full store as unavailable, but it does not recover by itself.
+            if is_store_full(&source) {
                 return Err(PublishError::Full { subject, source });
             }
-            // A wrong-sequence refusal gets here when the winner is not readable yet.
-            if !source.is_transient() && !source.is_code(code::WRONG_LAST_SEQUENCE) {
+            // A wrong-sequence refusal arrives here if the winning fact is not readable yet.
+            if !source.is_transient() && !source.has_server_code(code::WRONG_LAST_SEQUENCE) {
                 return Err(PublishError::Refused { subject, source });
             }
             if !backoff.wait().await {
@@ -159,32 +181,36 @@ impl Bus {
         }
     }
 
-    async fn publish_attempt(
+    /// Sends the fact once. If the subject is occupied, reads the stored fact and compares nonce
+    /// and content.
+    async fn try_publish(
         &self,
-        Prepared { subject, place, headers, payload, nonce }: &Prepared,
-    ) -> Result<Published, RequestError> {
-        let sent = self.ask(subject.clone(), headers.clone(), payload.clone(), ANSWER_LIMIT);
-        let refused = match parse::<Ack>(&sent.await?) {
-            Ok(ack) => return Ok(Published::New { sequence: ack.seq }),
-            Err(error) if error.is_code(code::WRONG_LAST_SEQUENCE) => error,
+        PreparedFact { subject, unauthored_subject: place, headers, payload, nonce }: &PreparedFact,
+    ) -> Result<PublishOutcome, RequestError> {
+        let sent =
+            self.send_request(subject.clone(), headers.clone(), payload.clone(), ANSWER_LIMIT);
+        let refused = match parse_answer::<PublishAck>(&sent.await?) {
+            Ok(ack) => return Ok(PublishOutcome::New { sequence: ack.seq }),
+            Err(error) if error.has_server_code(code::WRONG_LAST_SEQUENCE) => error,
             Err(error) => return Err(error),
         };
-        let Some(stored) = self.first_message(STREAM, place).await? else {
+        let Some(stored) = self.read_first_message(STREAM, place).await? else {
             return Err(refused);
         };
         let sequence = stored.sequence;
-        if Record::read(sequence, 0, &stored.subject, &stored.payload).is_err() {
+        if Record::from_log(sequence, 0, &stored.subject, &stored.payload).is_err() {
             return Err(RequestError::Occupied { sequence });
         }
         let ours =
             stored.headers.get(NONCE_HEADER).is_some_and(|value| value.as_str() == nonce.as_str());
         Ok(if ours {
-            Published::New { sequence }
+            PublishOutcome::New { sequence }
         } else {
-            Published::AlreadyThere { sequence, same: stored.payload == *payload }
+            PublishOutcome::AlreadyWritten { sequence, same: stored.payload == *payload }
         })
     }
 
+    /// Returns the headers of a fact, with the condition that it is the first on its subject.
     fn fact_headers(
         &self,
         fact: &Fact,
@@ -196,7 +222,7 @@ impl Bus {
         let mut headers = HeaderMap::new();
         headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, "0");
         if self.shared.author.is_some() {
-            // Whoever wrote it.
+            // The condition covers the facts of all authors.
             headers.insert(EXPECTED_SUBJECT_HEADER, format!("{place}.*"));
         }
         headers.insert(header::NATS_EXPECTED_STREAM, STREAM);
@@ -206,7 +232,7 @@ impl Bus {
             (PRODUCER_HEADER, format!("{} {}", producer.name, producer.role)),
             (TRACE_HEADER, traceparent.unwrap_or_default().to_owned()),
         ] {
-            // A header that cannot be written is not worth losing the fact for.
+            // Skip a header with an invalid value rather than lose the fact.
             if let Ok(value) = value.parse::<async_nats::HeaderValue>()
                 && !value.as_str().is_empty()
             {
@@ -217,6 +243,7 @@ impl Bus {
     }
 }
 
-fn is_full(error: &RequestError) -> bool {
-    code::STORE_FULL.iter().any(|code| error.is_code(*code))
+/// Returns true if the server refused because its storage or a limit is exhausted.
+fn is_store_full(error: &RequestError) -> bool {
+    code::STORE_FULL.iter().any(|code| error.has_server_code(*code))
 }

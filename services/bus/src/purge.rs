@@ -1,30 +1,32 @@
-//! Letting go of a cycle's bulky facts, once they are archived. Nothing else is ever removed.
+//! Purges the bulky facts of a cycle once they are archived. No other facts are ever removed.
 
 use serde::Deserialize;
 use serde_json::json;
-use wire::{Place, RunId};
+use wire::{FactKey, RunId};
 
-use crate::{Bus, STREAM, read::patiently, request::RequestError};
+use crate::{Bus, STREAM, point_read::with_retries, request::RequestError};
 
+/// A purge that the server refused or did not answer.
 #[derive(Debug, thiserror::Error)]
-#[error("let go of {filter}")]
+#[error("purge {filter}")]
 pub struct PurgeError {
     filter: String,
     #[source]
     source: RequestError,
 }
 
+/// The server's answer: the number of removed messages.
 #[derive(Deserialize)]
 struct PurgeAnswer {
     purged: u64,
 }
 
 impl Bus {
-    /// Removes the orders, samples and verdicts of a cycle up to a position of the log, and
-    /// says how many there were. Repeating it is harmless.
+    /// Removes the generate orders, samples and verdicts of a cycle up to and including the
+    /// position `up_to`, and returns their number. Repeating the call is harmless.
     ///
     /// # Errors
-    /// When the server refuses or does not answer; some may be gone then.
+    /// Fails if the server refuses or does not answer; some facts may be removed then.
     pub async fn purge_cycle(
         &self,
         run: &RunId,
@@ -32,11 +34,11 @@ impl Bus {
         up_to: u64,
     ) -> Result<u64, PurgeError> {
         let mut purged = 0;
-        for filter in Place::bulky_filters(run, cycle) {
-            // The server keeps `seq` itself.
+        for filter in FactKey::bulky_filters(run, cycle) {
+            // The server keeps the message at `seq` itself.
             let body = json!({ "filter": filter, "seq": up_to + 1 });
             let verb = format!("STREAM.PURGE.{STREAM}");
-            let answer = patiently(|| self.api::<PurgeAnswer>(&verb, &body)).await;
+            let answer = with_retries(|| self.call_api::<PurgeAnswer>(&verb, &body)).await;
             purged += answer.map_err(|source| PurgeError { filter, source })?.purged;
         }
         Ok(purged)

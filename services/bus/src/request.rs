@@ -1,6 +1,5 @@
-//! One request to the server and its answer, with every way it can fail told apart:
-//! a denied permission is reported as such, not as a timeout, and an answer lost to
-//! a broken connection is noticed when the connection is back.
+//! Sends one request to the server and classifies every failure: a denied permission is not
+//! reported as a timeout, and an answer lost with the connection is noticed on reconnect.
 
 use std::time::Duration;
 
@@ -10,11 +9,11 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::Bus;
 
-/// How long the server may take to answer: an fsync on a busy disk, or a cluster
-/// that forwards to its leader. Losing the connection is noticed sooner.
+/// Time limit for an answer: enough for a disk sync on a busy disk, or a cluster that forwards to
+/// its leader. A lost connection is noticed sooner.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
-/// Server error codes this crate acts on (nats-server `errors.json`).
+/// Error codes of the server that this crate handles (nats-server `errors.json`).
 pub(crate) mod code {
     pub(crate) const CLUSTER_NOT_AVAILABLE: u64 = 10008;
     pub(crate) const CONSUMER_NOT_FOUND: u64 = 10014;
@@ -23,12 +22,13 @@ pub(crate) mod code {
     pub(crate) const STREAM_NOT_FOUND: u64 = 10059;
     pub(crate) const WRONG_LAST_SEQUENCE: u64 = 10071;
     pub(crate) const STORE_FULL: [u64; 4] = [10002, 10023, 10047, 10077];
+    /// A message with the same id is being replicated.
     pub(crate) const DUPLICATE_IN_PROCESS: u64 = 10158;
-    /// The same, for expected sequences: another write to the subject is being replicated.
+    /// Another write to the subject with an expected sequence is being replicated.
     pub(crate) const SEQUENCE_IN_PROCESS: u64 = 10164;
 }
 
-/// Why a request got no usable answer.
+/// The reason why a request got no usable answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     #[error(
@@ -40,7 +40,7 @@ pub enum RequestError {
     #[error("the connection broke before the answer came (B104)")]
     Interrupted,
     #[error(
-        "nobody answers {subject}: JetStream is starting, has no leader, or lost the stream (B104)"
+        "no response on {subject}: JetStream is starting, has no leader, or lost the stream (B104)"
     )]
     NoResponders { subject: String },
     #[error("the server denied it ({violation}); give these credentials that permission (B108)")]
@@ -56,7 +56,7 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    /// The same request may succeed a little later.
+    /// Returns true if the same request may succeed a little later.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::TimedOut { .. }
@@ -78,21 +78,23 @@ impl RequestError {
         }
     }
 
-    pub(crate) fn is_code(&self, wanted: u64) -> bool {
+    /// Returns true if the server refused with this error code.
+    pub(crate) fn has_server_code(&self, wanted: u64) -> bool {
         matches!(self, Self::Refused { error, .. } if *error == wanted)
     }
 }
 
-/// What the JetStream API answers: an error, or the fields of `T`.
+/// An answer of the JetStream API: an error, or the fields of `T`.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Answer<T> {
-    Error { error: ServerError },
+enum ApiAnswer<T> {
+    Error { error: ApiError },
     Value(T),
 }
 
+/// The error part of an answer.
 #[derive(Deserialize)]
-struct ServerError {
+struct ApiError {
     #[serde(default)]
     code: u64,
     #[serde(default)]
@@ -102,8 +104,8 @@ struct ServerError {
 }
 
 impl Bus {
-    /// A request of the JetStream API: `$JS.API.<verb>`.
-    pub(crate) async fn api<T: DeserializeOwned>(
+    /// Sends a request of the JetStream API, `$JS.API.<verb>`, and parses the answer.
+    pub(crate) async fn call_api<T: DeserializeOwned>(
         &self,
         verb: &str,
         body: &impl Serialize,
@@ -111,14 +113,16 @@ impl Bus {
         let body = serde_json::to_vec(body)
             .map_err(|error| RequestError::Malformed { detail: error.to_string() })?;
         let subject = format!("$JS.API.{verb}");
-        let message = self.ask(subject, HeaderMap::new(), body.into(), ANSWER_LIMIT).await?;
-        parse(&message)
+        let message =
+            self.send_request(subject, HeaderMap::new(), body.into(), ANSWER_LIMIT).await?;
+        parse_answer(&message)
     }
 
-    /// A request and its raw answer. Waits for the connection first, within the limit.
+    /// Sends a request and returns the raw answer. Waits for the connection first, within the
+    /// limit.
     ///
-    /// Cancel-safe only in that nothing leaks: the request may have been sent.
-    pub(crate) async fn ask(
+    /// Dropping the future leaks nothing, but the request may have been sent.
+    pub(crate) async fn send_request(
         &self,
         subject: String,
         headers: HeaderMap,
@@ -131,7 +135,7 @@ impl Bus {
         let mut generation = connection.generation.subscribe();
         generation.borrow_and_update();
         let request = Request::new().payload(payload).headers(headers).timeout(Some(limit));
-        let answers = format!("\"{}.", self.shared.inbox);
+        let answers = format!("\"{}.", self.shared.inbox_prefix);
         let answer = self.shared.client.send_request(subject.clone(), request);
         tokio::pin!(answer);
         loop {
@@ -161,11 +165,11 @@ impl Bus {
     }
 }
 
-/// Reads an answer of the JetStream API.
-pub(crate) fn parse<T: DeserializeOwned>(message: &Message) -> Result<T, RequestError> {
+/// Parses an answer of the JetStream API; an error in it becomes `Refused`.
+pub(crate) fn parse_answer<T: DeserializeOwned>(message: &Message) -> Result<T, RequestError> {
     match serde_json::from_slice(&message.payload) {
-        Ok(Answer::Value(value)) => Ok(value),
-        Ok(Answer::Error { error }) => Err(RequestError::Refused {
+        Ok(ApiAnswer::Value(value)) => Ok(value),
+        Ok(ApiAnswer::Error { error }) => Err(RequestError::Refused {
             code: error.code,
             error: error.err_code,
             description: error.description,

@@ -1,10 +1,10 @@
-//! The managed nats-server: a child process that has one store directory to itself,
-//! keeps its port over restarts and dies with us. Knows nothing of facts.
+//! The managed nats-server: a child process with its own store directory. It keeps its port across
+//! restarts and dies with this process. Knows nothing about facts.
 
 mod binary;
-mod child;
+mod child_process;
 mod config;
-mod lock;
+mod dir_lock;
 
 use std::{
     io,
@@ -17,73 +17,77 @@ use std::{
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep, timeout};
 
-pub use self::binary::{BinaryError, find_binary};
+pub use self::binary::{NatsBinaryError, find_binary};
 use self::{
-    child::Child,
-    config::{Files, Ports},
-    lock::DirLock,
+    child_process::ServerProcess,
+    config::{ServerFiles, ServerPorts},
+    dir_lock::DirLock,
 };
-use crate::http;
+use crate::monitor_http;
 
-/// Recovery reads the whole store: 3 s for a million facts on an SSD.
+/// Time limit for a start. Recovery reads the whole store: 3 s for a million facts on an SSD.
 const READY_LIMIT: Duration = Duration::from_secs(120);
+/// Interval of checks during a start or a stop.
 const READY_POLL: Duration = Duration::from_millis(10);
-/// An orderly stop takes 0.4 s with a million facts.
+/// Time limit for a clean stop, which takes 0.4 s with a million facts.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// Between looks at its health, and how many bad ones in a row count.
-const HEALTH_EVERY: Duration = Duration::from_secs(2);
+/// Interval of health checks.
+const HEALTH_INTERVAL: Duration = Duration::from_secs(2);
+/// Consecutive bad health checks after which the server counts as unhealthy.
 const HEALTH_BAD_MAX: u32 = 3;
-/// After SIGKILL only the kernel is left.
+/// Time limit after SIGKILL, when only the kernel has work left.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 
-/// How the child is to run.
+/// Settings of the managed nats-server.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// Ours alone: store, configuration, log and port live there.
+    /// Directory used only by this server: store, configuration, log and port.
     pub dir: PathBuf,
-    /// None: `FLOTILLA_NATS_SERVER`, then PATH, then `.tools/nats-server` near the executable
-    /// or the working directory.
+    /// Path of the nats-server. `None`: `FLOTILLA_NATS_SERVER`, then PATH, then
+    /// `.tools/nats-server` in the directories above the executable or the working directory.
     pub binary: Option<PathBuf>,
-    /// None: a free one, chosen once and kept.
+    /// Client port. `None`: a free one, chosen once and kept.
     pub port: Option<u16>,
-    /// Who may connect: loopback only, unless this says otherwise.
+    /// Address to listen on; loopback by default.
     pub listen: IpAddr,
-    /// None: whoever can reach it may do everything.
-    pub closed: Option<Closed>,
+    /// Settings of a closed fleet. `None`: anyone who can reach the server may do everything.
+    pub closed_fleet: Option<ClosedFleetConfig>,
 }
 
-/// What closes a server to everybody but members of its fleet.
+/// Settings that restrict a server to the members of its fleet.
 #[derive(Debug, Clone)]
-pub struct Closed {
-    /// TLS and whose tokens count, as a part of its configuration.
+pub struct ClosedFleetConfig {
+    /// TLS and trusted keys, as a part of the server's configuration file.
     pub config: String,
-    /// Whose the log is: the account's public key.
+    /// Public key of the account that owns the log.
     pub account: String,
 }
 
 impl ServerOptions {
+    /// Returns the settings of an open server on loopback with a free port.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         let listen = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        Self { dir: dir.into(), binary: None, port: None, listen, closed: None }
+        Self { dir: dir.into(), binary: None, port: None, listen, closed_fleet: None }
     }
 }
 
-/// A running nats-server. Dropping it kills the child.
+/// A running nats-server. Dropping it kills the child process.
 #[derive(Debug)]
 pub struct ManagedServer {
     binary: PathBuf,
-    files: Files,
-    ports: Ports,
+    files: ServerFiles,
+    ports: ServerPorts,
     listen: IpAddr,
     closed: bool,
-    child: Child,
+    child: ServerProcess,
     _lock: DirLock,
 }
 
+/// The reason why the nats-server did not start.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum ServerStartError {
     #[error(transparent)]
-    Binary(#[from] BinaryError),
+    Binary(#[from] NatsBinaryError),
     #[error("use {} for a nats-server", dir.display())]
     Dir {
         dir: PathBuf,
@@ -108,42 +112,45 @@ pub enum StartError {
         #[source]
         source: io::Error,
     },
-    #[error("the nats-server ended at once: {status} (B106); its log, {}, says: {tail}", log.display())]
+    #[error("the nats-server ended at once: {status} (B106); its log {} ends with: {tail}", log.display())]
     Exited { status: String, log: PathBuf, tail: String },
     #[error("the nats-server was not ready within {limit:?}; its log is {} (B106)", log.display())]
     NotReady { limit: Duration, log: PathBuf },
 }
 
 impl ManagedServer {
-    /// Starts the child and waits until JetStream answers.
+    /// Starts the child process and waits until JetStream answers.
+    ///
+    /// Locks the directory, ends a server left over by an earlier process, and writes the
+    /// configuration first.
     ///
     /// # Errors
-    /// When there is no usable binary, the directory or the port is taken, or the server does
-    /// not come up.
-    pub async fn start(options: &ServerOptions) -> Result<Self, StartError> {
-        let dir_error = |source| StartError::Dir { dir: options.dir.clone(), source };
+    /// Fails if no suitable binary is found, the directory or the port is taken, or the server does
+    /// not become ready within 120 s.
+    pub async fn start(options: &ServerOptions) -> Result<Self, ServerStartError> {
+        let dir_error = |source| ServerStartError::Dir { dir: options.dir.clone(), source };
         let binary = find_binary(options.binary.as_deref()).await?;
         std::fs::create_dir_all(&options.dir).map_err(dir_error)?;
         let dir = options.dir.canonicalize().map_err(dir_error)?;
-        let lock = match DirLock::take(&dir).map_err(dir_error)? {
+        let lock = match DirLock::acquire_lock(&dir).map_err(dir_error)? {
             Ok(lock) => lock,
-            Err(holder) => return Err(StartError::InUse { dir, holder }),
+            Err(holder) => return Err(ServerStartError::InUse { dir, holder }),
         };
-        let files = Files::new(&dir);
-        end_leftover(&files).await?;
-        let ports = config::ports(&files, options).map_err(dir_error)?;
+        let files = ServerFiles::new(&dir);
+        stop_leftover(&files).await?;
+        let ports = config::choose_ports(&files, options).map_err(dir_error)?;
         files.write_config(&ports, options).map_err(dir_error)?;
-        if let Some(closed) = &options.closed {
-            files.adopt(&closed.account).map_err(dir_error)?;
+        if let Some(closed) = &options.closed_fleet {
+            files.move_open_streams(&closed.account).map_err(dir_error)?;
         }
-        let child = launch(&binary, &files, &ports, options.listen).await?;
-        files.remember(&ports).map_err(dir_error)?;
-        let (listen, closed) = (options.listen, options.closed.is_some());
+        let child = launch_server(&binary, &files, &ports, options.listen).await?;
+        files.save_ports(&ports).map_err(dir_error)?;
+        let (listen, closed) = (options.listen, options.closed_fleet.is_some());
         Ok(Self { binary, files, ports, listen, closed, child, _lock: lock })
     }
 
-    /// Where this machine's peers connect.
-    pub fn url(&self) -> String {
+    /// Returns the URL at which peers on this host connect.
+    pub fn client_url(&self) -> String {
         let host = match self.listen {
             ip if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
             ip => ip,
@@ -152,44 +159,50 @@ impl ManagedServer {
         format!("{scheme}://{}", SocketAddr::new(host, self.ports.client))
     }
 
+    /// Returns the URL of the monitoring port.
     pub fn monitor_url(&self) -> String {
         self.ports.monitor_url()
     }
 
-    pub fn port(&self) -> u16 {
+    /// Returns the client port.
+    pub fn client_port(&self) -> u16 {
         self.ports.client
     }
 
-    pub fn pid(&self) -> u32 {
-        self.child.pid()
+    /// Returns the process id of the child.
+    pub fn process_id(&self) -> u32 {
+        self.child.process_id()
     }
 
-    pub fn binary(&self) -> &Path {
+    /// Returns the path of the nats-server.
+    pub fn binary_path(&self) -> &Path {
         &self.binary
     }
 
+    /// Returns the path of the server's log.
     pub fn log_file(&self) -> &Path {
         &self.files.log
     }
 
-    /// Waits until the child ends, for whatever reason. Cancel-safe; at once when it has ended.
+    /// Waits until the child ends for any reason. Returns at once if it has ended. Cancel-safe.
     pub async fn wait(&self) -> ExitStatus {
         self.child.wait().await
     }
 
-    /// Waits until the child says that it cannot serve, though its disk can be written to, and
-    /// returns what it says: a stream whose write failed once refuses all others until the
-    /// server is started again. Cancel-safe.
-    pub async fn ailing(&self) -> String {
+    /// Waits until the server reports itself unhealthy three times in a row although its disk is
+    /// writable, and returns its report. Cancel-safe.
+    ///
+    /// A stream whose write failed once refuses all further writes until the server is restarted.
+    pub async fn wait_unhealthy(&self) -> String {
         let mut bad = 0;
         loop {
-            sleep(HEALTH_EVERY).await;
-            // No answer at all is not for us to judge: it may be frozen, or very busy.
-            let health = http::ask(&self.ports.monitor_url(), "/healthz").await;
+            sleep(HEALTH_INTERVAL).await;
+            // A missing answer does not count: the server may be frozen or very busy.
+            let health = monitor_http::get_response(&self.ports.monitor_url(), "/healthz").await;
             match health {
                 Ok((status, said)) if status != 200 => {
                     bad += 1;
-                    if bad >= HEALTH_BAD_MAX && self.files.can_be_written() {
+                    if bad >= HEALTH_BAD_MAX && self.files.is_writable() {
                         return String::from_utf8_lossy(&said).into_owned();
                     }
                 }
@@ -198,86 +211,92 @@ impl ManagedServer {
         }
     }
 
-    /// Starts it again with the same port and data, ending it first if it runs.
+    /// Starts the server again with the same port and data; stops it first if it runs.
     ///
     /// # Errors
-    /// As `start`.
-    pub async fn restart(&mut self) -> Result<(), StartError> {
+    /// Fails in the same cases as [`ManagedServer::start`].
+    pub async fn restart(&mut self) -> Result<(), ServerStartError> {
         self.stop().await;
-        self.child = launch(&self.binary, &self.files, &self.ports, self.listen).await?;
+        self.child = launch_server(&self.binary, &self.files, &self.ports, self.listen).await?;
         Ok(())
     }
 
-    /// Ends the child in order, by force when it does not listen.
+    /// Stops the child: SIGTERM, then SIGKILL after 10 s.
     pub async fn stop(&mut self) {
-        self.child.signal(Signal::TERM);
+        self.child.send_signal(Signal::TERM);
         if timeout(STOP_LIMIT, self.child.wait()).await.is_err() {
-            tracing::warn!(pid = self.pid(), "the nats-server ignores SIGTERM; killing it");
-            self.child.signal(Signal::KILL);
-            // A process that survives SIGKILL hangs in the kernel; nothing is left to try.
+            tracing::warn!(pid = self.process_id(), "the nats-server ignores SIGTERM; killing it");
+            self.child.send_signal(Signal::KILL);
+            // A process that survives SIGKILL hangs in the kernel; there is no further remedy.
             let _ = timeout(KILL_LIMIT, self.child.wait()).await;
         }
     }
 }
 
-/// A child of an earlier process may still be writing its store for a moment.
-async fn end_leftover(files: &Files) -> Result<(), StartError> {
+/// Stops a server that an earlier process started in this directory; it may still write its store.
+async fn stop_leftover(files: &ServerFiles) -> Result<(), ServerStartError> {
     for (signal, limit) in [(Signal::TERM, STOP_LIMIT), (Signal::KILL, KILL_LIMIT)] {
         let deadline = Instant::now() + limit;
-        let Some(pid) = files.leftover() else { return Ok(()) };
+        let Some(pid) = files.find_leftover() else { return Ok(()) };
         tracing::warn!(pid = pid.as_raw_nonzero().get(), "ending a nats-server left behind here");
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = rustix::process::kill_process(pid, signal);
-        while files.leftover().is_some() && Instant::now() < deadline {
+        while files.find_leftover().is_some() && Instant::now() < deadline {
             sleep(READY_POLL).await;
         }
     }
-    match files.leftover() {
+    match files.find_leftover() {
         None => Ok(()),
-        Some(pid) => Err(StartError::InUse {
+        Some(pid) => Err(ServerStartError::InUse {
             dir: files.dir.clone(),
             holder: format!("a nats-server that does not end (process {})", pid.as_raw_nonzero()),
         }),
     }
 }
 
-async fn launch(
+/// Starts the process on free ports and waits until it is ready.
+async fn launch_server(
     binary: &Path,
-    files: &Files,
-    ports: &Ports,
+    files: &ServerFiles,
+    ports: &ServerPorts,
     listen: IpAddr,
-) -> Result<Child, StartError> {
+) -> Result<ServerProcess, ServerStartError> {
     for (ip, port) in [(listen, ports.client), (IpAddr::V4(Ipv4Addr::LOCALHOST), ports.monitor)] {
         if TcpListener::bind((ip, port)).is_err() {
-            return Err(StartError::PortTaken { port, remembered: files.ports.clone() });
+            return Err(ServerStartError::PortTaken { port, remembered: files.ports.clone() });
         }
     }
-    let spawn_error = |source| StartError::Spawn { binary: binary.to_owned(), source };
-    let errors = files.open_errors().map_err(spawn_error)?;
+    let spawn_error = |source| ServerStartError::Spawn { binary: binary.to_owned(), source };
+    let errors = files.create_stderr_file().map_err(spawn_error)?;
     let mut command = std::process::Command::new(binary);
     command.arg("--config").arg(&files.config).current_dir(&files.dir);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
-    let child = child::spawn(command).await.map_err(spawn_error)?;
-    files.remember_pid(child.pid()).map_err(spawn_error)?;
-    ready(&child, files, ports).await?;
+    let child = child_process::spawn_process(command).await.map_err(spawn_error)?;
+    files.save_pid(child.process_id()).map_err(spawn_error)?;
+    wait_ready(&child, files, ports).await?;
     Ok(child)
 }
 
-async fn ready(child: &Child, files: &Files, ports: &Ports) -> Result<(), StartError> {
+/// Waits until the health check succeeds. Fails if the process ends or 120 s pass.
+async fn wait_ready(
+    child: &ServerProcess,
+    files: &ServerFiles,
+    ports: &ServerPorts,
+) -> Result<(), ServerStartError> {
     let deadline = Instant::now() + READY_LIMIT;
     let monitor = ports.monitor_url();
     loop {
         tokio::select! {
             status = child.wait() => {
                 let (status, log) = (status.to_string(), files.log.clone());
-                return Err(StartError::Exited { status, log, tail: files.log_tail() });
+                return Err(ServerStartError::Exited { status, log, tail: files.read_log_tail() });
             }
-            health = http::get(&monitor, "/healthz") => if health.is_ok() {
+            health = monitor_http::get(&monitor, "/healthz") => if health.is_ok() {
                 return Ok(());
             }
         }
         if Instant::now() >= deadline {
-            return Err(StartError::NotReady { limit: READY_LIMIT, log: files.log.clone() });
+            return Err(ServerStartError::NotReady { limit: READY_LIMIT, log: files.log.clone() });
         }
         sleep(READY_POLL).await;
     }

@@ -1,6 +1,6 @@
-//! Copying the fleet's streams out of a server and into another, as they are: every entry keeps
-//! its sequence and time, every queue what it has handed out. The bytes are the server's own
-//! format (JetStream API, `STREAM.SNAPSHOT` and `STREAM.RESTORE`).
+//! Copies the fleet's streams from one server to another unchanged: every entry keeps its sequence
+//! and time, every queue its delivery state. The bytes are in the server's own format (JetStream
+//! API, `STREAM.SNAPSHOT` and `STREAM.RESTORE`).
 
 use std::{io, time::Duration};
 
@@ -16,25 +16,28 @@ use tokio::{
 
 use crate::{
     BUCKET, Bus, MEMBERS_BUCKET, STREAM,
-    read::patiently,
-    request::{RequestError, code, parse},
+    point_read::with_retries,
+    request::{RequestError, code, parse_answer},
 };
 
-/// Below what a server accepts as one message.
+/// Size of one chunk, below the server's payload limit.
 const CHUNK_BYTES: usize = 256 << 10;
-/// Between two chunks, and until a restored stream is checked and there.
+/// Longest time between two chunks.
 const CHUNK_LIMIT: Duration = Duration::from_secs(30);
+/// Time limit for the server to check and open a restored stream.
 const RESTORED_LIMIT: Duration = Duration::from_secs(600);
 
-/// A stream that was copied out.
+/// The description of a copied stream, needed to restore it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Snapshot {
+pub struct StreamSnapshot {
+    /// Name of the stream.
     pub stream: String,
-    /// As the server described it, for the one it is restored to.
+    /// The stream's configuration as the server described it; passed on when restoring.
     config: Value,
     state: Value,
 }
 
+/// The reason why a stream was not copied or restored.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     #[error("copy the stream {stream}")]
@@ -54,7 +57,8 @@ pub enum SnapshotError {
         source: io::Error,
     },
     #[error(
-        "restore the stream {stream}: there is one already; restore into a server without a fleet (B110)"
+        "restore the stream {stream}: it already exists; restore into a server without a fleet \
+         (B110)"
     )]
     WasThere { stream: String },
 }
@@ -70,33 +74,33 @@ struct RestoreAnswer {
     deliver_subject: String,
 }
 
-impl Snapshot {
-    /// How many entries it holds.
-    pub fn entries(&self) -> u64 {
+impl StreamSnapshot {
+    /// Returns the number of entries in the snapshot.
+    pub fn entry_count(&self) -> u64 {
         self.state["messages"].as_u64().unwrap_or(0)
     }
 
-    /// The position of its newest entry.
+    /// Returns the position of the newest entry.
     pub fn last_sequence(&self) -> u64 {
         self.state["last_seq"].as_u64().unwrap_or(0)
     }
 }
 
 impl Bus {
-    /// The names of all streams a fleet consists of.
-    pub fn streams() -> [String; 3] {
+    /// Returns the names of all streams of a fleet: the log and both buckets.
+    pub fn stream_names() -> [String; 3] {
         [STREAM.to_owned(), format!("KV_{BUCKET}"), format!("KV_{MEMBERS_BUCKET}")]
     }
 
-    /// Writes a stream as it is now; None where there is no such stream.
+    /// Writes the present state of a stream to `to`. Returns `None` if there is no such stream.
     ///
     /// # Errors
-    /// When the server or the writer fails: what was written is then worth nothing.
-    pub async fn snapshot(
+    /// Fails if the server or the writer fails; the bytes written so far are then useless.
+    pub async fn snapshot_stream(
         &self,
         stream: &str,
         to: &mut (impl AsyncWrite + Unpin),
-    ) -> Result<Option<Snapshot>, SnapshotError> {
+    ) -> Result<Option<StreamSnapshot>, SnapshotError> {
         let failed = |source| SnapshotError::Request { stream: stream.to_owned(), source };
         let client = &self.shared.client;
         let inbox = client.new_inbox();
@@ -104,8 +108,8 @@ impl Bus {
         let mut chunks = client.subscribe(inbox.clone()).await.map_err(closed)?;
         let body = json!({ "deliver_subject": inbox, "chunk_size": CHUNK_BYTES, "jsck": true });
         let verb = format!("STREAM.SNAPSHOT.{stream}");
-        let answer = match self.api::<SnapshotAnswer>(&verb, &body).await {
-            Err(error) if error.is_code(code::STREAM_NOT_FOUND) => return Ok(None),
+        let answer = match self.call_api::<SnapshotAnswer>(&verb, &body).await {
+            Err(error) if error.has_server_code(code::STREAM_NOT_FOUND) => return Ok(None),
             answer => answer.map_err(failed)?,
         };
         let io = |source| SnapshotError::Io { stream: stream.to_owned(), source };
@@ -115,36 +119,38 @@ impl Bus {
             if let Some(said) = chunk.description.filter(|_| chunk.payload.is_empty()) {
                 return Err(SnapshotError::GivenUp { stream: stream.to_owned(), said });
             }
-            // An empty one is the end.
+            // An empty chunk is the end.
             if chunk.payload.is_empty() {
                 break;
             }
             to.write_all(&chunk.payload).await.map_err(io)?;
             if let Some(reply) = chunk.reply {
-                // Without it the server sends no more, and that is noticed.
+                // If this acknowledgement is lost, the server stops sending, and the time limit
+                // reports it.
                 let _ = client.publish(reply, Bytes::new()).await;
             }
         }
         to.flush().await.map_err(io)?;
         let SnapshotAnswer { config, state } = answer;
-        Ok(Some(Snapshot { stream: stream.to_owned(), config, state }))
+        Ok(Some(StreamSnapshot { stream: stream.to_owned(), config, state }))
     }
 
-    /// Makes a stream of what `snapshot` wrote.
+    /// Creates a stream from the bytes of [`Bus::snapshot_stream`].
     ///
     /// # Errors
-    /// When there is one of that name, or the server or the reader fails; no stream is there then.
-    pub async fn restore(
+    /// Fails if a stream of that name exists, or if the server or the reader fails; the stream is
+    /// not created then.
+    pub async fn restore_stream(
         &self,
-        snapshot: &Snapshot,
+        snapshot: &StreamSnapshot,
         from: &mut (impl AsyncRead + Unpin),
     ) -> Result<(), SnapshotError> {
         let stream = || snapshot.stream.clone();
         let failed = |source| SnapshotError::Request { stream: stream(), source };
         let body = json!({ "config": snapshot.config, "state": snapshot.state });
         let verb = format!("STREAM.RESTORE.{}", snapshot.stream);
-        let answer = match self.api::<RestoreAnswer>(&verb, &body).await {
-            Err(error) if error.is_code(code::STREAM_EXISTS) => {
+        let answer = match self.call_api::<RestoreAnswer>(&verb, &body).await {
+            Err(error) if error.has_server_code(code::STREAM_EXISTS) => {
                 return Err(SnapshotError::WasThere { stream: stream() });
             }
             answer => answer.map_err(failed)?,
@@ -160,10 +166,11 @@ impl Bus {
             }
             let last = chunk.is_empty();
             let limit = if last { RESTORED_LIMIT } else { CHUNK_LIMIT };
-            let answer = self.ask(subject.clone(), HeaderMap::new(), chunk.freeze(), limit).await;
+            let answer =
+                self.send_request(subject.clone(), HeaderMap::new(), chunk.freeze(), limit).await;
             let answer = answer.map_err(failed)?;
             if last || !answer.payload.is_empty() {
-                parse::<Value>(&answer).map_err(failed)?;
+                parse_answer::<Value>(&answer).map_err(failed)?;
             }
             if last {
                 return Ok(());
@@ -171,15 +178,15 @@ impl Bus {
         }
     }
 
-    /// Whether a fleet's log is there.
+    /// Returns true if the server has the log of a fleet.
     ///
     /// # Errors
-    /// When the server does not say.
+    /// Fails if the server does not answer.
     pub async fn has_log(&self) -> Result<bool, RequestError> {
         let verb = format!("STREAM.INFO.{STREAM}");
-        match patiently(|| self.api::<Value>(&verb, &())).await {
+        match with_retries(|| self.call_api::<Value>(&verb, &())).await {
             Ok(_) => Ok(true),
-            Err(error) if error.is_code(code::STREAM_NOT_FOUND) => Ok(false),
+            Err(error) if error.has_server_code(code::STREAM_NOT_FOUND) => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -1,18 +1,20 @@
-//! Which nats-server versions the fleet trusts.
+//! The minimum version of the nats-server.
 
 use std::fmt;
 
-/// 2.10 acknowledges duplicates it has not stored (in a cluster) and has lost streams to kill -9.
-pub(crate) const MINIMUM: Version = Version { major: 2, minor: 11 };
+/// Oldest accepted version. 2.10 acknowledges duplicates that it has not stored (in a cluster) and
+/// has lost streams after kill -9.
+pub(crate) const MINIMUM: ServerVersion = ServerVersion { major: 2, minor: 11 };
 
+/// The major and minor version of a nats-server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Version {
+pub(crate) struct ServerVersion {
     pub major: u32,
     pub minor: u32,
 }
 
-impl Version {
-    /// Reads "2.11.4", "v2.15.1" or "2.12.0-RC.1".
+impl ServerVersion {
+    /// Parses a version such as "2.11.4", "v2.15.1" or "2.12.0-RC.1".
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut parts = text.trim().trim_start_matches('v').split('.');
         let major = parts.next()?.parse().ok()?;
@@ -21,7 +23,7 @@ impl Version {
     }
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for ServerVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.major, self.minor)
     }
@@ -34,13 +36,13 @@ mod tests {
     #[test]
     fn versions_are_compared_as_numbers() {
         for good in ["2.11.0", "v2.15.1", "2.12.0-RC.1", "3.0.0"] {
-            assert!(Version::parse(good).unwrap() >= MINIMUM, "{good}");
+            assert!(ServerVersion::parse(good).unwrap() >= MINIMUM, "{good}");
         }
         for bad in ["2.9.10", "v2.10.27", "1.99.0"] {
-            assert!(Version::parse(bad).unwrap() < MINIMUM, "{bad}");
+            assert!(ServerVersion::parse(bad).unwrap() < MINIMUM, "{bad}");
         }
         for none in ["", "two", "2", "2.x"] {
-            assert_eq!(Version::parse(none), None, "{none}");
+            assert_eq!(ServerVersion::parse(none), None, "{none}");
         }
     }
 }

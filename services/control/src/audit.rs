@@ -1,59 +1,63 @@
-//! Whether a run is what its log says: the log re-derived by `cycle`, then what it names
-//! looked up in the store. What cannot be looked at is said, and is not a finding.
+//! The audit of a run. `cycle` re-derives the run from its log; then the objects that the facts
+//! name are checked in the store. The report lists separately what could not be checked; such gaps
+//! are not findings.
 
-mod archives;
-mod store;
+mod archive_merge;
+mod store_check;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bus::{Followed, ReadError};
-use cycle::{Auditor, Tally};
+use bus::{LogEvent, ReadError};
+use cycle::{AuditCounts, RunAuditor};
 use futures::StreamExt;
 use serde::Serialize;
-use wire::{Body, Place, Prompt, Record, RunId, Subject, v1};
+use wire::{FactBody, FactKey, PromptEntry, Record, RunId, Subject, v1};
 
-use crate::Control;
-use archives::Archives;
-use store::Held;
+use crate::FleetControl;
+use archive_merge::ArchiveMerge;
+use store_check::ReferencedObjects;
 
-/// Findings beyond these are only counted.
+/// Findings that are listed in a report. Further findings are only counted.
 const FINDINGS_MAX: usize = 1000;
 
-/// Largest prompts file.
+/// Largest prompts file in bytes (1 GiB).
 const PROMPTS_BYTES_MAX: u64 = 1 << 30;
 
-/// How far an audit looks.
+/// The depth of an audit. Each level includes the previous ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Depth {
+pub enum AuditDepth {
     /// The log alone.
     Log,
-    /// And the store's names, sizes and manifests.
+    /// The names, sizes and manifests of objects in the store.
     Files,
-    /// And every byte.
+    /// The content of every object.
     Bytes,
 }
 
-/// How far something has come that takes its time.
+/// The progress of a long operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
-    /// `files` or `bytes`.
+pub struct TaskProgress {
+    /// The unit of `done` and `total`: `files` or `bytes`.
     pub unit: &'static str,
+    /// Units that are finished.
     pub done: u64,
+    /// Units in all.
     pub total: u64,
 }
 
-/// Told of progress.
-pub(crate) type Watch<'a> = &'a (dyn Fn(Progress) + Send + Sync);
+/// A callback that receives progress updates.
+pub(crate) type ProgressCallback<'a> = &'a (dyn Fn(TaskProgress) + Send + Sync);
 
-/// Where a finding is.
+/// The place of a finding: the log or the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Where {
+pub enum FindingSource {
     Log,
     Store,
 }
 
-impl Where {
+impl FindingSource {
+    /// Returns the lower-case name, as JSON has it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Log => "log",
@@ -62,44 +66,54 @@ impl Where {
     }
 }
 
-/// One thing that is not as it should be.
+/// One difference between a run and its log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub struct AuditFinding {
+    /// The place of the finding.
     #[serde(rename = "where")]
-    pub place: Where,
+    pub place: FindingSource,
+    /// A description of the difference.
     pub what: String,
-    /// The fact at fault, or the one that names the object.
+    /// The subject of the fact at fault, or of the fact that names the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
+    /// The log position of that fact.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequence: Option<u64>,
+    /// The address of the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
+    /// The expected value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected: Option<String>,
+    /// The value that was found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<String>,
 }
 
-/// What an audit looked at and found.
+/// The result of an audit: the checks that were made, and their findings.
 #[derive(Debug, Clone, Serialize)]
 pub struct AuditReport {
+    /// The run's id.
     pub run: String,
+    /// Counts of the facts that were checked.
     #[serde(flatten)]
-    pub tally: Tally,
-    /// `lineage`, then `files`, then `bytes`, as far as it got.
+    pub tally: AuditCounts,
+    /// The finished stages, in order: `lineage`, `files`, `bytes`.
     pub checked: Vec<&'static str>,
-    /// What should have been looked at and could not be, and why.
+    /// Checks that could not be made, each with its reason.
     pub not_checked: Vec<String>,
-    /// What holds by the spec's leave alone: no findings.
+    /// Properties that hold only because the spec permits them. They are not findings.
     pub caveats: Vec<String>,
-    /// What a reader may wonder at and is meant so.
+    /// Unusual properties that are intended.
     pub notes: Vec<String>,
-    pub findings: Vec<Finding>,
-    /// Beyond those that are named.
+    /// The findings in log order, at most 1 000 of them.
+    pub findings: Vec<AuditFinding>,
+    /// Number of findings beyond the listed ones.
     pub findings_left_out: u64,
 }
 
+/// A failure to audit a run.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
     #[error("there is no run {0}; `flotilla run list` shows which there are (R101)")]
@@ -109,11 +123,13 @@ pub enum AuditError {
 }
 
 impl AuditReport {
+    /// Returns true if the audit has no findings.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
     }
 
-    pub(crate) fn find(&mut self, finding: Finding) {
+    /// Adds a finding, or only counts it if the report lists [`FINDINGS_MAX`] already.
+    pub(crate) fn add_finding(&mut self, finding: AuditFinding) {
         if self.findings.len() < FINDINGS_MAX {
             self.findings.push(finding);
         } else {
@@ -122,140 +138,166 @@ impl AuditReport {
     }
 }
 
-impl Finding {
-    fn in_log(what: String, subject: Option<String>, sequence: Option<u64>) -> Self {
-        let place = Where::Log;
+impl AuditFinding {
+    /// Builds a finding about a fact of the log.
+    fn for_log(what: String, subject: Option<String>, sequence: Option<u64>) -> Self {
+        let place = FindingSource::Log;
         Self { place, what, subject, sequence, url: None, expected: None, found: None }
     }
 }
 
-impl From<cycle::Finding> for Finding {
-    fn from(found: cycle::Finding) -> Self {
-        Self::in_log(found.what, found.subject, found.sequence)
+impl From<cycle::LogContradiction> for AuditFinding {
+    fn from(found: cycle::LogContradiction) -> Self {
+        Self::for_log(found.description, found.subject, found.sequence)
     }
 }
 
-/// An audit while it reads the log.
-struct Reading {
-    auditor: Auditor,
+/// The state of an audit while it reads the log.
+struct AuditState {
+    auditor: RunAuditor,
     report: AuditReport,
-    held: Held,
-    /// Of the first and the last entry of the run.
-    span: Option<(u64, u64)>,
+    /// The objects that the facts name.
+    objects: ReferencedObjects,
+    /// The log positions of the run's first and last entry.
+    sequence_range: Option<(u64, u64)>,
 }
 
-impl Control {
-    /// Audits a run as far as `depth`.
+impl FleetControl {
+    /// Audits a run to the given depth.
+    ///
+    /// The audit replays the run's log through the `cycle` auditor, inserts archived facts at their
+    /// log positions, checks for lost entries and for the origin of the base, and then checks the
+    /// store if `depth` asks for it.
     ///
     /// # Errors
-    /// When there is no such run, or the log cannot be read. Trouble with the store is in the
-    /// report.
-    pub async fn audit(
+    /// Returns an error if the run does not exist or the log cannot be read. Problems with the
+    /// store are part of the report.
+    pub async fn audit_run(
         &self,
         run: &RunId,
-        depth: Depth,
-        watch: Watch<'_>,
+        depth: AuditDepth,
+        watch: ProgressCallback<'_>,
     ) -> Result<AuditReport, AuditError> {
-        let mut reading = Reading::new(run);
-        self.read_log(run, depth, &mut reading).await?;
-        self.find_losses(&mut reading).await?;
-        self.find_origin(&mut reading).await?;
-        let Reading { auditor, mut report, held, .. } = reading;
-        let audit = auditor.finish().ok_or_else(|| AuditError::Unknown(run.clone()))?;
-        report.tally = audit.tally;
+        let mut reading = AuditState::new(run);
+        self.replay_log(run, depth, &mut reading).await?;
+        self.find_lost_entries(&mut reading).await?;
+        self.check_base_origin(&mut reading).await?;
+        let AuditState { auditor, mut report, objects: held, .. } = reading;
+        let audit = auditor.finish_audit().ok_or_else(|| AuditError::Unknown(run.clone()))?;
+        report.tally = audit.counts;
         report.caveats = audit.caveats;
         let unread = std::mem::take(&mut report.findings);
-        let mut findings: Vec<Finding> = audit.findings.into_iter().map(Finding::from).collect();
+        let mut findings: Vec<AuditFinding> =
+            audit.findings.into_iter().map(AuditFinding::from).collect();
         findings.extend(unread);
         findings.sort_by_key(|finding| finding.sequence.unwrap_or(u64::MAX));
-        findings.into_iter().for_each(|finding| report.find(finding));
-        if depth > Depth::Log {
-            match self.store().await {
-                Ok(store) => store::check(store, &held, depth, watch, &mut report).await,
-                Err(error) => report.not_checked.push(explain(&error)),
+        findings.into_iter().for_each(|finding| report.add_finding(finding));
+        if depth > AuditDepth::Log {
+            match self.open_store().await {
+                Ok(store) => {
+                    store_check::check_objects(store, &held, depth, watch, &mut report).await;
+                }
+                Err(error) => report.not_checked.push(error_chain(&error)),
             }
         }
         Ok(report)
     }
 
-    async fn read_log(
+    /// Reads the run's log into `reading`, merged with the facts of its archives.
+    ///
+    /// A fact that both the log and an archive contain must be the same in both. The archive of a
+    /// cycle is opened at the cycle's plan, if the log no longer has the samples or the depth
+    /// includes the store.
+    async fn replay_log(
         &self,
         run: &RunId,
-        depth: Depth,
-        reading: &mut Reading,
+        depth: AuditDepth,
+        reading: &mut AuditState,
     ) -> Result<(), AuditError> {
-        let mut facts = std::pin::pin!(self.bus.follow(vec![format!("flotilla.{run}.>")], 0));
-        let mut archives = Archives::new(self.archived(run).await?);
+        let mut facts = std::pin::pin!(self.bus.follow_facts(vec![format!("flotilla.{run}.>")], 0));
+        let mut archives = ArchiveMerge::new(self.archived_cycles(run).await?);
         while let Some(followed) = facts.next().await {
             match followed? {
-                Followed::Record(record) => {
-                    while let Some(archived) = archives.before(record.sequence).await {
-                        reading.archived(archived);
+                LogEvent::Record(record) => {
+                    while let Some(archived) = archives.next_before(record.sequence).await {
+                        reading.add_archived(archived);
                     }
-                    match archives.standing_at(record.sequence).await {
+                    match archives.take_at(record.sequence).await {
                         Some(other) if other != record => {
                             let what = "its cycle's archive holds another fact";
                             let subject = record.fact.subject.to_string();
-                            let finding =
-                                Finding::in_log(what.into(), Some(subject), Some(record.sequence));
-                            reading.report.find(finding);
+                            let finding = AuditFinding::for_log(
+                                what.into(),
+                                Some(subject),
+                                Some(record.sequence),
+                            );
+                            reading.report.add_finding(finding);
                         }
                         Some(_) | None => {}
                     }
-                    if let (Body::Spec(spec), true) = (&record.fact.body, depth > Depth::Log) {
-                        self.read_prompts(spec, &record, reading).await;
-                    }
-                    reading.take(&record);
-                    if let (Place::Plan { cycle }, Body::Plan(plan)) =
-                        (&record.fact.subject.place, &record.fact.body)
+                    if let (FactBody::Spec(spec), true) =
+                        (&record.fact.body, depth > AuditDepth::Log)
                     {
-                        let store = if depth > Depth::Log { self.store().await.ok() } else { None };
-                        let whole = plan.jobs.is_empty() || self.holds_samples(run, *cycle).await?;
+                        self.check_prompt_sets(spec, &record, reading).await;
+                    }
+                    reading.add_record(&record);
+                    if let (FactKey::Plan { cycle }, FactBody::Plan(plan)) =
+                        (&record.fact.subject.key, &record.fact.body)
+                    {
+                        let store = if depth > AuditDepth::Log {
+                            self.open_store().await.ok()
+                        } else {
+                            None
+                        };
+                        let whole =
+                            plan.jobs.is_empty() || self.log_has_samples(run, *cycle).await?;
                         if store.is_some() || !whole {
-                            archives.open(*cycle, record.sequence, store, reading).await;
+                            archives.open_archive(*cycle, record.sequence, store, reading).await;
                         }
                     }
                 }
-                Followed::Unreadable { sequence, subject, error } => {
-                    reading.extend_span(sequence);
-                    let what = format!("it cannot be read: {}", explain(&error));
-                    let finding = Finding::in_log(what, Some(subject), Some(sequence));
-                    reading.report.find(finding);
+                LogEvent::Unreadable { sequence, subject, error } => {
+                    reading.extend_range(sequence);
+                    let what = format!("it cannot be read: {}", error_chain(&error));
+                    let finding = AuditFinding::for_log(what, Some(subject), Some(sequence));
+                    reading.report.add_finding(finding);
                 }
-                Followed::CaughtUp => break,
+                LogEvent::CaughtUp => break,
             }
         }
-        while let Some(archived) = archives.before(u64::MAX).await {
-            reading.archived(archived);
+        while let Some(archived) = archives.next_before(u64::MAX).await {
+            reading.add_archived(archived);
         }
-        archives.close(reading);
+        archives.report_failures(reading);
         Ok(())
     }
 
-    /// Whether the log has not let go of a cycle, archived or not.
-    async fn holds_samples(&self, run: &RunId, cycle: u32) -> Result<bool, ReadError> {
-        match self.bus.get(&format!("flotilla.{run}.samples.{cycle}.*")).await {
+    /// Returns true if the log still contains samples of the cycle, archived or not.
+    async fn log_has_samples(&self, run: &RunId, cycle: u32) -> Result<bool, ReadError> {
+        match self.bus.get_fact(&format!("flotilla.{run}.samples.{cycle}.*")).await {
             Ok(found) => Ok(found.is_some()),
             Err(ReadError::Unreadable { .. }) => Ok(true),
             Err(error) => Err(error),
         }
     }
 
-    /// The archives of a run's cycles.
-    async fn archived(&self, run: &RunId) -> Result<BTreeMap<u32, v1::Archived>, ReadError> {
-        let records = self.read_all(vec![format!("flotilla.{run}.cycle.*.archived")]).await?;
+    /// Returns the `archived` fact of each archived cycle of the run.
+    async fn archived_cycles(&self, run: &RunId) -> Result<BTreeMap<u32, v1::Archived>, ReadError> {
+        let records = self.read_records(vec![format!("flotilla.{run}.cycle.*.archived")]).await?;
         let archived = records.into_iter().filter_map(|record| match record.fact.body {
-            Body::Archived(archived) => Some((archived.cycle, archived)),
+            FactBody::Archived(archived) => Some((archived.cycle, archived)),
             _ => None,
         });
         Ok(archived.collect())
     }
 
-    /// Trouble with the files shows when the store is looked at.
-    async fn read_prompts(&self, spec: &v1::Spec, record: &Record, reading: &mut Reading) {
+    /// Reads the prompt files of a RAFT spec for the auditor, and adds a finding for each file
+    /// whose number of prompts differs from the spec. Files that cannot be read are skipped here;
+    /// the check of the store reports them.
+    async fn check_prompt_sets(&self, spec: &v1::Spec, record: &Record, reading: &mut AuditState) {
         let Some(v1::spec::Kind::Raft(raft)) = &spec.kind else { return };
         for set in raft.prompt_sets() {
-            let Some(prompts) = self.known_prompts(set.file).await else { continue };
+            let Some(prompts) = self.load_prompts(set.file).await else { continue };
             if prompts.len() != set.count as usize {
                 let name = match (set.purpose, set.suite) {
                     (v1::Purpose::Heldout, "") => "held-out prompts".to_owned(),
@@ -265,24 +307,27 @@ impl Control {
                 let (count, there) = (set.count, prompts.len());
                 let what = format!("it counts {count} {name}, the file has {there}");
                 let subject = record.fact.subject.to_string();
-                let finding = Finding::in_log(what, Some(subject), Some(record.sequence));
-                reading.report.find(finding);
+                let finding = AuditFinding::for_log(what, Some(subject), Some(record.sequence));
+                reading.report.add_finding(finding);
             }
-            reading.auditor.know_prompts(set.purpose, set.suite, prompts);
+            reading.auditor.add_prompts(set.purpose, set.suite, prompts);
         }
     }
 
-    async fn known_prompts(&self, blob: Option<&v1::Blob>) -> Option<Vec<Prompt>> {
-        let bytes = self.store().await.ok()?.get_blob(blob?, PROMPTS_BYTES_MAX).await.ok()?;
-        Prompt::parse_all(&bytes).ok()
+    /// Returns the prompts of a blob, or `None` if the blob cannot be read or parsed.
+    async fn load_prompts(&self, blob: Option<&v1::Blob>) -> Option<Vec<PromptEntry>> {
+        let bytes = self.open_store().await.ok()?.get_blob(blob?, PROMPTS_BYTES_MAX).await.ok()?;
+        PromptEntry::parse_all(&bytes).ok()
     }
 
-    /// Entries that the log knows it has lost. Once anything was archived, entries are gone on
-    /// purpose; a fact that is missed shows in what should follow from it.
-    async fn find_losses(&self, reading: &mut Reading) -> Result<(), AuditError> {
-        let Some((first, last)) = reading.span else { return Ok(()) };
-        let lost = self.bus.lost().await?;
-        if lost.count == 0 || self.anything_archived().await? {
+    /// Adds a finding if the log reports lost entries within the run.
+    ///
+    /// Once any cycle was archived, entries are missing on purpose, and this check is skipped. A
+    /// fact that is missing by mistake then shows in the facts that should follow from it.
+    async fn find_lost_entries(&self, reading: &mut AuditState) -> Result<(), AuditError> {
+        let Some((first, last)) = reading.sequence_range else { return Ok(()) };
+        let lost = self.bus.find_lost_entries().await?;
+        if lost.count == 0 || self.has_archives().await? {
             return Ok(());
         }
         let within: Vec<u64> =
@@ -297,49 +342,54 @@ impl Control {
             }
             None => return Ok(()),
         };
-        reading.report.find(Finding::in_log(what, None, within.first().copied()));
+        reading.report.add_finding(AuditFinding::for_log(what, None, within.first().copied()));
         Ok(())
     }
 
-    async fn anything_archived(&self) -> Result<bool, AuditError> {
-        match self.bus.get("flotilla.*.cycle.*.archived").await {
+    /// Returns true if the log contains an `archived` fact of any run.
+    async fn has_archives(&self) -> Result<bool, AuditError> {
+        match self.bus.get_fact("flotilla.*.cycle.*.archived").await {
             Ok(found) => Ok(found.is_some()),
             Err(ReadError::Unreadable { .. }) => Ok(true),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// A base that lies among another run's checkpoints is one of them.
-    async fn find_origin(&self, reading: &mut Reading) -> Result<(), AuditError> {
-        let Some(run) = reading.auditor.run() else { return Ok(()) };
+    /// Adds a finding if the base lies in another run's directory but is no checkpoint of that run.
+    async fn check_base_origin(&self, reading: &mut AuditState) -> Result<(), AuditError> {
+        let Some(run) = reading.auditor.current_run() else { return Ok(()) };
         let Some(base) = run.spec.base.as_ref().and_then(|base| base.tree.clone()) else {
             return Ok(());
         };
-        let Some(origin) = origin(&base).filter(|origin| *origin != run.id) else { return Ok(()) };
-        let checkpoints = self.checkpoints(&origin).await?;
+        let Some(origin) = origin_run(&base).filter(|origin| *origin != run.id) else {
+            return Ok(());
+        };
+        let checkpoints = self.list_checkpoints(&origin).await?;
         let made = checkpoints
             .iter()
             .filter_map(|info| info.checkpoint.as_ref()?.tree.as_ref())
             .any(|tree| *tree == base);
         if !made {
             let what = format!("its base {} is no checkpoint of run {origin}", base.path);
-            let subject = Subject::new(&run.id, Place::Spec).to_string();
-            reading.report.find(Finding::in_log(what, Some(subject), None));
+            let place = if run.is_watched() { FactKey::WatchedSpec } else { FactKey::Spec };
+            let subject = Subject::new(&run.id, place).to_string();
+            reading.report.add_finding(AuditFinding::for_log(what, Some(subject), None));
         }
         Ok(())
     }
 }
 
-/// The run in whose directory a tree lies.
-fn origin(tree: &v1::Tree) -> Option<RunId> {
+/// Returns the run in whose directory a tree lies, or `None` for a tree elsewhere.
+fn origin_run(tree: &v1::Tree) -> Option<RunId> {
     RunId::new(tree.path.strip_prefix("runs/")?.split('/').next()?).ok()
 }
 
-impl Reading {
+impl AuditState {
+    /// Returns an empty state for an audit of `run`.
     fn new(run: &RunId) -> Self {
         let report = AuditReport {
             run: run.to_string(),
-            tally: Tally::default(),
+            tally: AuditCounts::default(),
             checked: vec!["lineage"],
             not_checked: Vec::new(),
             caveats: Vec::new(),
@@ -347,34 +397,42 @@ impl Reading {
             findings: Vec::new(),
             findings_left_out: 0,
         };
-        Self { auditor: Auditor::default(), report, held: Held::default(), span: None }
+        Self {
+            auditor: RunAuditor::default(),
+            report,
+            objects: ReferencedObjects::default(),
+            sequence_range: None,
+        }
     }
 
-    fn take(&mut self, record: &Record) {
-        self.extend_span(record.sequence);
-        self.auditor.take(record);
-        self.held.take(record);
+    /// Takes a fact of the log.
+    fn add_record(&mut self, record: &Record) {
+        self.extend_range(record.sequence);
+        self.auditor.audit_record(record);
+        self.objects.add_record(record);
     }
 
-    /// A fact that only an archive holds.
-    fn archived(&mut self, record: Record) {
-        self.auditor.take(&record);
+    /// Takes a fact that only an archive contains.
+    fn add_archived(&mut self, record: Record) {
+        self.auditor.audit_record(&record);
     }
 
-    /// Says that a cycle's archive cannot be read, and why.
-    fn unread(&mut self, cycle: u32, why: &str) {
-        self.auditor.cannot_read(cycle);
+    /// Records that the archive of a cycle cannot be read, and the reason.
+    fn add_unreadable(&mut self, cycle: u32, why: &str) {
+        self.auditor.mark_unreadable(cycle);
         self.report.not_checked.push(format!("the archived facts of cycle {cycle}: {why}"));
     }
 
-    fn extend_span(&mut self, sequence: u64) {
-        let (first, _) = self.span.unwrap_or((sequence, sequence));
-        self.span = Some((first, sequence));
+    /// Extends the range of log positions up to `sequence`.
+    fn extend_range(&mut self, sequence: u64) {
+        let (first, _) = self.sequence_range.unwrap_or((sequence, sequence));
+        self.sequence_range = Some((first, sequence));
     }
 }
 
-/// An error and its causes, one after the other.
-pub(crate) fn explain(error: &(dyn std::error::Error + 'static)) -> String {
+/// Returns the messages of an error and its causes, joined by `: `. A message that occurs twice in
+/// the chain is written once.
+pub(crate) fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut seen = BTreeSet::from([text.clone()]);
     let mut next = error.source();

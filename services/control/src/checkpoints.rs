@@ -1,4 +1,4 @@
-//! Checkpoints: which there are, and their files.
+//! Checkpoints: listing, download and export.
 
 use std::path::Path;
 
@@ -7,10 +7,11 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt, TryStreamExt};
 use store::GetError;
 use tokio::io::AsyncWriteExt;
-use wire::{Body, Record, RunId, v1};
+use wire::{FactBody, Record, RunId, v1};
 
-use crate::{Control, Progress, StoreError, runs::timestamp};
+use crate::{FleetControl, StoreAccessError, TaskProgress, runs::to_timestamp};
 
+/// A failure to find, read or export a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     #[error("{0:?} is not a checkpoint; write RUN, RUN/CYCLE or RUN/CYCLE/STEP (R106)")]
@@ -22,7 +23,7 @@ pub enum CheckpointError {
     #[error("read the log")]
     Read(#[from] ReadError),
     #[error(transparent)]
-    OpenStore(#[from] StoreError),
+    OpenStore(#[from] StoreAccessError),
     #[error("read the checkpoint's files")]
     Get(#[from] GetError),
     #[error("write {path}")]
@@ -33,10 +34,10 @@ pub enum CheckpointError {
     },
 }
 
-/// Reads `RUN`, `RUN/CYCLE` or `RUN/CYCLE/STEP`.
+/// Parses a checkpoint reference: `RUN`, `RUN/CYCLE` or `RUN/CYCLE/STEP`.
 ///
 /// # Errors
-/// When it is none of these.
+/// Returns [`CheckpointError::Reference`] if the text has another form.
 pub fn parse_checkpoint_ref(text: &str) -> Result<v1::CheckpointRef, CheckpointError> {
     let wrong = || CheckpointError::Reference(text.to_owned());
     let mut parts = text.split('/');
@@ -46,37 +47,42 @@ pub fn parse_checkpoint_ref(text: &str) -> Result<v1::CheckpointRef, CheckpointE
     if parts.next().is_some() { Err(wrong()) } else { Ok(reference) }
 }
 
-fn describe(reference: &v1::CheckpointRef) -> String {
+/// Formats a reference as `RUN`, `RUN/CYCLE` or `RUN/CYCLE/STEP`.
+fn format_reference(reference: &v1::CheckpointRef) -> String {
     let parts = [reference.cycle, reference.step];
     let numbers = parts.iter().flatten().map(|number| format!("/{number}"));
     format!("{}{}", reference.run, numbers.collect::<String>())
 }
 
-fn info(record: Record) -> Option<v1::CheckpointInfo> {
-    let Body::Checkpoint(checkpoint) = record.fact.body else { return None };
-    let at = Some(timestamp(record.time_ms));
+/// Converts a checkpoint fact to the API's form, without files. Returns `None` for other facts.
+fn checkpoint_info(record: Record) -> Option<v1::CheckpointInfo> {
+    let FactBody::Checkpoint(checkpoint) = record.fact.body else { return None };
+    let at = Some(to_timestamp(record.time_ms));
     Some(v1::CheckpointInfo { checkpoint: Some(checkpoint), files: Vec::new(), at })
 }
 
-impl Control {
-    /// A run's checkpoints in the order they were published, without their files.
+impl FleetControl {
+    /// Returns a run's checkpoints in the order of publication, without their files.
     ///
     /// # Errors
-    /// When the log cannot be read.
-    pub async fn checkpoints(&self, run: &RunId) -> Result<Vec<v1::CheckpointInfo>, ReadError> {
-        let records = self.read_all(vec![format!("flotilla.{run}.checkpoint.*.*")]).await?;
-        Ok(records.into_iter().filter_map(info).collect())
+    /// Returns an error if the log cannot be read.
+    pub async fn list_checkpoints(
+        &self,
+        run: &RunId,
+    ) -> Result<Vec<v1::CheckpointInfo>, ReadError> {
+        let records = self.read_records(vec![format!("flotilla.{run}.checkpoint.*.*")]).await?;
+        Ok(records.into_iter().filter_map(checkpoint_info).collect())
     }
 
-    /// One checkpoint with its files; the latest of those the reference fits.
+    /// Returns the latest checkpoint that the reference matches, with its files.
     ///
     /// # Errors
-    /// When none fits, or the log or the store cannot be read.
-    pub async fn checkpoint(
+    /// Returns an error if no checkpoint matches, or the log or the store cannot be read.
+    pub async fn get_checkpoint(
         &self,
         reference: &v1::CheckpointRef,
     ) -> Result<v1::CheckpointInfo, CheckpointError> {
-        let unknown = || CheckpointError::Unknown(describe(reference));
+        let unknown = || CheckpointError::Unknown(format_reference(reference));
         let run = RunId::new(reference.run.as_str()).map_err(|_| unknown())?;
         let fits = |checkpoint: &v1::Checkpoint| {
             reference.cycle.is_none_or(|cycle| cycle == checkpoint.cycle)
@@ -86,17 +92,17 @@ impl Control {
             info.checkpoint.as_ref().map(|checkpoint| (checkpoint.cycle, checkpoint.step))
         };
         let mut found = self
-            .checkpoints(&run)
+            .list_checkpoints(&run)
             .await?
             .into_iter()
             .filter(|info| info.checkpoint.as_ref().is_some_and(fits))
             .max_by_key(key)
             .ok_or_else(unknown)?;
-        let tree = tree_of(&found).ok_or_else(unknown)?;
+        let tree = checkpoint_tree(&found).ok_or_else(unknown)?;
         found.files = self
-            .store()
+            .open_store()
             .await?
-            .manifest(&tree)
+            .read_manifest(&tree)
             .await?
             .files
             .into_iter()
@@ -109,52 +115,60 @@ impl Control {
         Ok(found)
     }
 
-    /// The bytes of one file of a checkpoint, verified as they come: an error at the end
-    /// means that what came before is damaged.
+    /// Returns the bytes of one file of a checkpoint as a stream.
+    ///
+    /// The content is verified as it is read. An error at the end of the stream means that the
+    /// bytes before it are damaged.
     ///
     /// # Errors
-    /// When there is no such checkpoint or file.
-    pub async fn download(
+    /// Returns an error if the checkpoint or the file does not exist.
+    pub async fn read_checkpoint_file(
         &self,
         reference: &v1::CheckpointRef,
         path: &str,
     ) -> Result<impl Stream<Item = Result<Bytes, GetError>> + Send + use<>, CheckpointError> {
-        let info = self.checkpoint(reference).await?;
-        let tree = tree_of(&info).ok_or_else(|| CheckpointError::Unknown(describe(reference)))?;
-        Ok(self.store().await?.read_file(&tree, path).await?)
+        let info = self.get_checkpoint(reference).await?;
+        let tree = checkpoint_tree(&info)
+            .ok_or_else(|| CheckpointError::Unknown(format_reference(reference)))?;
+        Ok(self.open_store().await?.stream_tree_file(&tree, path).await?)
     }
 
-    /// Copies a checkpoint's files into a directory, each verified before it gets its name.
+    /// Copies a checkpoint's files into a directory. Each file is verified before it gets its final
+    /// name.
     ///
     /// # Errors
-    /// When there is no such checkpoint, or a file cannot be read or written.
-    pub async fn export(
+    /// Returns an error if the checkpoint does not exist, or a file cannot be read or written.
+    pub async fn export_checkpoint(
         &self,
         reference: &v1::CheckpointRef,
         directory: &Path,
-        progress: &(dyn Fn(Progress) + Sync),
+        progress: &(dyn Fn(TaskProgress) + Sync),
     ) -> Result<v1::CheckpointInfo, CheckpointError> {
-        let info = self.checkpoint(reference).await?;
-        let tree = tree_of(&info).ok_or_else(|| CheckpointError::Unknown(describe(reference)))?;
+        let info = self.get_checkpoint(reference).await?;
+        let tree = checkpoint_tree(&info)
+            .ok_or_else(|| CheckpointError::Unknown(format_reference(reference)))?;
         let total = info.files.iter().map(|file| file.bytes).sum();
         let mut done = 0;
         for file in &info.files {
-            let bytes = self.store().await?.read_file(&tree, &file.path).await?;
+            let bytes = self.open_store().await?.stream_tree_file(&tree, &file.path).await?;
             let bytes = bytes.err_into().inspect_ok(|bytes| {
                 done += bytes.len() as u64;
-                progress(Progress { unit: "bytes", done, total });
+                progress(TaskProgress { unit: "bytes", done, total });
             });
-            write(bytes.boxed(), &directory.join(&file.path)).await?;
+            write_verified(bytes.boxed(), &directory.join(&file.path)).await?;
         }
         Ok(info)
     }
 }
 
-fn tree_of(info: &v1::CheckpointInfo) -> Option<v1::Tree> {
+/// Returns the tree of a checkpoint.
+fn checkpoint_tree(info: &v1::CheckpointInfo) -> Option<v1::Tree> {
     info.checkpoint.as_ref()?.tree.clone()
 }
 
-async fn write(
+/// Writes a stream to a file with the suffix `partial`, syncs it, and renames it to `path`. Removes
+/// the partial file on failure.
+async fn write_verified(
     mut bytes: futures::stream::BoxStream<'_, Result<Bytes, CheckpointError>>,
     path: &Path,
 ) -> Result<(), CheckpointError> {
@@ -173,7 +187,7 @@ async fn write(
     };
     let outcome = written.await;
     if outcome.is_err() {
-        // It says nothing that the error does not.
+        // A failure to remove the file adds nothing to the error that is returned.
         let _ = tokio::fs::remove_file(&partial).await;
     }
     outcome

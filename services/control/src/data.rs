@@ -1,23 +1,24 @@
-//! The files a run is given: read whatever way they are written, conversations written out by the
-//! base's chat template, split, compared and told of before anything is stored.
+//! The files that a run is given: prompts, examples and texts. They are parsed in all supported
+//! forms, conversations are rendered with the base's chat template, and the prompts are split and
+//! compared, all before anything is stored.
 
 mod chat;
 mod error;
 mod examples;
-mod files;
-mod model;
+mod heldout_split;
+mod model_dir;
+mod offline;
 mod prepare;
 mod prompts;
-mod room;
-mod split;
 mod statistics;
+mod token_counts;
 
+pub(crate) use self::{
+    error::BaseFilesError,
+    prepare::{DataReader, PreparedKind, PreparedRun, PreparedSuite},
+};
 pub use self::{
     error::DataError,
-    files::{dedup, file_report, split_file},
-    split::Held,
-};
-pub(crate) use self::{
-    error::ModelError,
-    prepare::{Prepared, PreparedKind, PreparedSuite, Reader},
+    heldout_split::HeldoutSize,
+    offline::{remove_duplicate_prompts, report_data_file, split_prompt_file},
 };

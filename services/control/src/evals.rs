@@ -1,50 +1,55 @@
-//! Evals: what was measured, and a stream of what is being measured.
+//! Evals: the results so far, and a stream of new results.
 
-use bus::{Followed, ReadError};
+use bus::{LogEvent, ReadError};
 use futures::{Stream, TryStreamExt};
-use wire::{Body, Record, RunId, v1};
+use wire::{FactBody, Record, RunId, v1};
 
-use crate::{Control, runs::timestamp};
+use crate::{FleetControl, runs::to_timestamp};
 
-fn filter(run: Option<&RunId>) -> Vec<String> {
+/// Returns the log filter for evals of one run, or of all runs.
+fn eval_filter(run: Option<&RunId>) -> Vec<String> {
     vec![format!("flotilla.{}.eval.*.*.*", run.map_or("*", RunId::as_str))]
 }
 
-fn event(record: Record, suite: &str) -> Option<v1::EvalEvent> {
-    let Body::Eval(eval) = record.fact.body else { return None };
+/// Converts an eval fact to the API's form. Returns `None` for other facts and other suites; an
+/// empty `suite` matches all.
+fn eval_event(record: Record, suite: &str) -> Option<v1::EvalEvent> {
+    let FactBody::Eval(eval) = record.fact.body else { return None };
     let wanted = suite.is_empty() || eval.suite == suite;
     wanted.then(|| v1::EvalEvent {
         cursor: record.sequence,
-        at: Some(timestamp(record.time_ms)),
+        at: Some(to_timestamp(record.time_ms)),
         eval: Some(eval),
     })
 }
 
-impl Control {
-    /// Evals so far, in the order they were measured; of all runs and suites unless named.
+impl FleetControl {
+    /// Returns the evals so far in the order of measurement, for one run or all, and for one suite
+    /// or all (an empty name).
     ///
     /// # Errors
-    /// When the log cannot be read.
-    pub async fn evals(
+    /// Returns an error if the log cannot be read.
+    pub async fn list_evals(
         &self,
         run: Option<&RunId>,
         suite: &str,
     ) -> Result<Vec<v1::EvalEvent>, ReadError> {
-        let records = self.read_all(filter(run)).await?;
-        Ok(records.into_iter().filter_map(|record| event(record, suite)).collect())
+        let records = self.read_records(eval_filter(run)).await?;
+        Ok(records.into_iter().filter_map(|record| eval_event(record, suite)).collect())
     }
 
-    /// Evals after a cursor, then new ones as they are measured. Never ends by itself.
+    /// Returns a stream of the evals after a cursor, followed by new ones as they are measured. The
+    /// stream never ends by itself.
     pub fn watch_evals(
         &self,
         run: Option<&RunId>,
         suite: String,
         after: u64,
     ) -> impl Stream<Item = Result<v1::EvalEvent, ReadError>> + Send + use<> {
-        self.bus.follow(filter(run), after).try_filter_map(move |followed| {
+        self.bus.follow_facts(eval_filter(run), after).try_filter_map(move |followed| {
             let event = match followed {
-                Followed::Record(record) => event(record, &suite),
-                Followed::CaughtUp | Followed::Unreadable { .. } => None,
+                LogEvent::Record(record) => eval_event(record, &suite),
+                LogEvent::CaughtUp | LogEvent::Unreadable { .. } => None,
             };
             std::future::ready(Ok(event))
         })

@@ -1,101 +1,122 @@
-//! Why a run went as it did, and what made a checkpoint: from its facts alone.
+//! Reports on the course of a run and on the origin of a checkpoint, derived from facts alone.
 
 use std::collections::BTreeMap;
 
-use cycle::{Run, yields};
+use cycle::{Run, report_selection};
 use serde::Serialize;
-use wire::{Body, Record, RunId, v1};
+use wire::{FactBody, Record, RunId, v1};
 
-use crate::{Control, HistoryError, runs::fold};
+use crate::{FleetControl, HistoryError, runs::fold_run};
 
-pub use cycle::Yield;
+pub use cycle::SelectionReport;
 
-/// A run, told cycle by cycle.
+/// A report on a run, cycle by cycle.
 #[derive(Debug, Clone, Serialize)]
-pub struct Story {
+pub struct RunReport {
+    /// The run's id.
     pub run: String,
+    /// The kind of the run, such as `raft`.
     pub kind: &'static str,
+    /// The phase the run is in.
     pub phase: &'static str,
-    /// How it ended, where it has.
+    /// The final status with its message, if the run has ended.
     pub ended: Option<String>,
+    /// The run's seed.
     pub seed: u64,
+    /// The path of the base's tree, or `nothing`.
     pub base: String,
-    pub cycles: Vec<CycleStory>,
-    /// Of one cycle: why no more was kept.
+    /// Reports on all cycles.
+    pub cycles: Vec<CycleReport>,
+    /// Selection diagnostics of one cycle: the reasons why no more samples were kept.
     #[serde(rename = "yield")]
-    pub yields: Option<Yield>,
-    /// Of that cycle: what boxes showed of the policy that drew its samples, if they were asked.
-    pub proof: Option<ProofStory>,
+    pub yields: Option<SelectionReport>,
+    /// Canary results of the policy that drew that cycle's samples, if the spec enables the canary.
+    pub proof: Option<CanaryReport>,
+    /// Agents that the run quarantined.
     pub quarantines: Vec<v1::Quarantine>,
 }
 
-/// What boxes showed of a policy.
+/// The canary results of one policy.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ProofStory {
+pub struct CanaryReport {
+    /// The cycle that the policy samples for.
     pub cycle: u32,
-    /// Whether it is known who is right.
+    /// True if the vote has an outcome.
     pub decided: bool,
-    pub shown: Vec<FigureStory>,
+    /// The log-probabilities of each reporter.
+    pub shown: Vec<CanaryFigure>,
 }
 
+/// The canary log-probability that one agent reported.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct FigureStory {
+pub struct CanaryFigure {
     /// An agent, or the trainer of a cycle.
     pub who: String,
-    /// Nats a token.
+    /// The mean log-probability in nats per token.
     pub mean: f64,
-    /// From those who are right.
+    /// The mean absolute difference from the accepted figures in nats per token.
     pub distance: Option<f64>,
 }
 
-/// What happened in a cycle, each part as far as it came.
+/// A report on one cycle. Stages that the cycle has not reached are empty.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct CycleStory {
+pub struct CycleReport {
     pub cycle: u32,
-    /// What training samples were drawn with.
+    /// The policy that the training samples were drawn from.
     pub sampled_with: Option<String>,
+    /// The sampling temperature.
     pub temperature: Option<f64>,
+    /// Number of different prompts that are sampled.
     pub prompts: Option<usize>,
+    /// Number of training samples that are planned.
     pub samples: Option<u64>,
+    /// The result of the selection.
     pub selected: Option<v1::Selected>,
+    /// The training settings.
     pub training: Option<v1::Training>,
+    /// The checkpoint that training started from.
     pub trained_from: Option<String>,
+    /// The last checkpoint of the cycle.
     pub checkpoint: Option<v1::Checkpoint>,
-    /// Perplexity of each suite at the last checkpoint.
+    /// Perplexity of each text suite at the last checkpoint.
     pub perplexities: BTreeMap<String, f64>,
+    /// The end of the cycle.
     pub done: Option<v1::CycleDone>,
 }
 
-/// What made a checkpoint, and what made that, back to the base.
+/// The trainings that led to a checkpoint, back to the base.
 #[derive(Debug, Clone, Serialize)]
-pub struct Lineage {
-    /// The newest first.
-    pub links: Vec<Link>,
-    /// What all of it began with.
+pub struct CheckpointLineage {
+    /// The trainings, newest first.
+    pub links: Vec<LineageStep>,
+    /// The path of the base's tree, or `nothing`.
     pub base: String,
-    /// The samples the first of them was trained on.
-    pub samples: Vec<Sampled>,
+    /// The samples that the newest checkpoint was trained on.
+    pub samples: Vec<LineageSample>,
 }
 
 /// One training of a lineage.
 #[derive(Debug, Clone, Serialize)]
-pub struct Link {
+pub struct LineageStep {
     pub checkpoint: v1::Checkpoint,
+    /// The order of the training.
     pub order: Option<v1::TrainOrder>,
+    /// The selection that the training used.
     pub selected: Option<v1::Selected>,
-    /// Trees by what they are called: `the base`, `cycle 2 step 57`.
+    /// Name of the tree that the training started from, such as `the base` or `cycle 2 step 57`.
     pub from: String,
 }
 
-/// A sample that was trained on, and who made and judged it.
+/// A sample that was trained on, with the agents that generated and judged it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Sampled {
+pub struct LineageSample {
     pub prompt_id: String,
     pub index: u32,
     pub reward: f64,
     pub tokens: u32,
+    /// The job that generated the sample.
     pub job: String,
-    /// With which, its prompt and its index the sample's own seed is derived.
+    /// The seed from which, with the prompt and the index, the sample's own seed is derived.
     pub seed: u64,
     pub generator: String,
     pub engine: String,
@@ -103,41 +124,46 @@ pub struct Sampled {
     pub verifier: String,
 }
 
-impl Control {
-    /// Tells a run, and of one cycle (the last that selected, unless another is named) why no
-    /// more was kept.
+impl FleetControl {
+    /// Returns a report on a run. Selection diagnostics and canary results are those of `cycle`, or
+    /// else of the last cycle that has selected.
     ///
     /// # Errors
-    /// When there is no such run or cycle, or its facts cannot be read.
-    pub async fn explain_run(&self, id: &RunId, cycle: Option<u32>) -> Result<Story, HistoryError> {
-        let records = self.run_without_samples(id).await?;
-        let run = fold(&records).ok_or_else(|| HistoryError::Unknown(id.clone()))?;
-        let (orders, plans) = (train_orders(&records), plans(&records));
+    /// Returns an error if the run does not exist, the cycle has not selected, the run makes no
+    /// selections, or its facts cannot be read.
+    pub async fn explain_run(
+        &self,
+        id: &RunId,
+        cycle: Option<u32>,
+    ) -> Result<RunReport, HistoryError> {
+        let records = self.records_without_samples(id).await?;
+        let run = fold_run(&records).ok_or_else(|| HistoryError::Unknown(id.clone()))?;
+        let (orders, plans) = (last_train_orders(&records), cycle_plans(&records));
         let mut selected = run.cycles.iter().rev().filter(|(_, cycle)| cycle.selected.is_some());
         let cycle = cycle.or(selected.next().map(|(number, _)| *number));
         let mut proof = None;
         let yields = match cycle {
-            Some(cycle) if run.raft().is_some() => {
-                let before = self.before_selection(id, cycle, records).await?;
-                proof = proof_story(&before, cycle);
+            Some(cycle) if run.raft_spec().is_some() => {
+                let before = self.run_before_selection(id, cycle, records).await?;
+                proof = canary_report(&before, cycle);
                 let selected = run.cycles.get(&cycle).and_then(|cycle| cycle.selected.as_ref());
-                selected.and_then(|selected| yields(&before, selected))
+                selected.and_then(|selected| report_selection(&before, selected))
             }
             Some(_) => return Err(HistoryError::SelectsNothing(id.clone())),
             None => None,
         };
-        let story = |number: &u32| cycle_story(&run, *number, &plans, &orders);
-        Ok(Story {
+        let story = |number: &u32| cycle_report(&run, *number, &plans, &orders);
+        Ok(RunReport {
             run: id.to_string(),
-            kind: run.kind(),
-            phase: run.phase().as_str(),
+            kind: run.kind_name(),
+            phase: run.current_phase().as_str(),
             ended: run.done.as_ref().map(|done| {
                 let status = done.status().as_str_name().to_lowercase();
                 let colon = if done.message.is_empty() { "" } else { ": " };
                 format!("{status}{colon}{}", done.message)
             }),
             seed: run.spec.seed,
-            base: base_of(&run),
+            base: base_path(&run),
             cycles: run.cycles.keys().map(story).collect(),
             yields,
             proof,
@@ -145,19 +171,20 @@ impl Control {
         })
     }
 
-    /// Tells what made a checkpoint. A run's own chain only: its base may be another run's.
+    /// Returns the trainings that led to a checkpoint. The chain covers the checkpoint's own run
+    /// only; its base may be a checkpoint of another run.
     ///
     /// # Errors
-    /// When there is no such checkpoint, or its facts cannot be read.
+    /// Returns an error if the checkpoint's run does not exist, or its facts cannot be read.
     pub async fn explain_checkpoint(
         &self,
         checkpoint: &v1::Checkpoint,
-    ) -> Result<Lineage, HistoryError> {
+    ) -> Result<CheckpointLineage, HistoryError> {
         let id = RunId::new(checkpoint.run.as_str());
         let id = id.map_err(|_| HistoryError::NoRun(checkpoint.run.clone()))?;
-        let records = self.run_without_samples(&id).await?;
-        let run = fold(&records).ok_or_else(|| HistoryError::Unknown(id.clone()))?;
-        let orders = train_orders(&records);
+        let records = self.records_without_samples(&id).await?;
+        let run = fold_run(&records).ok_or_else(|| HistoryError::Unknown(id.clone()))?;
+        let orders = last_train_orders(&records);
         let mut links = Vec::new();
         let mut next = Some(checkpoint.clone());
         while let Some(checkpoint) = next.take() {
@@ -168,57 +195,58 @@ impl Control {
                 all.into_iter().find(|other| other.tree.as_ref() == Some(parent)).cloned()
             });
             let cycle = run.cycles.get(&checkpoint.cycle);
-            links.push(Link {
+            links.push(LineageStep {
                 order: orders.get(&checkpoint.cycle).cloned(),
                 selected: cycle.and_then(|cycle| cycle.selected.clone()),
-                from: parent.map_or_else(|| "nothing".into(), |parent| name(&run, parent)),
+                from: parent.map_or_else(|| "nothing".into(), |parent| tree_name(&run, parent)),
                 checkpoint,
             });
             next = before.filter(|before| before.cycle > 0);
         }
         let trained_on = run.cycles.get(&checkpoint.cycle).and_then(|c| c.selected.as_ref());
         let samples = match trained_on {
-            Some(_) => self.sampled(&id, checkpoint.cycle, records).await?,
+            Some(_) => self.list_kept_samples(&id, checkpoint.cycle, records).await?,
             None => Vec::new(),
         };
-        Ok(Lineage { links, base: base_of(&run), samples })
+        Ok(CheckpointLineage { links, base: base_path(&run), samples })
     }
 
-    /// The order a checkpoint was trained by; `None` for an adopted base and a watched training.
+    /// Returns the order that a checkpoint was trained by, or `None` for an adopted base or an
+    /// external training.
     ///
     /// # Errors
-    /// When its run's facts cannot be read.
-    pub async fn train_order(
+    /// Returns an error if the facts of the run cannot be read.
+    pub async fn find_train_order(
         &self,
         checkpoint: &v1::Checkpoint,
     ) -> Result<Option<v1::TrainOrder>, HistoryError> {
         let id = RunId::new(checkpoint.run.as_str());
         let id = id.map_err(|_| HistoryError::NoRun(checkpoint.run.clone()))?;
-        let records = self.read_all(vec![format!("flotilla.{id}.order.train.>")]).await?;
-        Ok(train_orders(&records).remove(&checkpoint.cycle))
+        let records = self.read_records(vec![format!("flotilla.{id}.order.train.>")]).await?;
+        Ok(last_train_orders(&records).remove(&checkpoint.cycle))
     }
 
-    /// What a cycle kept, with who made and judged each.
-    async fn sampled(
+    /// Returns the samples that a cycle kept, with the agents that generated and judged them.
+    async fn list_kept_samples(
         &self,
         id: &RunId,
         cycle: u32,
         records: Vec<Record>,
-    ) -> Result<Vec<Sampled>, HistoryError> {
-        let run = self.before_selection(id, cycle, records).await?;
-        let kept = cycle::select_again(&run, cycle, None).unwrap_or_default().kept;
+    ) -> Result<Vec<LineageSample>, HistoryError> {
+        let run = self.run_before_selection(id, cycle, records).await?;
+        let kept = cycle::preview_selection(&run, cycle, None).unwrap_or_default().kept;
         let Some(of_cycle) = run.cycles.get(&cycle) else { return Ok(Vec::new()) };
-        let mut jobs: BTreeMap<(&str, u32), (&wire::JobId, &cycle::Job)> = BTreeMap::new();
+        let mut jobs: BTreeMap<(&str, u32), (&wire::JobId, &cycle::PlannedJob)> = BTreeMap::new();
         for (job_id, job) in of_cycle.jobs_for(v1::Purpose::Train) {
             for sample in job.samples.iter().flat_map(|samples| &samples.samples) {
                 jobs.insert((&sample.prompt_id, sample.index), (job_id, job));
             }
         }
         let seed = cycle::generate_seed(run.spec.seed, cycle, v1::Purpose::Train, "");
-        let of = |kept: cycle::Kept| {
+        let of = |kept: cycle::KeptSample| {
             let (job_id, job) = jobs.get(&(kept.prompt_id.as_str(), kept.index))?;
             let (samples, verdicts) = (job.samples.as_ref()?, job.verdicts.as_ref()?);
-            Some(Sampled {
+            Some(LineageSample {
                 job: job_id.to_string(),
                 seed,
                 generator: samples.agent.clone(),
@@ -235,41 +263,44 @@ impl Control {
     }
 }
 
-fn proof_story(before: &Run, number: u32) -> Option<ProofStory> {
-    let agreement = cycle::agreement(before, number, v1::Purpose::Train)?;
-    let story = |figure: cycle::Figure| {
-        let cycle::Figure { who, mean, distance } = figure;
-        FigureStory { who, mean, distance }
+/// Returns the canary results of the policy that a cycle's training samples were drawn from, if
+/// there are any.
+fn canary_report(before: &Run, number: u32) -> Option<CanaryReport> {
+    let agreement = cycle::canary_agreement(before, number, v1::Purpose::Train)?;
+    let story = |figure: cycle::CanaryValue| {
+        let cycle::CanaryValue { voter: who, mean, distance } = figure;
+        CanaryFigure { who, mean, distance }
     };
-    let shown = agreement.shown.into_iter().map(story).collect();
-    Some(ProofStory { cycle: number, decided: agreement.decided, shown })
+    let shown = agreement.values.into_iter().map(story).collect();
+    Some(CanaryReport { cycle: number, decided: agreement.decided, shown })
 }
 
-/// The last order of each cycle's training.
-fn train_orders(records: &[Record]) -> BTreeMap<u32, v1::TrainOrder> {
+/// Returns the last training order of each cycle.
+fn last_train_orders(records: &[Record]) -> BTreeMap<u32, v1::TrainOrder> {
     let orders = records.iter().filter_map(|record| match &record.fact.body {
-        Body::TrainOrder(order) => Some((order.cycle, order.clone())),
+        FactBody::TrainOrder(order) => Some((order.cycle, order.clone())),
         _ => None,
     });
     orders.collect()
 }
 
-/// The plans, which folding lets go of when a cycle is archived.
-fn plans(records: &[Record]) -> BTreeMap<u32, v1::Plan> {
+/// Returns the plan of each cycle. A folded run drops the plan once the cycle is archived.
+fn cycle_plans(records: &[Record]) -> BTreeMap<u32, v1::Plan> {
     let plans = records.iter().filter_map(|record| match &record.fact.body {
-        Body::Plan(plan) => Some((plan.cycle, plan.clone())),
+        FactBody::Plan(plan) => Some((plan.cycle, plan.clone())),
         _ => None,
     });
     plans.collect()
 }
 
-fn base_of(run: &Run) -> String {
+/// Returns the path of a run's base, or `nothing`.
+fn base_path(run: &Run) -> String {
     let tree = run.spec.base.as_ref().and_then(|base| base.tree.as_ref());
     tree.map_or_else(|| "nothing".into(), |tree| tree.path.clone())
 }
 
-/// What a tree is called in its run.
-fn name(run: &Run, tree: &v1::Tree) -> String {
+/// Returns the name of a tree in its run: `the base` or `cycle 2 step 57`.
+fn tree_name(run: &Run, tree: &v1::Tree) -> String {
     let all = run.cycles.values().flat_map(|cycle| cycle.checkpoints.values());
     let found = all.into_iter().find(|checkpoint| checkpoint.tree.as_ref() == Some(tree));
     match found {
@@ -280,13 +311,14 @@ fn name(run: &Run, tree: &v1::Tree) -> String {
     }
 }
 
-fn cycle_story(
+/// Returns the report on one cycle.
+fn cycle_report(
     run: &Run,
     number: u32,
     plans: &BTreeMap<u32, v1::Plan>,
     orders: &BTreeMap<u32, v1::TrainOrder>,
-) -> CycleStory {
-    let mut story = CycleStory { cycle: number, ..CycleStory::default() };
+) -> CycleReport {
+    let mut story = CycleReport { cycle: number, ..CycleReport::default() };
     let Some(cycle) = run.cycles.get(&number) else { return story };
     if let Some(plan) = plans.get(&number).filter(|_| number > 0) {
         let train = plan.jobs.iter().filter(|job| job.purpose() == v1::Purpose::Train);
@@ -296,16 +328,17 @@ fn cycle_story(
         lines.dedup();
         story.prompts = Some(lines.len());
         story.samples = Some(draws.iter().map(|draw| u64::from(draw.count)).sum());
-        let policy = run.policy(number, v1::Purpose::Train);
-        story.sampled_with = policy.map(|policy| name(run, policy.tree()));
-        let sampling =
-            run.raft().and_then(|raft| cycle::sampling(raft, number, v1::Purpose::Train, ""));
+        let policy = run.sampling_policy(number, v1::Purpose::Train);
+        story.sampled_with = policy.map(|policy| tree_name(run, policy.top_tree()));
+        let sampling = run
+            .raft_spec()
+            .and_then(|raft| cycle::sampling_settings(raft, number, v1::Purpose::Train, ""));
         story.temperature = sampling.map(|sampling| sampling.temperature);
     }
     story.selected = cycle.selected.clone();
     if let Some(order) = orders.get(&number) {
         let base = order.base.as_ref().and_then(|base| base.tree.as_ref());
-        story.trained_from = order.adapter.as_ref().or(base).map(|tree| name(run, tree));
+        story.trained_from = order.adapter.as_ref().or(base).map(|tree| tree_name(run, tree));
         story.training = order.training.clone();
     }
     story.checkpoint = cycle.final_checkpoint().cloned();

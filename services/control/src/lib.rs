@@ -1,85 +1,104 @@
-//! What a user can ask of a fleet: submit and steer runs, read evals, checkpoints and
-//! agents. Works over the bus and the store alone, so the gRPC gateway and the command
-//! line offer the same things with the same checks; knows neither gRPC nor terminals.
+//! The operations that users have on a fleet: submit and control runs, read evals, checkpoints,
+//! samples and agents, audit runs, and manage members. The crate needs only the bus and the store,
+//! so that the gRPC gateway and the command line offer the same operations with the same checks. It
+//! knows neither gRPC nor terminals.
 
+mod adopted_runs;
 mod agents;
-mod archive;
+mod archived_facts;
 mod audit;
-mod base;
-mod check;
+mod base_model;
 mod checkpoints;
 mod data;
 mod evals;
 mod explain;
-mod files;
-mod history;
-mod import;
+mod halo_forge;
 mod members;
+mod run_history;
 mod runs;
-mod samples;
-mod select;
+mod safetensors_check;
+mod samples_page;
+mod selection_preview;
 mod spec;
-mod stores;
-mod submit;
-mod watched;
-mod weights;
+mod spec_files;
+mod store_access;
+mod submission;
+mod validation;
 
 use std::sync::Arc;
 
 use bus::Bus;
-use hub::Hub;
+use hub::HubClient;
 use store::Store;
 use tokio::sync::OnceCell;
 
+pub use adopted_runs::DetectedTraining;
 pub use agents::DrainError;
-pub use audit::{AuditError, AuditReport, Depth, Finding, Progress, Where};
-pub use base::{BaseError, Transfer, Watch};
-pub use check::FieldError;
+pub use audit::{AuditDepth, AuditError, AuditFinding, AuditReport, FindingSource, TaskProgress};
+pub use base_model::{BaseError, TransferCallback, TransferProgress};
 pub use checkpoints::{CheckpointError, parse_checkpoint_ref};
-pub use data::{DataError, Held, dedup, file_report, split_file};
-pub use explain::{CycleStory, FigureStory, Lineage, Link, ProofStory, Sampled, Story, Yield};
-pub use files::{FileError, Files};
-pub use history::HistoryError;
-pub use import::{Fate, ImportError, Imported, Note, import};
-pub use members::{Members, MembersError, Objection, Refusal, Roll, Terms, View};
-pub use runs::{RunError, timestamp, view};
-pub use select::{Comparison, SelectError, Side};
+pub use data::{
+    DataError, HeldoutSize, remove_duplicate_prompts, report_data_file, split_prompt_file,
+};
+pub use explain::{
+    CanaryFigure, CanaryReport, CheckpointLineage, CycleReport, LineageSample, LineageStep,
+    RunReport, SelectionReport,
+};
+pub use halo_forge::{ImportError, ImportNote, ImportedSpec, KeyStatus, import_halo_forge};
+pub use members::{
+    DenyReason, MemberRegistry, MembershipConfig, MembershipError, MembershipRefusal,
+    MembershipView, RevocationList,
+};
+pub use run_history::HistoryError;
+pub use runs::{RunError, run_to_proto, to_timestamp};
+pub use selection_preview::{PreviewError, SelectionComparison, SelectionSummary};
 pub use spec::{BaseSpec, RunSpec, SelectionSpec, SuiteSpec, VerifierSpec, WatchSpec};
-pub use stores::{StoreError, Stores};
-pub use submit::{SubmitError, Submitted};
-pub use watched::Found;
+pub use spec_files::{SpecFileError, SpecFiles};
+pub use store_access::{StoreAccess, StoreAccessError};
+pub use submission::{SubmitError, SubmittedRun};
+pub use validation::FieldError;
 
-/// A fleet, seen from outside.
+/// A client of a fleet: all operations that users have on runs, checkpoints, evals and agents.
+///
+/// It reads facts from the log and writes `spec` and `control` facts; the coordinator and the
+/// agents do the rest. It keeps no state of its own, so clones and several processes can work at
+/// the same time. The store is opened when an operation first needs it.
+///
+/// For example, [`FleetControl::submit_run`] reads and checks the files of a spec, stores them,
+/// resolves the base, and writes the `spec` fact as its last step. If a step fails, no run exists.
+/// [`FleetControl::watch_run`] then follows the facts of the run.
 #[derive(Clone)]
-pub struct Control {
+pub struct FleetControl {
     bus: Bus,
-    stores: Stores,
+    stores: StoreAccess,
     store: Arc<OnceCell<Store>>,
-    hub: Hub,
+    hub: HubClient,
 }
 
-impl Control {
-    /// The store is opened when something needs it: looking at runs takes no credentials.
-    pub fn new(bus: Bus, stores: Stores) -> Self {
-        Self { bus, stores, store: Arc::default(), hub: Hub::from_env() }
+impl FleetControl {
+    /// Returns a client. The store is opened on first use, so that reading runs needs no
+    /// credentials for the store.
+    pub fn new(bus: Bus, stores: StoreAccess) -> Self {
+        Self { bus, stores, store: Arc::default(), hub: HubClient::from_env() }
     }
 
-    /// With a store that is open already.
+    /// Returns a client with an open store.
     pub fn with_store(bus: Bus, store: Store) -> Self {
-        let stores = Stores::at(store.url());
+        let stores = StoreAccess::for_url(store.url());
         let store = Arc::new(OnceCell::new_with(Some(store)));
-        Self { bus, stores, store, hub: Hub::from_env() }
+        Self { bus, stores, store, hub: HubClient::from_env() }
     }
 
+    /// Returns the connection to the bus.
     pub fn bus(&self) -> &Bus {
         &self.bus
     }
 
-    /// The fleet's store, opened when it is first asked for.
+    /// Returns the fleet's store, which is opened on first use.
     ///
     /// # Errors
-    /// When it is elsewhere, or cannot be set up.
-    pub async fn store(&self) -> Result<&Store, StoreError> {
+    /// Returns an error if the store is on another machine, or cannot be opened.
+    pub async fn open_store(&self) -> Result<&Store, StoreAccessError> {
         self.store.get_or_try_init(|| self.stores.open()).await
     }
 }

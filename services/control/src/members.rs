@@ -1,15 +1,16 @@
-//! Who belongs to a closed fleet: join tokens, joining, renewing, cutting off. Records live in a
-//! bucket that is written by compare-and-set alone, so any coordinator may do this and a crash
-//! leaves at worst a use of a token spent.
+//! The members of a closed fleet: join tokens, joining, renewal and revocation. The records are in
+//! a bucket that is written only by compare-and-set. Any coordinator can therefore change them, and
+//! a crash wastes at most one use of a token.
 //!
-//! Architecture Invariant: a secret is in no record; a member's key never comes here.
+//! Architecture Invariant: no record contains a secret, and a member's private key never reaches
+//! this process.
 
-mod admit;
 mod join;
+mod join_tokens;
+mod provisioning;
 mod records;
-mod revoke;
-mod roll;
-mod tokens;
+mod revocation;
+mod revocation_list;
 
 use std::{
     collections::BTreeSet,
@@ -18,79 +19,97 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use authority::{
-    Admission, Authority, AuthorityError, Fingerprint, JoinTokenError, Member, NoRandomness,
-    ProofError, Role, Standing, UnknownRole, UnknownScope,
+use bus::{
+    Bus, CasOutcome, MemberEntry, MembersError as BucketError, system_account::PushAccountsError,
 };
-use bus::{Bus, MembersError as BucketError, Slot, Written, system::SystemError};
 use futures::StreamExt;
+use identity::{
+    AuthorityError, Fingerprint, FleetAuthority, JoinTokenError, Member, MemberKind, MemberRole,
+    MemberTokens, ProofError, RandomnessError, UnknownRoleError, UnknownScopeError,
+};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
     sync::{Notify, watch},
     time::interval,
 };
-use wire::{AgentId, IdError, Timestamp, chain, v1};
+use wire::{AgentId, IdError, Timestamp, format_error_chain, v1};
 
 use self::records::MemberRecord;
 
-pub use roll::{Objection, Roll};
+pub use revocation_list::{DenyReason, RevocationList};
 
-/// Keys of the bucket.
+/// Prefix of the keys of members in the bucket.
 const MEMBER: &str = "member.";
+/// Prefix of the keys of join tokens in the bucket.
 const TOKEN: &str = "token.";
-/// Records somebody else may write at the same moment.
-const TRIES: u32 = 64;
-/// How often the fleet's keys are looked at: they may be rotated under us.
-const KEYS_EVERY: Duration = Duration::from_secs(1);
-/// After an error of the bus.
-const PAUSE: Duration = Duration::from_millis(200);
+/// Attempts to write a record while other writers change it.
+const WRITE_ATTEMPTS_MAX: u32 = 64;
+/// Interval between checks of the fleet's keys, which another process may rotate.
+const KEYS_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Pause after an error of the bus.
+const ERROR_PAUSE: Duration = Duration::from_millis(200);
 
-/// What members are given, and for how long.
+/// The settings of a membership: the addresses that members are given, and the validity.
 #[derive(Debug, Clone)]
-pub struct Terms {
-    /// The fleet's keys.
-    pub keys: PathBuf,
-    /// NATS servers, as this process reaches them.
-    pub servers: Vec<String>,
-    /// And as boxes do.
-    pub nats: Vec<String>,
-    /// `host:port`, as boxes reach it.
-    pub gateways: Vec<String>,
+pub struct MembershipConfig {
+    /// The directory with the fleet's keys.
+    pub keys_dir: PathBuf,
+    /// NATS servers, with addresses that this process can reach.
+    pub nats_servers: Vec<String>,
+    /// NATS servers, with addresses that members can reach.
+    pub advertised_nats: Vec<String>,
+    /// Gateways as `host:port`, with addresses that members can reach.
+    pub advertised_gateways: Vec<String>,
+    /// The address of the store.
     pub store: String,
-    /// What an agent is let in for, until it renews.
+    /// Validity of an agent's membership until its next renewal.
     pub member_ttl: Duration,
-    /// What work is handed out for, until it is kept.
+    /// Time limit of a delivered job, which its agent extends while it works.
     pub lease: Duration,
 }
 
-/// The membership of a closed fleet.
+/// The registry of the members of a closed fleet.
+///
+/// It decides who may join, issues the credentials of members, and keeps the NATS servers up to
+/// date. A member has one of these states:
+///
+/// - *active*: its record is current, and the servers accept its account;
+/// - *expired*: its credentials have ended, and it may renew them with its key;
+/// - *revoked*: its key is refused for good; the name may join again with another key.
+///
+/// An agent joins in this order: check the proof of its key, spend a use of the join token, write
+/// the member's record, push its account to the NATS servers, and return the credentials. Each step
+/// can be repeated after a crash, because a token counts a member only once.
 #[derive(Clone)]
-pub struct Members {
-    shared: Arc<Shared>,
+pub struct MemberRegistry {
+    shared: Arc<RegistryState>,
 }
 
-struct Shared {
+/// The state that clones of a registry share.
+struct RegistryState {
     bus: Bus,
-    terms: Terms,
-    /// Held while the keys' list of the revoked is written and told.
-    revoking: tokio::sync::Mutex<()>,
-    /// What servers were told may not be what stands in the records.
-    doubt: Notify,
+    /// The settings.
+    config: MembershipConfig,
+    /// Held while the revoked keys are written and pushed.
+    revocation_lock: tokio::sync::Mutex<()>,
+    /// Notified when the servers may know other accounts than the records contain.
+    resync_request: Notify,
 }
 
-/// What calls are judged by.
+/// The data by which the gateway judges calls.
 #[derive(Debug, Clone, Default)]
-pub struct View {
-    /// Public keys whose bearers count.
+pub struct MembershipView {
+    /// Public keys of the issuers whose bearer tokens are valid.
     pub issuers: Vec<String>,
-    pub roll: Roll,
+    /// The members and which of them are revoked.
+    pub revocations: RevocationList,
 }
 
-/// Why somebody is not let in, or not let out.
+/// The reason why a request about membership is refused.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum MembershipRefusal {
     #[error(
-        "there is no such join token, or its secret is another; `flotilla token create` makes one (K106)"
+        "the join token is unknown or its secret is wrong; `flotilla token create` makes one (K106)"
     )]
     NoToken,
     #[error("there is no join token {id}; `flotilla token list` shows which there are (K106)")]
@@ -106,23 +125,26 @@ pub enum Refusal {
     )]
     TokenUsedUp { id: String, uses: u32 },
     #[error(
-        "this join token does not let in a {role}: it is for {offered}; choose of these, or ask for another (K107)"
+        "this join token does not admit a {role}: it is for {offered}; choose one of these, or ask \
+         for another token (K107)"
     )]
-    NotOffered { role: Role, offered: String },
+    RoleNotOffered { role: MemberRole, offered: String },
     #[error(
         "the name {name} is another member's; choose another name, or revoke that one (flotilla agents revoke {name}) (K108)"
     )]
     NameTaken { name: String },
     #[error(
-        "the key shown for {name} is that of {other}, and a member has a key of its own; choose another directory for the kit (K108)"
+        "the key for {name} belongs to {other}: each member needs its own key; choose another \
+         directory for the kit (K108)"
     )]
     KeyTaken { name: String, other: String },
     #[error("the name {name} is the fleet's own; choose another name (K108)")]
     Reserved { name: String },
     #[error(
-        "{name} is a member with other rights, which its key keeps; revoke it (flotilla agents revoke {name}), remove its kit, and let it in anew (K108)"
+        "{name} is already a member with other rights; revoke it (flotilla agents revoke {name}), \
+         remove its kit, and join again (K108)"
     )]
-    Changed { name: String },
+    RightsChanged { name: String },
     #[error("there is no member {name}; `flotilla members list` shows which there are (K109)")]
     NoMember { name: String },
     #[error(
@@ -130,11 +152,13 @@ pub enum Refusal {
     )]
     Revoked { name: String },
     #[error(
-        "this proof was used already; ask again with a new one, and see that this machine's clock does not go back (K114)"
+        "this proof was already used; retry with a new one, and check that this machine's clock \
+         does not go back (K114)"
     )]
-    Repeated,
+    ProofReused,
     #[error(
-        "{name} is a user: its kit is not renewed; whoever administers the fleet makes a new one (flotilla user create) (K103)"
+        "{name} is a user: its kit is not renewed; ask an administrator for a new one (flotilla \
+         user create) (K103)"
     )]
     NotRenewed { name: String },
     #[error("{field}: {problem} (G101)")]
@@ -144,16 +168,17 @@ pub enum Refusal {
     #[error(transparent)]
     Name(#[from] IdError),
     #[error(transparent)]
-    Role(#[from] UnknownRole),
+    Role(#[from] UnknownRoleError),
     #[error(transparent)]
-    Scope(#[from] UnknownScope),
+    Scope(#[from] UnknownScopeError),
 }
 
+/// A failure of a request about membership.
 #[derive(Debug, thiserror::Error)]
-pub enum MembersError {
+pub enum MembershipError {
     #[error(transparent)]
-    Refused(#[from] Refusal),
-    #[error("too many others write {0} at this moment; try again (R105)")]
+    Refused(#[from] MembershipRefusal),
+    #[error("too many concurrent writes to {0}; try again (R105)")]
     Busy(String),
     #[error("the record {key} is damaged, or of a newer version (K119)")]
     Damaged {
@@ -170,100 +195,114 @@ pub enum MembersError {
     #[error("use the fleet's keys")]
     Certificate(#[from] JoinTokenError),
     #[error("use the fleet's keys")]
-    Tls(#[from] authority::TlsError),
+    Tls(#[from] identity::FleetTlsError),
     #[error(
-        "{name} is recorded as revoked, and the gateway refuses it, but the bus was not told; do it again (K116)"
+        "{name} is recorded as revoked, and the gateway refuses it, but the bus was not updated; \
+         revoke it again (K116)"
     )]
     NotTold {
         name: String,
         #[source]
-        source: SystemError,
+        source: PushAccountsError,
     },
-    #[error("the bus was not told of {name}, who is a member all the same; ask again (K116)")]
+    #[error("{name} is a member now, but the bus was not updated; try again (K116)")]
     NotAdmitted {
         name: String,
         #[source]
-        source: SystemError,
+        source: PushAccountsError,
     },
     #[error(transparent)]
-    Random(#[from] NoRandomness),
+    Random(#[from] RandomnessError),
 }
 
-impl Members {
-    pub fn new(bus: Bus, terms: Terms) -> Self {
+impl MemberRegistry {
+    /// Returns a registry.
+    pub fn new(bus: Bus, terms: MembershipConfig) -> Self {
         let revoking = tokio::sync::Mutex::new(());
-        Self { shared: Arc::new(Shared { bus, terms, revoking, doubt: Notify::new() }) }
+        Self {
+            shared: Arc::new(RegistryState {
+                bus,
+                config: terms,
+                revocation_lock: revoking,
+                resync_request: Notify::new(),
+            }),
+        }
     }
 
-    /// Opened anew each time: the keys are rotated by other processes.
-    fn authority(&self) -> Result<Authority, AuthorityError> {
-        Authority::open(&self.shared.terms.keys)
+    /// Opens the fleet's keys. Called for each use, because other processes rotate the keys.
+    fn open_authority(&self) -> Result<FleetAuthority, AuthorityError> {
+        FleetAuthority::open(&self.shared.config.keys_dir)
     }
 
-    /// Keeps `view` as the bucket and the keys are, and the servers told of both, for as long as it
-    /// is polled.
-    pub async fn attend(&self, view: &watch::Sender<View>) {
-        tokio::join!(self.keep(view), self.keep_servers_told(view.subscribe()));
+    /// Keeps `view` and the NATS servers up to date with the bucket and the keys. Runs until the
+    /// events of the bucket end, or the future is dropped.
+    pub async fn sync_membership(&self, view: &watch::Sender<MembershipView>) {
+        tokio::join!(self.update_view(view), self.sync_servers(view.subscribe()));
     }
 
-    async fn keep(&self, view: &watch::Sender<View>) {
+    /// Applies the events of the bucket to `view`, and checks the keys at an interval of
+    /// [`KEYS_CHECK_INTERVAL`].
+    async fn update_view(&self, view: &watch::Sender<MembershipView>) {
         let mut events = std::pin::pin!(self.shared.bus.follow_members());
-        let mut look = interval(KEYS_EVERY);
+        let mut look = interval(KEYS_CHECK_INTERVAL);
         loop {
             tokio::select! {
                 event = events.next() => match event {
-                    Some(Ok(event)) => view.send_modify(|view| view.roll.apply(event)),
+                    Some(Ok(event)) => view.send_modify(|view| view.revocations.apply_event(event)),
                     Some(Err(error)) => {
-                        tracing::warn!(error = %chain(&error), "cannot follow the members");
-                        tokio::time::sleep(PAUSE).await;
+                        tracing::warn!(error = %format_error_chain(&error), "cannot follow the members");
+                        tokio::time::sleep(ERROR_PAUSE).await;
                     }
                     None => return,
                 },
-                _ = look.tick() => match self.authority() {
+                _ = look.tick() => match self.open_authority() {
                     Ok(keys) => {
-                        let issuers = keys.issuers();
+                        let issuers = keys.issuer_keys();
                         view.send_if_modified(|view| {
                             let changed = view.issuers != issuers;
                             view.issuers = issuers;
                             changed
                         });
                     }
-                    Err(error) => tracing::error!(error = %chain(&error), "cannot read the keys"),
+                    Err(error) => tracing::error!(error = %format_error_chain(&error), "cannot read the keys"),
                 },
             }
         }
     }
 
-    /// Every member that has ever been let in, by name; the fleet's own are not among them.
+    /// Returns every member that was ever admitted, with its name. The fleet's own members have no
+    /// records and are not included.
     ///
     /// # Errors
-    /// When the records cannot be read.
-    pub async fn list(&self) -> Result<Vec<v1::MemberInfo>, MembersError> {
-        let everybody = self.everybody().await?.into_iter();
-        Ok(everybody.map(|(member, record)| info(member.name.to_string(), record)).collect())
+    /// Returns an error if the records cannot be read.
+    pub async fn list_members(&self) -> Result<Vec<v1::MemberInfo>, MembershipError> {
+        let everybody = self.read_members().await?.into_iter();
+        Ok(everybody.map(|(member, record)| member_info(member.name.to_string(), record)).collect())
     }
 
-    /// What a member is given, for so long; the bus lets it in from now on.
-    async fn membership(
+    /// Pushes a member's account to the NATS servers, and issues its credentials for the validity
+    /// in its record.
+    async fn issue_membership(
         &self,
         name: &AgentId,
         record: &MemberRecord,
-    ) -> Result<v1::Membership, MembersError> {
-        let authority = self.authority()?;
+    ) -> Result<v1::Membership, MembershipError> {
+        let authority = self.open_authority()?;
         let member = Member { name: name.clone(), standing: record.standing.clone() };
-        self.admit(&member, record).await?;
+        self.provision_member(&member, record).await?;
         let (now, until) = (record.renewed_ms / 1000, record.expires_ms / 1000);
-        let Admission { jwt, bearer } = authority.admit(&member, &record.key, now, Some(until))?;
-        let terms = &self.shared.terms;
-        let (roles, pool, scope) = words(&record.standing);
+        let MemberTokens { jwt, bearer } =
+            authority.issue_tokens(&member, &record.key, now, Some(until))?;
+        let terms = &self.shared.config;
+        let (roles, pool, scope) = standing_fields(&record.standing);
         Ok(v1::Membership {
             name: name.to_string(),
             user_jwt: jwt,
             bearer,
-            expires_at: Some(at(record.expires_ms)),
-            valid_s: seconds(record.expires_ms.saturating_sub(record.renewed_ms)),
-            nats: terms.nats.clone(),
-            gateways: terms.gateways.clone(),
+            expires_at: Some(timestamp_from_ms(record.expires_ms)),
+            valid_s: to_seconds(record.expires_ms.saturating_sub(record.renewed_ms)),
+            nats: terms.advertised_nats.clone(),
+            gateways: terms.advertised_gateways.clone(),
             store: terms.store.clone(),
             ca_pem: authority.ca_pem().to_owned(),
             roles,
@@ -272,106 +311,127 @@ impl Members {
         })
     }
 
-    /// The fleet, as proofs name it.
-    fn fleet(&self) -> Result<Fingerprint, MembersError> {
-        Ok(Fingerprint::of_pem(self.authority()?.ca_pem())?)
+    /// Returns the fingerprint of the fleet's CA, which identifies the fleet in proofs.
+    fn fleet_fingerprint(&self) -> Result<Fingerprint, MembershipError> {
+        Ok(Fingerprint::from_pem(self.open_authority()?.ca_pem())?)
     }
 
-    async fn read<T: DeserializeOwned>(&self, key: &str) -> Result<(u64, Option<T>), MembersError> {
-        let Slot { revision, value } = self.shared.bus.member_slot(key).await?;
+    /// Returns a record with its revision, or `None` if the key is empty.
+    async fn read_record<T: DeserializeOwned>(
+        &self,
+        key: &str,
+    ) -> Result<(u64, Option<T>), MembershipError> {
+        let MemberEntry { revision, value } = self.shared.bus.get_member_entry(key).await?;
         let record = value.map(|value| serde_json::from_slice(&value)).transpose();
         let record =
-            record.map_err(|source| MembersError::Damaged { key: key.to_owned(), source })?;
+            record.map_err(|source| MembershipError::Damaged { key: key.to_owned(), source })?;
         Ok((revision, record))
     }
 
-    /// Rewrites a record until nobody comes between. `change` is asked anew each time and returns
-    /// the record to write; `None` leaves it as it is.
-    async fn rewrite<T>(
+    /// Changes a record by compare-and-set, with up to [`WRITE_ATTEMPTS_MAX`] attempts.
+    ///
+    /// `change` receives the current record on each attempt and returns the record to write; `None`
+    /// leaves it unchanged. Returns the record that is stored afterwards.
+    async fn rewrite_record<T>(
         &self,
         key: &str,
-        mut change: impl FnMut(Option<&T>) -> Result<Option<T>, Refusal>,
-    ) -> Result<Option<T>, MembersError>
+        mut change: impl FnMut(Option<&T>) -> Result<Option<T>, MembershipRefusal>,
+    ) -> Result<Option<T>, MembershipError>
     where
         T: Serialize + DeserializeOwned + PartialEq,
     {
         let mut tried: Option<T> = None;
-        for _ in 0..TRIES {
-            let (revision, before) = self.read::<T>(key).await?;
-            // A write whose answer was lost is found here.
+        for _ in 0..WRITE_ATTEMPTS_MAX {
+            let (revision, before) = self.read_record::<T>(key).await?;
+            // A write whose answer was lost is detected here.
             if tried.is_some() && before == tried {
                 return Ok(before);
             }
             let Some(after) = change(before.as_ref())? else { return Ok(before) };
             let value = serde_json::to_vec(&after).expect("a record has only string keys").into();
-            if let Written::New(_) = self.shared.bus.set_member_slot(key, value, revision).await? {
+            if let CasOutcome::Written(_) =
+                self.shared.bus.put_member_entry(key, value, revision).await?
+            {
                 return Ok(Some(after));
             }
             tried = Some(after);
         }
-        Err(MembersError::Busy(key.to_owned()))
+        Err(MembershipError::Busy(key.to_owned()))
     }
 }
 
-fn info(name: String, record: MemberRecord) -> v1::MemberInfo {
-    let (roles, pool, scope) = words(&record.standing);
+/// Converts a record to the API's form.
+fn member_info(name: String, record: MemberRecord) -> v1::MemberInfo {
+    let (roles, pool, scope) = standing_fields(&record.standing);
     v1::MemberInfo {
         name,
         public_key: record.key,
         roles,
         pool,
         scope,
-        joined_at: Some(at(record.joined_ms)),
-        renewed_at: Some(at(record.renewed_ms)),
-        expires_at: Some(at(record.expires_ms)),
-        revoked_at: record.revoked_ms.map(at),
+        joined_at: Some(timestamp_from_ms(record.joined_ms)),
+        renewed_at: Some(timestamp_from_ms(record.renewed_ms)),
+        expires_at: Some(timestamp_from_ms(record.expires_ms)),
+        revoked_at: record.revoked_ms.map(timestamp_from_ms),
         token: record.token.unwrap_or_default(),
         host: record.host,
         version: record.version,
     }
 }
 
-/// Roles, pool and scope as messages have them.
-fn words(standing: &Standing) -> (Vec<String>, String, String) {
+/// Returns roles, pool and scope in the API's form.
+fn standing_fields(standing: &MemberKind) -> (Vec<String>, String, String) {
     match standing {
-        Standing::Agent { roles, pool } => {
+        MemberKind::Agent { roles, pool } => {
             let roles = roles.iter().map(ToString::to_string).collect();
             (roles, pool.to_string(), String::new())
         }
-        Standing::User { scope } => (Vec::new(), String::new(), scope.to_string()),
-        Standing::Coordinator => (Vec::new(), String::new(), "coordinator".to_owned()),
+        MemberKind::User { scope } => (Vec::new(), String::new(), scope.to_string()),
+        MemberKind::Coordinator => (Vec::new(), String::new(), "coordinator".to_owned()),
     }
 }
 
-fn roles(names: &[String]) -> Result<BTreeSet<Role>, Refusal> {
-    names.iter().map(|name| name.parse().map_err(Refusal::from)).collect()
+/// Parses the names of roles.
+fn parse_roles(names: &[String]) -> Result<BTreeSet<MemberRole>, MembershipRefusal> {
+    names.iter().map(|name| name.parse().map_err(MembershipRefusal::from)).collect()
 }
 
-fn at(ms: u64) -> Timestamp {
-    wire::timestamp(Duration::from_millis(ms))
+/// Converts milliseconds since 1970 to the API's timestamp.
+fn timestamp_from_ms(ms: u64) -> Timestamp {
+    wire::to_timestamp(Duration::from_millis(ms))
 }
 
-fn now_ms() -> u64 {
+/// Returns the current time in milliseconds since 1970.
+fn unix_millis() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Converts milliseconds to seconds.
 #[expect(clippy::cast_precision_loss, reason = "of some years at most")]
-fn seconds(ms: u64) -> f64 {
+fn to_seconds(ms: u64) -> f64 {
     ms as f64 / 1000.0
 }
 
-/// A number of seconds that somebody asked for, within bounds.
+/// Converts a requested number of seconds to milliseconds.
+///
+/// # Errors
+/// Returns a refusal about `field` if the number is not from 1 to `most_s`.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
-fn milliseconds(field: &'static str, seconds: f64, most_s: f64) -> Result<u64, Refusal> {
+fn parse_duration_ms(
+    field: &'static str,
+    seconds: f64,
+    most_s: f64,
+) -> Result<u64, MembershipRefusal> {
     if !(1.0..=most_s).contains(&seconds) {
         let problem = format!("{seconds} s is not from 1 s to {most_s} s");
-        return Err(Refusal::Field { field, problem });
+        return Err(MembershipRefusal::Field { field, problem });
     }
     Ok((seconds * 1000.0) as u64)
 }
 
-/// Host names and versions, as somebody says of himself.
-fn shortened(text: &str) -> String {
+/// Removes control characters and returns at most 100 characters. Agents choose their host names
+/// and versions themselves.
+fn sanitise_text(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(100).collect()
 }

@@ -1,27 +1,28 @@
-//! Runs as users see them: folded from their facts, each time anew.
+//! Runs as users see them, folded from their facts on each call.
 
 use std::time::Duration;
 
-use bus::{Followed, PublishError, Published, ReadError};
+use bus::{LogEvent, PublishError, PublishOutcome, ReadError};
 use cycle::Run;
 use futures::{
     Stream, StreamExt, TryStreamExt,
     stream::{self, BoxStream},
 };
-use wire::{Body, Fact, Place, Record, RunId, Subject, Timestamp, v1};
+use wire::{Fact, FactBody, FactKey, Record, RunId, Subject, Timestamp, v1};
 
-use crate::Control;
+use crate::FleetControl;
 
-/// Controls somebody else may write at the same moment.
-const CONTROL_TRIES: u32 = 16;
+/// Attempts to write a control fact while other writers take the same number.
+const CONTROL_ATTEMPTS_MAX: u32 = 16;
 
+/// A failure to read or control a run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error("there is no run {0}; `flotilla run list` shows which there are (R101)")]
     Unknown(RunId),
     #[error("run {run} has ended ({state}); start a new one (R104)")]
     Ended { run: RunId, state: &'static str },
-    #[error("too many others steer {0} at this moment; try again (R105)")]
+    #[error("too many concurrent changes to {0}; try again (R105)")]
     Busy(RunId),
     #[error("read the log")]
     Read(#[from] ReadError),
@@ -29,131 +30,142 @@ pub enum RunError {
     Publish(#[from] PublishError),
 }
 
-impl Control {
-    /// All facts of one run so far, in log order.
+impl FleetControl {
+    /// Returns all facts of a run so far, in log order.
     ///
     /// # Errors
-    /// When there is no such run, or the log cannot be read.
-    pub async fn records(&self, run: &RunId) -> Result<Vec<Record>, RunError> {
-        let records = self.read_all(vec![format!("flotilla.{run}.>")]).await?;
+    /// Returns an error if the run does not exist, or the log cannot be read.
+    pub async fn read_run_records(&self, run: &RunId) -> Result<Vec<Record>, RunError> {
+        let records = self.read_records(vec![format!("flotilla.{run}.>")]).await?;
         if records.is_empty() { Err(RunError::Unknown(run.clone())) } else { Ok(records) }
     }
 
-    /// What the log holds now under the filters.
-    pub(crate) async fn read_all(&self, filters: Vec<String>) -> Result<Vec<Record>, ReadError> {
-        let mut facts = std::pin::pin!(self.bus.follow(filters, 0));
+    /// Returns all facts that the log contains now under the filters. Unreadable entries are
+    /// skipped.
+    pub(crate) async fn read_records(
+        &self,
+        filters: Vec<String>,
+    ) -> Result<Vec<Record>, ReadError> {
+        let mut facts = std::pin::pin!(self.bus.follow_facts(filters, 0));
         let mut records = Vec::new();
         while let Some(followed) = facts.next().await {
             match followed? {
-                Followed::Record(record) => records.push(record),
-                Followed::CaughtUp => break,
-                Followed::Unreadable { .. } => {}
+                LogEvent::Record(record) => records.push(record),
+                LogEvent::CaughtUp => break,
+                LogEvent::Unreadable { .. } => {}
             }
         }
         Ok(records)
     }
 
-    /// # Errors
-    /// When there is no such run, or the log cannot be read.
-    pub async fn run(&self, run: &RunId) -> Result<Run, RunError> {
-        fold(&self.records(run).await?).ok_or_else(|| RunError::Unknown(run.clone()))
-    }
-
-    /// Every run of the log, oldest first, without the checkpoints and evals.
+    /// Returns a run, folded from its facts.
     ///
     /// # Errors
-    /// When the log cannot be read.
-    pub async fn runs(&self) -> Result<Vec<Run>, RunError> {
-        let kinds = ["spec", "control.*", "cycle.*.*", "done"];
+    /// Returns an error if the run does not exist, or the log cannot be read.
+    pub async fn get_run(&self, run: &RunId) -> Result<Run, RunError> {
+        fold_run(&self.read_run_records(run).await?).ok_or_else(|| RunError::Unknown(run.clone()))
+    }
+
+    /// Returns every run of the log, oldest first, without checkpoints and evals.
+    ///
+    /// # Errors
+    /// Returns an error if the log cannot be read.
+    pub async fn list_runs(&self) -> Result<Vec<Run>, RunError> {
+        let kinds = ["spec", "watched", "control.*", "cycle.*.*", "done"];
         let filters = kinds.iter().map(|kind| format!("flotilla.*.{kind}")).collect();
         let mut runs: Vec<Run> = Vec::new();
-        for record in self.read_all(filters).await? {
+        for record in self.read_records(filters).await? {
             let id = &record.fact.subject.run;
             match runs.iter_mut().find(|run| run.id == *id) {
-                Some(run) => run.fold(&record),
+                Some(run) => run.fold_record(&record),
                 None => runs.extend(Run::start(&record)),
             }
         }
         Ok(runs)
     }
 
-    /// A run as far as steering it needs to know, whatever it has sampled.
-    async fn course(&self, id: &RunId) -> Result<Run, RunError> {
-        let kinds = ["spec", "control.*", "done"];
+    /// Returns a run folded only from its spec, control and done facts. The cost does not depend on
+    /// the number of samples.
+    async fn read_run_status(&self, id: &RunId) -> Result<Run, RunError> {
+        let kinds = ["spec", "watched", "control.*", "done"];
         let filters = kinds.iter().map(|kind| format!("flotilla.{id}.{kind}")).collect();
-        fold(&self.read_all(filters).await?).ok_or_else(|| RunError::Unknown(id.clone()))
+        fold_run(&self.read_records(filters).await?).ok_or_else(|| RunError::Unknown(id.clone()))
     }
 
-    /// Pauses, resumes or cancels a run. Asking for what already is changes nothing.
+    /// Pauses, resumes or cancels a run. Has no effect if the run is in the requested state
+    /// already.
     ///
     /// # Errors
-    /// When there is no such run or it has ended, or the log cannot be written.
-    pub async fn steer(
+    /// Returns an error if the run does not exist or has ended, or the log cannot be written.
+    pub async fn control_run(
         &self,
         id: &RunId,
         action: v1::control::Action,
         reason: &str,
     ) -> Result<(), RunError> {
-        for _ in 0..CONTROL_TRIES {
-            let run = self.course(id).await?;
+        for _ in 0..CONTROL_ATTEMPTS_MAX {
+            let run = self.read_run_status(id).await?;
             if let Some(done) = &run.done {
                 let state = done.status().as_str_name();
                 return Err(RunError::Ended { run: id.clone(), state });
             }
-            if already(&run, action) {
+            if has_state(&run, action) {
                 return Ok(());
             }
-            let place = Place::Control { number: run.controls.saturating_add(1) };
-            let body = Body::Control(v1::Control { action: action.into(), reason: reason.into() });
+            let place = FactKey::Control { number: run.last_control.saturating_add(1) };
+            let body =
+                FactBody::Control(v1::Control { action: action.into(), reason: reason.into() });
             let fact = Fact { subject: Subject::new(id, place), body };
-            if let Published::New { .. } = self.bus.publish(&fact).await? {
+            if let PublishOutcome::New { .. } = self.bus.publish_fact(&fact).await? {
                 return Ok(());
             }
         }
         Err(RunError::Busy(id.clone()))
     }
 
-    /// A run's facts after a cursor, then new ones; ends behind its `done`.
+    /// Returns a run's facts after a cursor, followed by new ones. The stream ends after the `done`
+    /// fact.
     ///
     /// # Errors
-    /// When there is no such run, or the log cannot be read.
+    /// Returns an error if the run does not exist, or the log cannot be read.
     pub async fn watch_run(
         &self,
         run: &RunId,
         after: u64,
     ) -> Result<BoxStream<'static, Result<Record, ReadError>>, RunError> {
         let last = |place| Subject::new(run, place).to_string();
-        if self.bus.get(&last(Place::Spec)).await?.is_none() {
+        if self.bus.find_spec(run).await?.is_none() {
             return Err(RunError::Unknown(run.clone()));
         }
-        let done = self.bus.get(&last(Place::Done)).await?;
+        let done = self.bus.get_fact(&last(FactKey::Done)).await?;
         if done.is_some_and(|done| done.sequence <= after) {
             return Ok(stream::empty().boxed());
         }
-        let facts = self.bus.follow(vec![format!("flotilla.{run}.>")], after);
+        let facts = self.bus.follow_facts(vec![format!("flotilla.{run}.>")], after);
         let records = facts.try_filter_map(async |followed| {
             Ok(match followed {
-                Followed::Record(record) => Some(record),
-                Followed::CaughtUp | Followed::Unreadable { .. } => None,
+                LogEvent::Record(record) => Some(record),
+                LogEvent::CaughtUp | LogEvent::Unreadable { .. } => None,
             })
         });
-        Ok(until_done(records.boxed()).boxed())
+        Ok(take_until_done(records.boxed()).boxed())
     }
 }
 
-/// Ends behind the run's `done`: no record comes after it that could end the stream.
-fn until_done(
+/// Ends a stream after the run's `done` fact, which is the last fact of a run.
+fn take_until_done(
     records: BoxStream<'static, Result<Record, ReadError>>,
 ) -> impl Stream<Item = Result<Record, ReadError>> + Send {
     stream::unfold(Some(records), async |records| {
         let mut records = records?;
         let record = records.next().await?;
-        let done = matches!(&record, Ok(record) if matches!(record.fact.body, Body::Done(_)));
+        let done = matches!(&record, Ok(record) if matches!(record.fact.body, FactBody::Done(_)));
         Some((record, (!done).then_some(records)))
     })
 }
 
-fn already(run: &Run, action: v1::control::Action) -> bool {
+/// Returns true if an action would not change the run.
+fn has_state(run: &Run, action: v1::control::Action) -> bool {
     use v1::control::Action;
     match action {
         Action::Pause => run.paused,
@@ -163,28 +175,29 @@ fn already(run: &Run, action: v1::control::Action) -> bool {
     }
 }
 
-pub(crate) fn fold(records: &[Record]) -> Option<Run> {
+/// Folds facts into a run. Returns `None` if no `spec` fact is among them.
+pub(crate) fn fold_run(records: &[Record]) -> Option<Run> {
     let mut records = records.iter();
     let mut run = records.by_ref().find_map(Run::start)?;
-    records.for_each(|record| run.fold(record));
+    records.for_each(|record| run.fold_record(record));
     Some(run)
 }
 
-/// A run in the form the control API gives it.
-pub fn view(run: &Run) -> v1::Run {
+/// Converts a run to the API's form.
+pub fn run_to_proto(run: &Run) -> v1::Run {
     let checkpoints = run.cycles.values().flat_map(|cycle| cycle.checkpoints.values());
     v1::Run {
         run: run.id.to_string(),
         name: run.spec.name.clone(),
-        kind: run.kind().into(),
-        state: run.state().into(),
+        kind: run.kind_name().into(),
+        state: run.current_state().into(),
         message: run.done.as_ref().map_or(String::new(), |done| done.message.clone()),
         seed: run.spec.seed,
-        submitted_at: Some(timestamp(run.submitted_ms)),
-        ended_at: run.ended_ms.map(timestamp),
-        cycle: run.cycle_at_work(),
+        submitted_at: Some(to_timestamp(run.submitted_ms)),
+        ended_at: run.ended_ms.map(to_timestamp),
+        cycle: run.active_cycle(),
         cycles: run.last_cycle(),
-        phase: run.phase().as_str().into(),
+        phase: run.current_phase().as_str().into(),
         cycles_done: run.cycles.values().filter_map(|cycle| cycle.done.clone()).collect(),
         checkpoints: checkpoints
             .map(|checkpoint| v1::CheckpointInfo {
@@ -198,7 +211,7 @@ pub fn view(run: &Run) -> v1::Run {
     }
 }
 
-/// Milliseconds since 1970 as the API's timestamp.
-pub fn timestamp(time_ms: u64) -> Timestamp {
-    wire::timestamp(Duration::from_millis(time_ms))
+/// Converts milliseconds since 1970 to the API's timestamp.
+pub fn to_timestamp(time_ms: u64) -> Timestamp {
+    wire::to_timestamp(Duration::from_millis(time_ms))
 }

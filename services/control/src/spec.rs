@@ -1,13 +1,14 @@
-//! The run spec as a user writes it: YAML, every key known, every default stated here.
+//! The run spec as a user writes it: YAML, in which every unknown key is an error. All defaults are
+//! defined here and in the modules of the sections.
 
+mod canary;
 mod chat;
 mod curriculum;
-mod curve;
+mod cycle_schedule;
+mod eval_suite;
 mod gates;
-mod proof;
 mod raft;
 mod selection;
-mod suite;
 mod training;
 mod verifier;
 
@@ -15,101 +16,112 @@ use serde::Deserialize;
 
 pub(crate) use self::{
     chat::ChatSpec,
+    eval_suite::{MeasuredSuites, PromptSuiteSettings, SuiteMeasure},
     raft::{HeldoutSpec, RaftSpec},
-    suite::{Measure, Measured, PromptSuite},
-    training::{LoraSpec, TrainingSpec},
+    training::{LoraAdapterSpec, TrainingSpec},
 };
-pub use self::{selection::SelectionSpec, suite::SuiteSpec, verifier::VerifierSpec};
+pub use self::{eval_suite::SuiteSpec, selection::SelectionSpec, verifier::VerifierSpec};
 
 /// A run spec file.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunSpec {
-    /// Runs are called `<name>-<number>`.
+    /// The name of the run. Ids of runs are `<name>-<number>`.
     #[serde(default = "default_name")]
     pub name: String,
-    /// Everything random in the run follows from it.
+    /// The seed from which all random choices of the run are derived.
     #[serde(default)]
     pub seed: u64,
-    /// Which agents may work on it.
+    /// The pool whose agents may work on the run.
     #[serde(default = "default_pool")]
     pub pool: String,
+    /// The model that the run starts from.
     pub base: BaseSpec,
+    /// The suites that are measured at every checkpoint.
     #[serde(default)]
     pub evals: Vec<SuiteSpec>,
-    /// Exactly one of `sft` and `raft`.
+    /// The settings of supervised fine-tuning. Exactly one of `sft` and `raft` is set.
     pub sft: Option<SftSpec>,
+    /// The settings of reward-ranked fine-tuning.
     pub raft: Option<RaftSpec>,
 }
 
-/// What is to be known of a training that is not ours, in a file.
+/// A watch spec file: the settings of a run that adopts an external training.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WatchSpec {
-    /// Runs are called `<name>-<number>`. Default: the directory's name.
+    /// The name of the run. Ids of runs are `<name>-<number>`. Default: the directory's name.
     pub name: Option<String>,
-    /// The model adapters belong to. Default: the one they name.
+    /// The model that the adapters belong to. Default: the model that the adapters name.
     pub base: Option<BaseSpec>,
+    /// The suites that are measured at every checkpoint.
     #[serde(default)]
     pub evals: Vec<SuiteSpec>,
-    /// The last step, where training may end before it planned to.
+    /// The last step of the training. Default: the step at which the training plans to end.
     pub until: Option<u32>,
 }
 
-/// Where training starts. Exactly one field is set.
+/// The model that training starts from. Exactly one of `checkpoint`, `model` and `init` is set.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BaseSpec {
-    /// `RUN`, for its last checkpoint, or `RUN/CYCLE/STEP`.
+    /// A checkpoint: `RUN` for the last one of a run, or `RUN/CYCLE/STEP`.
     pub checkpoint: Option<String>,
-    /// A Hugging Face model: its directory (as `save_pretrained` writes it, or of the hub's
-    /// cache), `org/name[@revision]` of the hub, or `store:PATH`, a directory in the fleet's
+    /// A Hugging Face model: a local directory (as `save_pretrained` writes it, or of the hub's
+    /// cache), `org/name[@revision]` on the hub, or `store:PATH` for a directory in the fleet's
     /// store.
     pub model: Option<String>,
-    /// Whether the model's files go into the store; without, `auto`.
+    /// The choice of the model's files that are copied into the store. Default: `auto`.
     pub upload: Option<UploadSpec>,
     /// A new model with random weights.
     pub init: Option<InitSpec>,
 }
 
+/// The choice of a model's files that are copied into the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UploadSpec {
-    /// What the store does not hold.
+    /// The files that the store does not contain.
     Auto,
-    /// All of it, again.
+    /// All files, including those that the store contains.
     Always,
-    /// Nothing but their digests: agents find the files on their machines, or download them from
-    /// the hub.
+    /// No files, only their digests. Agents find the files on their own machines or download them
+    /// from the hub.
     Never,
 }
 
+/// The files of a new model with random weights.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InitSpec {
+    /// The model's `config.json`.
     pub config: String,
+    /// The model's `tokenizer.json`.
     pub tokenizer: String,
-    /// With a chat template, if the model is to chat.
+    /// The model's `tokenizer_config.json`, with a chat template if the model is used for chat.
     pub tokenizer_config: Option<String>,
 }
 
-/// Supervised fine-tuning.
+/// The settings of supervised fine-tuning.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SftSpec {
+    /// A file of examples.
     pub data: String,
-    /// Prompts that are texts become what a user says, and their completions the answers.
+    /// The chat settings. If enabled, plain prompts become user messages, and their completions
+    /// become the answers.
     #[serde(default)]
     pub chat: ChatSpec,
     #[serde(default)]
     pub training: TrainingSpec,
-    /// Absent: every weight is trained.
-    pub lora: Option<LoraSpec>,
+    /// The adapter settings. Absent: all weights are trained.
+    pub lora: Option<LoraAdapterSpec>,
 }
 
 impl InitSpec {
-    /// The field, the file it names, and what that is called in a model's directory.
-    pub(crate) fn parts(&self) -> impl Iterator<Item = (&'static str, &str, &'static str)> {
+    /// Returns, for each file, the field of the spec, the name of the file, and its name in a
+    /// model's directory.
+    pub(crate) fn file_fields(&self) -> impl Iterator<Item = (&'static str, &str, &'static str)> {
         let settings = self.tokenizer_config.as_deref();
         let settings =
             settings.map(|file| ("base.init.tokenizer_config", file, "tokenizer_config.json"));
@@ -122,20 +134,22 @@ impl InitSpec {
 }
 
 impl RunSpec {
-    /// What it measures.
-    pub(crate) fn measured(&self) -> Measured<'_> {
+    /// Returns the names of the suites that the run measures.
+    pub(crate) fn measured_suites(&self) -> MeasuredSuites<'_> {
         let names = |prompts: bool| {
             let of = self.evals.iter().filter(move |eval| eval.prompts.is_some() == prompts);
             of.map(|eval| eval.name.as_str()).collect()
         };
         let heldout = self.raft.as_ref().is_some_and(|raft| raft.heldout.is_some());
-        Measured { texts: names(false), prompt_suites: names(true), heldout }
+        MeasuredSuites { texts: names(false), prompt_suites: names(true), has_heldout: heldout }
     }
 }
 
+/// Returns the default name of a run.
 fn default_name() -> String {
     "run".to_owned()
 }
+/// Returns the default pool.
 fn default_pool() -> String {
     "default".to_owned()
 }

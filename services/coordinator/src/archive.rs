@@ -1,10 +1,11 @@
-//! Moving what done cycles were made of from the log into the store.
+//! Archiving: moves the bulky facts of finished cycles from the log to the store.
 //!
-//! Follows the small facts by itself and works beside the coordinator's loop, one cycle at a
-//! time. Two that do it at once write the same bytes, and the log takes one fact.
+//! The archiver follows the small facts itself and works beside the control loop, one cycle at a
+//! time. Two archivers working on the same cycle write the same bytes, and the log accepts one
+//! fact.
 
-mod files;
-mod lines;
+mod archive_writer;
+mod sample_lines;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,40 +15,43 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use bus::{Bus, Followed, ReadError, Usage};
+use bus::{Bus, LogEvent, LogUsage, ReadError};
 use futures::StreamExt;
 use serde_json::json;
-use store::{About, Store, TreePlace};
+use store::{Store, TreeMetadata, TreePlace};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
 };
-use wire::{Body, Fact, JobId, Place, Record, RunId, Subject, v1};
+use wire::{Fact, FactBody, FactKey, JobId, Record, RunId, Subject, v1};
 
-use files::Files;
-use lines::Kept;
+use archive_writer::ArchiveWriter;
+use sample_lines::KeptSamples;
 
-/// Records read ahead of the disk; each is at most a job's samples.
-const READ_AHEAD: usize = 16;
+/// Maximum number of records read ahead of the disk; each is at most the samples of one job.
+const RECORDS_AHEAD_MAX: usize = 16;
 
-/// Largest dataset whose kept samples are marked.
+/// Maximum size in bytes of a dataset whose samples are marked as kept.
 const DATASET_BYTES_MAX: u64 = 1 << 30;
 
-/// Between tries of what the store or the bus refused; doubled up to the cap.
-const RETRY_FIRST: Duration = Duration::from_secs(2);
-const RETRY_CAP: Duration = Duration::from_secs(300);
+/// First backoff after the store or the bus refused a request; doubled up to [`RETRY_BACKOFF_MAX`].
+const RETRY_BACKOFF_MIN: Duration = Duration::from_secs(2);
+/// Maximum backoff.
+const RETRY_BACKOFF_MAX: Duration = Duration::from_secs(300);
 
-/// Between looks at how full the log is.
-const MEASURE_EVERY: Duration = Duration::from_secs(60);
+/// Interval of checks of the log's disk usage.
+const USAGE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What the log keeps of each run's done cycles, the newest first.
+/// The number of finished cycles of each run whose bulky facts stay in the log, newest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keep {
+pub enum CycleRetention {
+    /// All of them: nothing is purged.
     All,
+    /// This many of the newest.
     Cycles(u32),
 }
 
-impl FromStr for Keep {
+impl FromStr for CycleRetention {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -60,7 +64,7 @@ impl FromStr for Keep {
     }
 }
 
-impl fmt::Display for Keep {
+impl fmt::Display for CycleRetention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::All => write!(f, "all"),
@@ -69,40 +73,50 @@ impl fmt::Display for Keep {
     }
 }
 
-/// Cycles that are done, as far as they were dealt with.
+/// The finished cycles of all RAFT runs, and what was archived and purged.
 #[derive(Debug, Default)]
-struct Runs(BTreeMap<RunId, Cycles>);
+struct ArchiveProgress(BTreeMap<RunId, RunArchiveProgress>);
 
+/// The finished cycles of one run, and what was archived and purged.
 #[derive(Debug, Default)]
-struct Cycles {
-    /// By number, where the log has their end.
-    done: BTreeMap<u32, u64>,
+struct RunArchiveProgress {
+    /// Finished cycles, with the log sequence of the fact that ended each.
+    finished: BTreeMap<u32, u64>,
+    /// Cycles whose facts are in the store.
     archived: BTreeSet<u32>,
+    /// Cycles whose bulky facts were removed from the log.
     purged: BTreeSet<u32>,
-    /// After a failure: until when, and for how long, nothing is tried.
-    rest: Option<(Instant, Duration)>,
+    /// Time of the next attempt after a failure, and the current backoff.
+    backoff: Option<(Instant, Duration)>,
 }
 
+/// The next step for one cycle; `done` is the log sequence of the fact that ended it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Task {
+enum ArchiveTask {
+    /// Copy the facts to the store.
     Archive { run: RunId, cycle: u32, done: u64 },
+    /// Remove the bulky facts from the log.
     Purge { run: RunId, cycle: u32, done: u64 },
 }
 
-impl Runs {
-    fn note(&mut self, record: &Record) {
-        let Subject { run, place } = &record.fact.subject;
+impl ArchiveProgress {
+    /// Applies a spec, cycle end or archived fact.
+    fn apply_fact(&mut self, record: &Record) {
+        let Subject { run, key: place } = &record.fact.subject;
         match (place, &record.fact.body) {
-            // A supervised run has no samples to archive.
-            (Place::Spec, Body::Spec(v1::Spec { kind: Some(v1::spec::Kind::Raft(_)), .. })) => {
+            // Only RAFT runs have samples to archive.
+            (
+                FactKey::Spec,
+                FactBody::Spec(v1::Spec { kind: Some(v1::spec::Kind::Raft(_)), .. }),
+            ) => {
                 self.0.entry(run.clone()).or_default();
             }
-            (Place::CycleDone { cycle }, _) => {
+            (FactKey::CycleDone { cycle }, _) => {
                 if let Some(cycles) = self.0.get_mut(run) {
-                    cycles.done.insert(*cycle, record.sequence);
+                    cycles.finished.insert(*cycle, record.sequence);
                 }
             }
-            (Place::Archived { cycle }, _) => {
+            (FactKey::Archived { cycle }, _) => {
                 if let Some(cycles) = self.0.get_mut(run) {
                     cycles.archived.insert(*cycle);
                 }
@@ -111,81 +125,93 @@ impl Runs {
         }
     }
 
-    /// What to do next; the oldest cycles first. A run in trouble does not hold up the others.
-    fn task(&self, keep: Keep, now: Instant) -> Option<Task> {
-        let due = |cycles: &Cycles| cycles.rest.is_none_or(|(until, _)| until <= now);
+    /// Returns the next task, oldest cycles first. A run in backoff does not delay the others.
+    fn next_task(&self, keep: CycleRetention, now: Instant) -> Option<ArchiveTask> {
+        let due =
+            |cycles: &RunArchiveProgress| cycles.backoff.is_none_or(|(until, _)| until <= now);
         let mut runs = self.0.iter().filter(|(_, cycles)| due(cycles));
-        runs.find_map(|(run, cycles)| cycles.task(run, keep))
+        runs.find_map(|(run, cycles)| cycles.next_task(run, keep))
     }
 
-    fn tried(&mut self, run: &RunId, done: bool, now: Instant) {
+    /// Records the result of a task: success ends the backoff of its run, failure doubles it.
+    fn record_attempt(&mut self, run: &RunId, done: bool, now: Instant) {
         let Some(cycles) = self.0.get_mut(run) else { return };
-        let pause = cycles.rest.map_or(RETRY_FIRST, |(_, pause)| (pause * 2).min(RETRY_CAP));
-        cycles.rest = (!done).then_some((now + pause, pause));
+        let pause = cycles
+            .backoff
+            .map_or(RETRY_BACKOFF_MIN, |(_, pause)| (pause * 2).min(RETRY_BACKOFF_MAX));
+        cycles.backoff = (!done).then_some((now + pause, pause));
     }
 
-    fn purged(&mut self, run: &RunId, cycle: u32) {
+    /// Records that a cycle was purged.
+    fn mark_purged(&mut self, run: &RunId, cycle: u32) {
         if let Some(cycles) = self.0.get_mut(run) {
             cycles.purged.insert(cycle);
         }
     }
 }
 
-impl Cycles {
-    fn task(&self, run: &RunId, keep: Keep) -> Option<Task> {
+impl RunArchiveProgress {
+    /// Returns the next task of one run.
+    fn next_task(&self, run: &RunId, keep: CycleRetention) -> Option<ArchiveTask> {
         let kept = match keep {
-            Keep::All => usize::MAX,
-            Keep::Cycles(number) => usize::try_from(number).unwrap_or(usize::MAX),
+            CycleRetention::All => usize::MAX,
+            CycleRetention::Cycles(number) => usize::try_from(number).unwrap_or(usize::MAX),
         };
-        let let_go = self.done.len().saturating_sub(kept);
+        let let_go = self.finished.len().saturating_sub(kept);
         let due = |(place, (cycle, done)): (usize, (&u32, &u64))| {
             let (run, cycle, done) = (run.clone(), *cycle, *done);
             if !self.archived.contains(&cycle) {
-                Some(Task::Archive { run, cycle, done })
+                Some(ArchiveTask::Archive { run, cycle, done })
             } else if place < let_go && !self.purged.contains(&cycle) {
-                Some(Task::Purge { run, cycle, done })
+                Some(ArchiveTask::Purge { run, cycle, done })
             } else {
                 None
             }
         };
-        self.done.iter().enumerate().find_map(due)
+        self.finished.iter().enumerate().find_map(due)
     }
 }
 
-/// Archives and lets go for as long as this process leads; until dropped.
-pub(crate) async fn run(bus: Bus, store: Store, keep: Keep, mut leads: watch::Receiver<bool>) {
+/// Archives and purges while this process is the leader. Runs until dropped.
+pub(crate) async fn run(
+    bus: Bus,
+    store: Store,
+    keep: CycleRetention,
+    mut leads: watch::Receiver<bool>,
+) {
     let kinds = ["spec", "cycle.*.done", "cycle.*.archived"];
     let filters = kinds.map(|kind| format!("flotilla.*.{kind}")).to_vec();
-    let mut facts = bus.follow(filters, 0);
-    let mut runs = Runs::default();
+    let mut facts = bus.follow_facts(filters, 0);
+    let mut runs = ArchiveProgress::default();
     let mut caught_up = false;
-    let mut look = tokio::time::interval(RETRY_FIRST);
-    let mut measure = tokio::time::interval(MEASURE_EVERY);
+    let mut look = tokio::time::interval(RETRY_BACKOFF_MIN);
+    let mut measure = tokio::time::interval(USAGE_CHECK_INTERVAL);
     loop {
         let now = Instant::now();
-        let task = if caught_up && *leads.borrow() { runs.task(keep, now) } else { None };
+        let task = if caught_up && *leads.borrow() { runs.next_task(keep, now) } else { None };
         let Some(task) = task else {
             tokio::select! {
-                Some(fact) = facts.next() => take(&mut runs, &mut caught_up, fact),
+                Some(fact) = facts.next() => apply_event(&mut runs, &mut caught_up, fact),
                 changed = leads.changed() => if changed.is_err() { return },
                 _ = look.tick() => {}
                 _ = measure.tick() => warn_when_filling(&bus).await,
             }
             continue;
         };
-        let done = perform(&bus, &store, &task, &mut runs).await;
+        let done = perform_task(&bus, &store, &task, &mut runs).await;
         if let Err(error) = &done {
             let error = format!("{error:#}");
-            tracing::warn!(?task, error, "archiving; it is tried again later");
+            tracing::warn!(?task, error, "archiving failed; retrying later");
         }
-        let (Task::Archive { run, .. } | Task::Purge { run, .. }) = &task;
-        runs.tried(run, done.is_ok(), Instant::now());
+        let (ArchiveTask::Archive { run, .. } | ArchiveTask::Purge { run, .. }) = &task;
+        runs.record_attempt(run, done.is_ok(), Instant::now());
     }
 }
 
+/// Logs a warning if the log is filling up.
 async fn warn_when_filling(bus: &Bus) {
-    // Following the log says so when it cannot be read.
-    let Ok(Usage { bytes, limit: Some(limit), .. }) = bus.usage().await else { return };
+    // If the log is not available, the loop that follows it reports the error.
+    let Ok(LogUsage { bytes, limit: Some(limit), .. }) = bus.log_usage().await else { return };
     if is_filling(bytes, limit) {
         tracing::warn!(
             bytes,
@@ -195,40 +221,51 @@ async fn warn_when_filling(bus: &Bus) {
     }
 }
 
-/// At four fifths there is still time to do something.
+/// Returns true from four fifths of the limit, which leaves time to react.
 fn is_filling(bytes: u64, limit: u64) -> bool {
     bytes / 4 >= limit / 5
 }
 
-fn take(runs: &mut Runs, caught_up: &mut bool, fact: Result<Followed, ReadError>) {
+/// Applies an event of the log.
+fn apply_event(
+    runs: &mut ArchiveProgress,
+    caught_up: &mut bool,
+    fact: Result<LogEvent, ReadError>,
+) {
     match fact {
-        Ok(Followed::Record(record)) => runs.note(&record),
-        Ok(Followed::CaughtUp) => *caught_up = true,
-        // The coordinator's own loop says so.
-        Ok(Followed::Unreadable { .. }) | Err(_) => {}
+        Ok(LogEvent::Record(record)) => runs.apply_fact(&record),
+        Ok(LogEvent::CaughtUp) => *caught_up = true,
+        // The coordinator's control loop reports these.
+        Ok(LogEvent::Unreadable { .. }) | Err(_) => {}
     }
 }
 
-async fn perform(bus: &Bus, store: &Store, task: &Task, runs: &mut Runs) -> anyhow::Result<()> {
+/// Performs a task and records it on success.
+async fn perform_task(
+    bus: &Bus,
+    store: &Store,
+    task: &ArchiveTask,
+    runs: &mut ArchiveProgress,
+) -> anyhow::Result<()> {
     match task {
-        Task::Archive { run, cycle, done } => {
-            let archive = Archive { bus, store, run, cycle: *cycle, done: *done };
-            let record = archive.commit().await?;
-            runs.note(&record);
+        ArchiveTask::Archive { run, cycle, done } => {
+            let archive = CycleArchiver { bus, store, run, cycle: *cycle, done: *done };
+            let record = archive.archive_cycle().await?;
+            runs.apply_fact(&record);
         }
-        Task::Purge { run, cycle, done } => {
+        ArchiveTask::Purge { run, cycle, done } => {
             let purged = bus.purge_cycle(run, *cycle, *done).await?;
-            runs.purged(run, *cycle);
+            runs.mark_purged(run, *cycle);
             if purged > 0 {
-                tracing::info!(%run, cycle, purged, "let go of an archived cycle's facts");
+                tracing::info!(%run, cycle, purged, "purged the facts of an archived cycle");
             }
         }
     }
     Ok(())
 }
 
-/// One cycle to be archived: its facts up to its end at `done`.
-struct Archive<'a> {
+/// The archiving of one cycle: its facts up to the one that ended it, at sequence `done`.
+struct CycleArchiver<'a> {
     bus: &'a Bus,
     store: &'a Store,
     run: &'a RunId,
@@ -236,67 +273,76 @@ struct Archive<'a> {
     done: u64,
 }
 
-impl Archive<'_> {
-    /// Files first, then the fact. The answer is the fact as it stands in the log.
-    async fn commit(&self) -> anyhow::Result<Record> {
-        let subject = Subject::new(self.run, Place::Archived { cycle: self.cycle });
-        if let Some(there) = self.bus.get(&subject.to_string()).await? {
+impl CycleArchiver<'_> {
+    /// Publishes the files as a tree and then writes the `archived` fact; returns that fact as it
+    /// is in the log. Does nothing if it already exists.
+    async fn archive_cycle(&self) -> anyhow::Result<Record> {
+        let subject = Subject::new(self.run, FactKey::Archived { cycle: self.cycle });
+        if let Some(there) = self.bus.get_fact(&subject.to_string()).await? {
             return Ok(there);
         }
-        let directory = tempfile::tempdir().context("make room for an archive")?;
-        let records = self.write(directory.path()).await?;
+        let directory = tempfile::tempdir().context("free space for an archive")?;
+        let records = self.write_files(directory.path()).await?;
         let about = [("content", json!("archive")), ("cycle", json!(self.cycle))];
-        let about: About = about.map(|(key, value)| (key.to_owned(), value)).into();
+        let about: TreeMetadata = about.map(|(key, value)| (key.to_owned(), value)).into();
         let place =
             TreePlace::new(&format!("runs/{}/cycles", self.run), &format!("c{}", self.cycle))?;
         let tree = self.store.publish_tree(directory.path(), &place, about).await?;
         let cycle = self.cycle;
-        let body = Body::Archived(v1::Archived { cycle, tree: Some(tree), records });
+        let body = FactBody::Archived(v1::Archived { cycle, tree: Some(tree), records });
         let fact = Fact { subject: subject.clone(), body };
-        self.bus.publish(&fact).await?;
+        self.bus.publish_fact(&fact).await?;
         tracing::info!(%subject, records, "archived");
-        let there = self.bus.get(&subject.to_string()).await?;
-        there.context("what was written to the log is not there")
+        let there = self.bus.get_fact(&subject.to_string()).await?;
+        there.context("an entry written to the log is missing")
     }
 
-    /// Compression is not for the runtime's own threads.
-    async fn write(&self, directory: &std::path::Path) -> anyhow::Result<u64> {
-        let mut files = Files::create(directory, self.kept().await?, self.redrawn().await?)?;
-        let (send, mut records) = mpsc::channel::<Record>(READ_AHEAD);
+    /// Writes the files of the archive and returns the number of records. Compression runs on a
+    /// blocking thread, behind a bounded channel.
+    async fn write_files(&self, directory: &std::path::Path) -> anyhow::Result<u64> {
+        let mut files = ArchiveWriter::create_files(
+            directory,
+            self.load_kept().await?,
+            self.replaced_jobs().await?,
+        )?;
+        let (send, mut records) = mpsc::channel::<Record>(RECORDS_AHEAD_MAX);
         let writing = tokio::task::spawn_blocking(move || {
             while let Some(record) = records.blocking_recv() {
                 files.write(record)?;
             }
-            files.finish()
+            files.finish_files()
         });
-        let read = self.read(send).await;
+        let read = self.read_records(send).await;
         let written = writing.await.context("the archive's writer panicked")?;
         read?;
         written.context("write an archive")
     }
 
-    async fn read(&self, send: mpsc::Sender<Record>) -> anyhow::Result<()> {
-        let mut facts = std::pin::pin!(self.bus.follow(self.filters(), 0));
+    /// Sends the records of the cycle to the writer. An unreadable entry is an error: purging it
+    /// would lose it.
+    async fn read_records(&self, send: mpsc::Sender<Record>) -> anyhow::Result<()> {
+        let mut facts = std::pin::pin!(self.bus.follow_facts(self.subject_filters(), 0));
         while let Some(followed) = facts.next().await {
             match followed? {
-                Followed::Record(record) if record.sequence > self.done => break,
-                Followed::Record(record) => {
-                    // The writer ends only by an error, which is then told.
+                LogEvent::Record(record) if record.sequence > self.done => break,
+                LogEvent::Record(record) => {
+                    // The writer has failed; its error is returned by `write_files`.
                     if send.send(record).await.is_err() {
                         break;
                     }
                 }
-                Followed::CaughtUp => break,
-                Followed::Unreadable { sequence, subject, .. } if sequence <= self.done => {
+                LogEvent::CaughtUp => break,
+                LogEvent::Unreadable { sequence, subject, .. } if sequence <= self.done => {
                     bail!("entry {sequence} on {subject} cannot be read, so it is kept (B113)");
                 }
-                Followed::Unreadable { .. } => {}
+                LogEvent::Unreadable { .. } => {}
             }
         }
         Ok(())
     }
 
-    fn filters(&self) -> Vec<String> {
+    /// Returns the subject filters of the cycle's facts.
+    fn subject_filters(&self) -> Vec<String> {
         let Self { run, cycle, .. } = self;
         let small = [
             format!("flotilla.{run}.cycle.{cycle}.plan"),
@@ -306,39 +352,40 @@ impl Archive<'_> {
             format!("flotilla.{run}.checkpoint.{cycle}.*"),
             format!("flotilla.{run}.eval.{cycle}.*.*"),
         ];
-        Place::bulky_filters(run, *cycle).into_iter().chain(small).collect()
+        FactKey::bulky_filters(run, *cycle).into_iter().chain(small).collect()
     }
 
-    /// Jobs whose samples were of something else than was ordered.
-    async fn redrawn(&self) -> anyhow::Result<BTreeSet<JobId>> {
+    /// Returns the jobs of the cycle that quarantines have replaced.
+    async fn replaced_jobs(&self) -> anyhow::Result<BTreeSet<JobId>> {
         let filter = format!("flotilla.{}.quarantine.*.*", self.run);
-        let mut facts = std::pin::pin!(self.bus.follow(vec![filter], 0));
+        let mut facts = std::pin::pin!(self.bus.follow_facts(vec![filter], 0));
         let mut jobs = BTreeSet::new();
         while let Some(followed) = facts.next().await {
             let record = match followed? {
-                Followed::Record(record) if record.sequence <= self.done => record,
-                Followed::Record(_) | Followed::CaughtUp => break,
-                Followed::Unreadable { .. } => continue,
+                LogEvent::Record(record) if record.sequence <= self.done => record,
+                LogEvent::Record(_) | LogEvent::CaughtUp => break,
+                LogEvent::Unreadable { .. } => continue,
             };
-            if let Body::Quarantine(quarantine) = record.fact.body {
-                let ours = quarantine.jobs_of(self.cycle);
+            if let FactBody::Quarantine(quarantine) = record.fact.body {
+                let ours = quarantine.jobs_in_cycle(self.cycle);
                 jobs.extend(ours.filter_map(|job| job.parse::<JobId>().ok()));
             }
         }
         Ok(jobs)
     }
 
-    async fn kept(&self) -> anyhow::Result<Kept> {
-        let subject = Subject::new(self.run, Place::Selection { cycle: self.cycle });
-        let selection = self.bus.get(&subject.to_string()).await?;
-        let Some(Body::Selected(selected)) = selection.map(|record| record.fact.body) else {
-            return Ok(Kept::new());
+    /// Returns the samples that the cycle's selection kept; empty without a selection.
+    async fn load_kept(&self) -> anyhow::Result<KeptSamples> {
+        let subject = Subject::new(self.run, FactKey::Selection { cycle: self.cycle });
+        let selection = self.bus.get_fact(&subject.to_string()).await?;
+        let Some(FactBody::Selected(selected)) = selection.map(|record| record.fact.body) else {
+            return Ok(KeptSamples::new());
         };
         let Some(dataset) = selected.dataset.filter(|_| selected.kept > 0) else {
-            return Ok(Kept::new());
+            return Ok(KeptSamples::new());
         };
         let bytes = self.store.get_blob(&dataset, DATASET_BYTES_MAX).await?;
-        lines::kept(&bytes).context("read what was selected")
+        sample_lines::parse_kept(&bytes).context("read what was selected")
     }
 }
 
@@ -350,47 +397,48 @@ mod tests {
         RunId::new("r1").unwrap()
     }
 
-    fn cycles(done: &[u32], archived: &[u32]) -> Cycles {
-        Cycles {
-            done: done.iter().map(|cycle| (*cycle, u64::from(*cycle) * 10)).collect(),
+    fn cycles(done: &[u32], archived: &[u32]) -> RunArchiveProgress {
+        RunArchiveProgress {
+            finished: done.iter().map(|cycle| (*cycle, u64::from(*cycle) * 10)).collect(),
             archived: archived.iter().copied().collect(),
-            ..Cycles::default()
+            ..RunArchiveProgress::default()
         }
     }
 
     #[test]
     fn a_done_cycle_is_archived_before_anything_is_let_go() {
-        let task = |cycles: Cycles, keep| cycles.task(&run(), keep);
+        let task = |cycles: RunArchiveProgress, keep| cycles.next_task(&run(), keep);
         let archive =
-            |cycle| Some(Task::Archive { run: run(), cycle, done: u64::from(cycle) * 10 });
-        let purge = |cycle| Some(Task::Purge { run: run(), cycle, done: u64::from(cycle) * 10 });
-        assert_eq!(task(cycles(&[0, 1], &[]), Keep::Cycles(0)), archive(0));
-        assert_eq!(task(cycles(&[0, 1], &[0]), Keep::Cycles(0)), purge(0));
-        assert_eq!(task(cycles(&[0, 1], &[0]), Keep::Cycles(1)), purge(0));
-        assert_eq!(task(cycles(&[0, 1], &[0]), Keep::Cycles(2)), archive(1));
-        assert_eq!(task(cycles(&[0, 1, 2], &[0, 1, 2]), Keep::Cycles(2)), purge(0));
-        assert_eq!(task(cycles(&[0, 1], &[0, 1]), Keep::Cycles(2)), None);
-        assert_eq!(task(cycles(&[0, 1, 2], &[0, 1, 2]), Keep::All), None);
+            |cycle| Some(ArchiveTask::Archive { run: run(), cycle, done: u64::from(cycle) * 10 });
+        let purge =
+            |cycle| Some(ArchiveTask::Purge { run: run(), cycle, done: u64::from(cycle) * 10 });
+        assert_eq!(task(cycles(&[0, 1], &[]), CycleRetention::Cycles(0)), archive(0));
+        assert_eq!(task(cycles(&[0, 1], &[0]), CycleRetention::Cycles(0)), purge(0));
+        assert_eq!(task(cycles(&[0, 1], &[0]), CycleRetention::Cycles(1)), purge(0));
+        assert_eq!(task(cycles(&[0, 1], &[0]), CycleRetention::Cycles(2)), archive(1));
+        assert_eq!(task(cycles(&[0, 1, 2], &[0, 1, 2]), CycleRetention::Cycles(2)), purge(0));
+        assert_eq!(task(cycles(&[0, 1], &[0, 1]), CycleRetention::Cycles(2)), None);
+        assert_eq!(task(cycles(&[0, 1, 2], &[0, 1, 2]), CycleRetention::All), None);
     }
 
     #[test]
     fn a_run_in_trouble_rests_ever_longer_and_holds_up_nobody() {
-        let mut runs = Runs::default();
+        let mut runs = ArchiveProgress::default();
         let (a, b) = (RunId::new("a").unwrap(), RunId::new("b").unwrap());
         runs.0.insert(a.clone(), cycles(&[0], &[]));
         runs.0.insert(b.clone(), cycles(&[0], &[]));
         let now = Instant::now();
-        let next = |runs: &Runs, at| match runs.task(Keep::All, at) {
-            Some(Task::Archive { run, .. }) => run,
+        let next = |runs: &ArchiveProgress, at| match runs.next_task(CycleRetention::All, at) {
+            Some(ArchiveTask::Archive { run, .. }) => run,
             other => panic!("{other:?}"),
         };
         assert_eq!(next(&runs, now), a);
-        runs.tried(&a, false, now);
+        runs.record_attempt(&a, false, now);
         assert_eq!(next(&runs, now), b);
-        assert_eq!(next(&runs, now + RETRY_FIRST), a);
-        (0..20).for_each(|_| runs.tried(&a, false, now));
-        assert_eq!(next(&runs, now + RETRY_CAP / 2), b);
-        assert_eq!(next(&runs, now + RETRY_CAP), a);
+        assert_eq!(next(&runs, now + RETRY_BACKOFF_MIN), a);
+        (0..20).for_each(|_| runs.record_attempt(&a, false, now));
+        assert_eq!(next(&runs, now + RETRY_BACKOFF_MAX / 2), b);
+        assert_eq!(next(&runs, now + RETRY_BACKOFF_MAX), a);
     }
 
     #[test]
@@ -401,9 +449,9 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_a_number_or_all() {
-        assert_eq!("all".parse(), Ok(Keep::All));
-        assert_eq!("0".parse(), Ok(Keep::Cycles(0)));
-        assert!("-1".parse::<Keep>().is_err());
-        assert_eq!(Keep::Cycles(3).to_string().parse(), Ok(Keep::Cycles(3)));
+        assert_eq!("all".parse(), Ok(CycleRetention::All));
+        assert_eq!("0".parse(), Ok(CycleRetention::Cycles(0)));
+        assert!("-1".parse::<CycleRetention>().is_err());
+        assert_eq!(CycleRetention::Cycles(3).to_string().parse(), Ok(CycleRetention::Cycles(3)));
     }
 }

@@ -1,14 +1,15 @@
-//! The shell around `cycle`: replays the log, follows it, and writes what the core decides.
+//! The IO shell around `cycle`: replays the log, follows it, and writes the facts that the core
+//! plans.
 //!
-//! There is no other state. Any peer may run it, and all of them may: the leader lease
-//! only saves repeated effort.
+//! It has no other state. Any member may run a coordinator, and several may run at the same time:
+//! the leader lease only avoids duplicate work.
 
+mod agent_registry;
 mod archive;
-mod figures;
-mod fleet;
+mod control_loop;
+mod metrics;
 mod prompts;
-mod shell;
 
-pub use archive::Keep;
-pub use figures::{Figures, RunFigures, Samples};
-pub use shell::{Config, Turn, run};
+pub use archive::CycleRetention;
+pub use control_loop::{Config, LoopStatus, run};
+pub use metrics::{FleetMetrics, RunMetrics, TrainSampleCounts};

@@ -6,17 +6,17 @@
 use std::time::Duration;
 
 use bus::{
-    Bus, ConnectOptions, Followed,
+    Bus, ConnectOptions, LogEvent,
     server::{ManagedServer, ServerOptions},
 };
-use control::{Control, Depth};
-use coordinator::{Config, Keep};
+use control::{AuditDepth, FleetControl};
+use coordinator::{Config, CycleRetention};
 use futures::StreamExt;
 use serde_json::json;
 use store::{Store, TreePlace};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
-use wire::{Body, Fact, Place, Record, RunId, Subject, v1};
+use wire::{Fact, FactBody, FactKey, Record, RunId, Subject, v1};
 
 const CYCLES: u32 = 400;
 /// Where the first look is; by then what is allocated once is allocated.
@@ -49,32 +49,32 @@ struct Size {
 }
 
 impl Fleet {
-    async fn start(keep: Keep) -> Self {
+    async fn start(keep: CycleRetention) -> Self {
         let dir = TempDir::new().unwrap();
         let nats = match ManagedServer::start(&ServerOptions::new(dir.path().join("bus"))).await {
             Ok(nats) => nats,
             Err(error) => panic!("{error} ({error:?}); run deploy/fetch-nats-server.sh first"),
         };
-        let options = ConnectOptions { urls: vec![nats.url()], ..Default::default() };
+        let options = ConnectOptions { urls: vec![nats.client_url()], ..Default::default() };
         let bus = Bus::connect(&options).await.unwrap();
-        bus.prepare(1).await.unwrap();
+        bus.prepare_log(1).await.unwrap();
         let store = Store::open(&format!("file://{}/store", dir.path().display())).await.unwrap();
         let stop = CancellationToken::new();
         let config = Config {
-            holder: "week".into(),
+            candidate: "week".into(),
             lease: Duration::from_secs(3),
-            sizing: cycle::Sizing::default(),
-            waiting: cycle::Waiting::default(),
-            keep,
-            turns: tokio::sync::watch::Sender::default(),
-            figures: tokio::sync::watch::Sender::default(),
+            sizing: cycle::JobSizing::default(),
+            timeouts: cycle::ReissueTimeouts::default(),
+            retention: keep,
+            status_tx: tokio::sync::watch::Sender::default(),
+            metrics_tx: tokio::sync::watch::Sender::default(),
         };
         coordinate(bus.clone(), store.clone(), config, stop.clone());
         let run = RunId::new("week-1").unwrap();
         Self { bus, store, stop, run, _nats: nats, _dir: dir }
     }
 
-    async fn tree(&self, name: &str, about: store::About) -> v1::Tree {
+    async fn tree(&self, name: &str, about: store::TreeMetadata) -> v1::Tree {
         let source = TempDir::new().unwrap();
         std::fs::write(source.path().join("config.json"), name).unwrap();
         let place = TreePlace::new("trees", "t").unwrap();
@@ -111,45 +111,47 @@ impl Fleet {
             kind: Some(v1::spec::Kind::Raft(raft)),
             ..Default::default()
         };
-        self.write(Place::Spec, Body::Spec(spec)).await;
+        self.write(FactKey::Spec, FactBody::Spec(spec)).await;
     }
 
-    async fn write(&self, place: Place, body: Body) {
+    async fn write(&self, place: FactKey, body: FactBody) {
         let fact = Fact { subject: Subject::new(&self.run, place), body };
-        self.bus.publish(&fact).await.unwrap();
+        self.bus.publish_fact(&fact).await.unwrap();
     }
 
     /// Does all agents' work until the run is over; looks at the sizes on the way.
     async fn work(&self) -> Vec<Size> {
-        let mut facts = self.bus.follow(Vec::new(), 0);
+        let mut facts = self.bus.follow_facts(Vec::new(), 0);
         let mut sizes = Vec::new();
         while let Some(followed) = facts.next().await {
-            let Followed::Record(record) = followed.unwrap() else { continue };
+            let LogEvent::Record(record) = followed.unwrap() else { continue };
             if let Some((place, body)) = self.answer(&record).await {
                 self.write(place, body).await;
             }
-            match record.fact.subject.place {
-                Place::CycleDone { cycle } if cycle == FIRST_LOOK => sizes.push(self.size().await),
-                Place::Done => break,
+            match record.fact.subject.key {
+                FactKey::CycleDone { cycle } if cycle == FIRST_LOOK => {
+                    sizes.push(self.size().await);
+                }
+                FactKey::Done => break,
                 _ => {}
             }
         }
         sizes
     }
 
-    async fn answer(&self, record: &Record) -> Option<(Place, Body)> {
-        match (&record.fact.subject.place, &record.fact.body) {
-            (Place::GenerateOrder { cycle, job, .. }, Body::GenerateOrder(order)) => {
-                let place = Place::Samples { cycle: *cycle, job: job.clone() };
-                Some((place, Body::Samples(samples(order))))
+    async fn answer(&self, record: &Record) -> Option<(FactKey, FactBody)> {
+        match (&record.fact.subject.key, &record.fact.body) {
+            (FactKey::GenerateOrder { cycle, job, .. }, FactBody::GenerateOrder(order)) => {
+                let place = FactKey::Samples { cycle: *cycle, job: job.clone() };
+                Some((place, FactBody::Samples(samples(order))))
             }
-            (Place::Samples { cycle, job }, Body::Samples(samples)) => {
-                let place = Place::Verdicts { cycle: *cycle, job: job.clone() };
-                Some((place, Body::Verdicts(verdicts(record.sequence, samples))))
+            (FactKey::Samples { cycle, job }, FactBody::Samples(samples)) => {
+                let place = FactKey::Verdicts { cycle: *cycle, job: job.clone() };
+                Some((place, FactBody::Verdicts(verdicts(record.sequence, samples))))
             }
-            (Place::TrainOrder { cycle, .. }, Body::TrainOrder(order)) => {
-                let place = Place::Checkpoint { cycle: *cycle, step: 1 };
-                Some((place, Body::Checkpoint(self.checkpoint(order).await)))
+            (FactKey::TrainOrder { cycle, .. }, FactBody::TrainOrder(order)) => {
+                let place = FactKey::Checkpoint { cycle: *cycle, step: 1 };
+                Some((place, FactBody::Checkpoint(self.checkpoint(order).await)))
             }
             _ => None,
         }
@@ -185,7 +187,7 @@ impl Fleet {
     }
 
     async fn size(&self) -> Size {
-        Size { log: self.bus.usage().await.unwrap().bytes, memory: resident() }
+        Size { log: self.bus.log_usage().await.unwrap().bytes, memory: resident() }
     }
 
     /// Waits until the log holds no more samples than of the newest cycles.
@@ -194,8 +196,8 @@ impl Fleet {
             loop {
                 let oldest = format!("flotilla.{}.samples.{}.*", self.run, cycles);
                 let last = format!("flotilla.{}.cycle.{}.archived", self.run, cycles + 2);
-                let archived = self.bus.get(&last).await.unwrap().is_some();
-                if archived && self.bus.get(&oldest).await.unwrap().is_none() {
+                let archived = self.bus.get_fact(&last).await.unwrap().is_some();
+                if archived && self.bus.get_fact(&oldest).await.unwrap().is_none() {
                     return;
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -266,7 +268,7 @@ fn verdicts(samples_sequence: u64, samples: &v1::Samples) -> v1::Verdicts {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn neither_the_log_nor_memory_grows_with_the_cycles_and_the_audit_is_clean() {
-    let fleet = Fleet::start(Keep::Cycles(2)).await;
+    let fleet = Fleet::start(CycleRetention::Cycles(2)).await;
     fleet.submit(CYCLES).await;
     let worked = tokio::time::timeout(LIMIT, fleet.work()).await;
     let first = worked.expect("the run ends")[0];
@@ -276,8 +278,8 @@ async fn neither_the_log_nor_memory_grows_with_the_cycles_and_the_audit_is_clean
     assert!(last.log < first.log + LOG_GROWTH_MAX, "{first:?} {last:?}");
     assert!(last.memory < first.memory + MEMORY_GROWTH_MAX, "{first:?} {last:?}");
 
-    let control = Control::with_store(fleet.bus.clone(), fleet.store.clone());
-    let report = control.audit(&fleet.run, Depth::Files, &|_| ()).await.unwrap();
+    let control = FleetControl::with_store(fleet.bus.clone(), fleet.store.clone());
+    let report = control.audit_run(&fleet.run, AuditDepth::Files, &|_| ()).await.unwrap();
     assert_eq!((report.findings, report.not_checked), (Vec::new(), Vec::new()));
     let samples = u64::from(CYCLES * PROMPTS * SAMPLES);
     assert_eq!(report.tally.planned_samples, samples);
@@ -288,12 +290,12 @@ async fn neither_the_log_nor_memory_grows_with_the_cycles_and_the_audit_is_clean
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_zombie_writes_into_an_archived_cycle_counts_for_nothing() {
-    let fleet = Fleet::start(Keep::Cycles(0)).await;
+    let fleet = Fleet::start(CycleRetention::Cycles(0)).await;
     fleet.submit(3).await;
     tokio::time::timeout(LIMIT, fleet.work()).await.expect("the run ends");
     fleet.let_go(1).await;
-    let control = Control::with_store(fleet.bus.clone(), fleet.store.clone());
-    let audit = async || control.audit(&fleet.run, Depth::Files, &|_| ()).await.unwrap();
+    let control = FleetControl::with_store(fleet.bus.clone(), fleet.store.clone());
+    let audit = async || control.audit_run(&fleet.run, AuditDepth::Files, &|_| ()).await.unwrap();
     let before = audit().await;
     assert_eq!(before.findings, []);
     let late = v1::Samples {
@@ -302,12 +304,12 @@ async fn what_a_zombie_writes_into_an_archived_cycle_counts_for_nothing() {
         job: "t00000".into(),
         ..Default::default()
     };
-    let place = Place::Samples { cycle: 1, job: "t00000".parse().unwrap() };
-    fleet.write(place, Body::Samples(late)).await;
+    let place = FactKey::Samples { cycle: 1, job: "t00000".parse().unwrap() };
+    fleet.write(place, FactBody::Samples(late)).await;
     let after = audit().await;
     assert_eq!(after.findings, []);
     assert_eq!(after.tally.accepted_samples, before.tally.accepted_samples);
-    let run = control.run(&fleet.run).await.unwrap();
+    let run = control.get_run(&fleet.run).await.unwrap();
     assert_eq!(run.anomalies, [], "a coordinator that replays the log finds nothing wrong");
 
     let archive = run.cycles[&2].archived.as_ref().unwrap().tree.clone().unwrap();
@@ -315,7 +317,7 @@ async fn what_a_zombie_writes_into_an_archived_cycle_counts_for_nothing() {
     let mut bytes = std::fs::read(&file).unwrap();
     bytes[100] ^= 1;
     std::fs::write(&file, bytes).unwrap();
-    let report = control.audit(&fleet.run, Depth::Bytes, &|_| ()).await.unwrap();
+    let report = control.audit_run(&fleet.run, AuditDepth::Bytes, &|_| ()).await.unwrap();
     assert_eq!(report.findings.len(), 1, "{:#?}", report.findings);
     assert!(report.findings[0].url.as_ref().unwrap().ends_with("/facts.jsonl.gz"));
     assert!(report.not_checked[0].contains("cycle 2"), "{:?}", report.not_checked);

@@ -1,232 +1,284 @@
-//! Re-derives a run from its log alone and says where the log contradicts itself.
+//! The audit: re-derives a run from its log alone and reports contradictions.
 //!
-//! Folding notes what contradicts a run's state as an anomaly; `audit/` looks at each fact
-//! beside that, and the whole is looked at once more at its end.
+//! Folding records facts that contradict the state of the run as anomalies. The modules of `audit/`
+//! check each fact beyond that, and the end of the audit checks whether the run is complete.
 
-mod agree;
-mod orders;
-mod plans;
-mod results;
+mod order_checks;
+mod plan_checks;
+mod result_checks;
+mod subject_checks;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
-use wire::{Body, Fact, JobId, Place, Prompt, Record, Subject, v1};
+use wire::{Fact, FactBody, FactKey, JobId, PromptEntry, Record, Subject, v1};
 
 use crate::{
-    proof,
-    state::{Anomaly, Cycle, Run},
+    canary_vote,
+    state::{Cycle, FactAnomaly, Run},
 };
 
-/// What an audit found.
+/// The result of an audit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Audit {
-    pub tally: Tally,
-    /// In log order. Empty for a clean log.
-    pub findings: Vec<Finding>,
-    /// What the log holds to by the spec's leave alone, for people.
+pub struct RunAudit {
+    /// Counts of the run's facts and samples.
+    pub counts: AuditCounts,
+    /// Contradictions in log order. Empty for a clean log.
+    pub findings: Vec<LogContradiction>,
+    /// Facts that cannot be verified but that the spec accepts, and undecided canary votes; for
+    /// display.
     pub caveats: Vec<String>,
 }
 
-/// What a run's facts add up to.
+/// Counts of a run's facts and samples.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Tally {
+pub struct AuditCounts {
     pub facts: u64,
     pub planned_samples: u64,
     pub accepted_samples: u64,
     pub judged_samples: u64,
     pub kept_samples: u64,
-    /// Planned, and given up with a failure that says why.
+    /// Planned samples whose jobs were given up with a failure that contains the reason.
     pub set_aside_samples: u64,
     pub checkpoints: u64,
     pub evals: u64,
 }
 
-/// A contradiction, and the fact at fault where it is one fact.
+/// A contradiction in the log, with the fact that caused it if it is a single one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Finding {
+pub struct LogContradiction {
+    /// Sequence of the fact.
     pub sequence: Option<u64>,
+    /// Subject of the fact.
     pub subject: Option<String>,
-    pub what: String,
+    /// Description of the contradiction.
+    pub description: String,
 }
 
-/// Audits the facts of one run as they come, in log order, without keeping them.
+/// Audits the facts of one run as they arrive, in log order, without storing them.
+///
+/// Call [`RunAuditor::add_prompts`] with the run's prompts, [`RunAuditor::audit_record`] for each
+/// fact, and [`RunAuditor::finish_audit`] at the end.
 #[derive(Debug, Default)]
-pub struct Auditor {
+pub struct RunAuditor {
+    /// The run folded so far.
     run: Option<Run>,
+    /// Number of facts seen.
     facts: u64,
-    /// What the run samples from, by purpose and suite, as far as somebody could read it.
-    prompts: BTreeMap<(v1::Purpose, String), Vec<Prompt>>,
+    /// Prompts of the run by purpose and suite, as far as they could be read.
+    prompts: BTreeMap<(v1::Purpose, String), Vec<PromptEntry>>,
     /// Attempts ordered of each job.
-    ordered: BTreeMap<(u32, JobId), BTreeSet<u32>>,
-    findings: Vec<Finding>,
-    /// Samples by agent and by why their policy could not be verified.
-    unverified: BTreeMap<(String, String), u64>,
-    /// Cycles whose boxes differ in what they show, and nobody knows who is right.
-    disputed: Vec<String>,
-    /// Of cycles that were archived: the run holds their parts no longer.
-    settled: Tally,
+    ordered_attempts: BTreeMap<(u32, JobId), BTreeSet<u32>>,
+    /// Contradictions found so far.
+    findings: Vec<LogContradiction>,
+    /// Number of samples by agent and by the reason why their policy could not be verified.
+    unverified_samples: BTreeMap<(String, String), u64>,
+    /// Messages about cycles with an undecided canary vote.
+    undecided_votes: Vec<String>,
+    /// Counts of archived cycles, whose jobs the run no longer contains.
+    archived_counts: AuditCounts,
+    /// Missing parts of archived cycles.
     unfinished: Vec<String>,
-    /// Cycles whose facts nobody could read: what is said of them means nothing.
-    unread: BTreeSet<u32>,
+    /// Cycles whose facts could not be read; findings about them are meaningless.
+    unreadable_cycles: BTreeSet<u32>,
 }
 
-/// Audits the facts of one run, in log order. `None` when they hold no spec.
-pub fn audit<'a>(records: impl IntoIterator<Item = &'a Record>) -> Option<Audit> {
-    let mut auditor = Auditor::default();
-    records.into_iter().for_each(|record| auditor.take(record));
-    auditor.finish()
+/// Audits the facts of one run, in log order. `None` if they contain no spec.
+pub fn audit_records<'a>(records: impl IntoIterator<Item = &'a Record>) -> Option<RunAudit> {
+    let mut auditor = RunAuditor::default();
+    records.into_iter().for_each(|record| auditor.audit_record(record));
+    auditor.finish_audit()
 }
 
-impl Auditor {
-    /// The prompts of a purpose and suite, so that what was ordered is compared with them. May come
-    /// any time before the first order.
-    pub fn know_prompts(&mut self, purpose: v1::Purpose, suite: &str, prompts: Vec<Prompt>) {
+impl RunAuditor {
+    /// Adds the prompts of a purpose and suite, so that orders are compared with them. Must be
+    /// called before the first order.
+    pub fn add_prompts(&mut self, purpose: v1::Purpose, suite: &str, prompts: Vec<PromptEntry>) {
         self.prompts.insert((purpose, suite.to_owned()), prompts);
     }
 
-    /// The run so far; `None` before its spec.
-    pub fn run(&self) -> Option<&Run> {
+    /// Returns the run folded so far; `None` before its spec.
+    pub fn current_run(&self) -> Option<&Run> {
         self.run.as_ref()
     }
 
-    pub fn take(&mut self, record: &Record) {
+    /// Checks and folds the next fact.
+    pub fn audit_record(&mut self, record: &Record) {
         self.facts += 1;
-        if let Some(what) = agree::disagreement(&record.fact) {
-            self.find(record, what);
+        if let Some(what) = subject_checks::check_subject(&record.fact) {
+            self.record_finding(record, what);
         }
         let Some(run) = &self.run else {
             self.run = Run::start(record);
             if self.run.is_none() {
-                self.find(record, "stands before the run's spec".into());
+                self.record_finding(record, "stands before the run's spec".into());
             }
             return;
         };
-        let place = &record.fact.subject.place;
+        let place = &record.fact.subject.key;
         let archived = |number| run.cycles.get(&number).is_some_and(|c| c.archived.is_some());
-        if place.is_bulky() && place.cycle().is_some_and(archived) {
+        if place.is_bulky() && place.cycle_number().is_some_and(archived) {
             return;
         }
-        if let Place::Selection { cycle } = place {
-            self.disputed.extend(proof::dispute(run, *cycle));
+        if let FactKey::Selection { cycle } = place {
+            self.undecided_votes.extend(canary_vote::undecided_vote(run, *cycle));
         }
-        for what in self.look(run, &record.fact) {
-            self.find(record, what);
+        for what in self.check_fact(run, &record.fact) {
+            self.record_finding(record, what);
         }
-        if let Place::Archived { cycle } = place {
-            self.settle(*cycle);
+        if let FactKey::Archived { cycle } = place {
+            self.count_archived_cycle(*cycle);
         }
-        if let (Place::GenerateOrder { cycle, job, attempt, .. }, Body::GenerateOrder(_)) =
-            (&record.fact.subject.place, &record.fact.body)
+        if let (FactKey::GenerateOrder { cycle, job, attempt, .. }, FactBody::GenerateOrder(_)) =
+            (&record.fact.subject.key, &record.fact.body)
         {
-            self.ordered.entry((*cycle, job.clone())).or_default().insert(*attempt);
+            self.ordered_attempts.entry((*cycle, job.clone())).or_default().insert(*attempt);
         }
-        self.note_caveat(&record.fact.body);
+        self.record_caveat(&record.fact.body);
         if let Some(run) = &mut self.run {
-            run.fold(record);
-            // Taken at once: folding forgets what it thought of a cycle that was archived.
-            let anomaly = |Anomaly { sequence, subject, what }| Finding {
+            run.fold_record(record);
+            // Taken immediately: the fold drops the anomalies of a cycle when it is archived.
+            let anomaly = |FactAnomaly { sequence, subject, description: what }| LogContradiction {
                 sequence: Some(sequence),
                 subject: Some(subject),
-                what,
+                description: what,
             };
             self.findings.extend(std::mem::take(&mut run.anomalies).into_iter().map(anomaly));
         }
     }
 
-    fn note_caveat(&mut self, body: &Body) {
-        let Body::Samples(samples) = body else { return };
-        let raft = self.run.as_ref().and_then(Run::raft);
+    /// Counts samples whose policy could not be verified, if the spec accepts them.
+    fn record_caveat(&mut self, body: &FactBody) {
+        let FactBody::Samples(samples) = body else { return };
+        let raft = self.run.as_ref().and_then(Run::raft_spec);
         if raft.is_some_and(|raft| raft.accept_unverified_policy) && !samples.caveat.is_empty() {
             let why = (samples.agent.clone(), samples.caveat.clone());
-            *self.unverified.entry(why).or_default() += samples.samples.len() as u64;
+            *self.unverified_samples.entry(why).or_default() += samples.samples.len() as u64;
         }
     }
 
-    /// Counts a cycle before folding lets go of its parts.
-    fn settle(&mut self, number: u32) {
+    /// Counts a finished cycle before the fold drops its jobs.
+    fn count_archived_cycle(&mut self, number: u32) {
         let Some(run) = &self.run else { return };
         let done = run.cycles.get(&number).filter(|cycle| cycle.done.is_some());
         let Some(cycle) = done else { return };
-        self.unfinished.extend(results::unfinished_cycle(run, number, cycle));
-        let jobs = Tally::of_jobs(cycle);
-        self.settled.planned_samples += jobs.planned_samples;
-        self.settled.accepted_samples += jobs.accepted_samples;
-        self.settled.set_aside_samples += jobs.set_aside_samples;
-        self.settled.judged_samples += jobs.judged_samples;
-        self.ordered.retain(|(cycle, _), _| *cycle != number);
+        self.unfinished.extend(result_checks::find_missing_results(run, number, cycle));
+        let jobs = AuditCounts::from_jobs(cycle);
+        self.archived_counts.planned_samples += jobs.planned_samples;
+        self.archived_counts.accepted_samples += jobs.accepted_samples;
+        self.archived_counts.set_aside_samples += jobs.set_aside_samples;
+        self.archived_counts.judged_samples += jobs.judged_samples;
+        self.ordered_attempts.retain(|(cycle, _), _| *cycle != number);
     }
 
-    /// Says that a cycle's archived facts cannot be read.
-    pub fn cannot_read(&mut self, cycle: u32) {
-        self.unread.insert(cycle);
+    /// Records that the archived facts of a cycle cannot be read.
+    pub fn mark_unreadable(&mut self, cycle: u32) {
+        self.unreadable_cycles.insert(cycle);
     }
 
-    /// What is wrong with a fact, given the facts before it, that folding does not notice.
-    fn look(&self, run: &Run, fact: &Fact) -> Vec<String> {
-        match (&fact.subject.place, &fact.body) {
-            (Place::Plan { cycle }, Body::Plan(plan)) => plans::plan(run, *cycle, plan),
-            (Place::GenerateOrder { cycle, job, .. }, Body::GenerateOrder(order)) => {
+    /// Returns the contradictions of a fact, given the facts before it, that the fold does not
+    /// detect.
+    fn check_fact(&self, run: &Run, fact: &Fact) -> Vec<String> {
+        match (&fact.subject.key, &fact.body) {
+            (FactKey::Plan { cycle }, FactBody::Plan(plan)) => {
+                plan_checks::check_plan(run, *cycle, plan)
+            }
+            (FactKey::GenerateOrder { cycle, job, .. }, FactBody::GenerateOrder(order)) => {
                 let prompts = self.prompts.get(&(order.purpose(), order.suite.clone()));
                 let trained = self.prompts.get(&(v1::Purpose::Train, String::new()));
-                let mut found =
-                    orders::generate(run, *cycle, job, order, prompts.map(Vec::as_slice));
-                found.extend(orders::canary(run, *cycle, order, trained.map(Vec::as_slice)));
+                let mut found = order_checks::check_generate_order(
+                    run,
+                    *cycle,
+                    job,
+                    order,
+                    prompts.map(Vec::as_slice),
+                );
+                found.extend(order_checks::check_canary(
+                    run,
+                    *cycle,
+                    order,
+                    trained.map(Vec::as_slice),
+                ));
                 found
             }
-            (Place::TrainOrder { cycle, .. }, Body::TrainOrder(order)) => {
-                orders::train(run, *cycle, order)
+            (FactKey::TrainOrder { cycle, .. }, FactBody::TrainOrder(order)) => {
+                order_checks::check_train_order(run, *cycle, order)
             }
-            (Place::Samples { cycle, job }, Body::Samples(samples)) => {
-                let attempts = self.ordered.get(&(*cycle, job.clone()));
+            (FactKey::Samples { cycle, job }, FactBody::Samples(samples)) => {
+                let attempts = self.ordered_attempts.get(&(*cycle, job.clone()));
                 let ordered = attempts.is_some_and(|all| all.contains(&samples.attempt));
-                results::samples(run, *cycle, job, samples, ordered)
+                result_checks::check_samples(run, *cycle, job, samples, ordered)
             }
-            (Place::Quarantine { .. }, Body::Quarantine(quarantine)) => {
-                proof::unfounded(run, quarantine).into_iter().collect()
+            (FactKey::Quarantine { .. }, FactBody::Quarantine(quarantine)) => {
+                canary_vote::check_quarantine(run, quarantine).into_iter().collect()
             }
-            (Place::Verdicts { cycle, job }, Body::Verdicts(verdicts)) => {
-                results::verdicts(run, *cycle, job, verdicts)
+            (FactKey::Verdicts { cycle, job }, FactBody::Verdicts(verdicts)) => {
+                result_checks::check_verdicts(run, *cycle, job, verdicts)
             }
-            (Place::Selection { cycle }, Body::Selected(_)) => results::selection(run, *cycle),
-            (Place::Checkpoint { cycle, .. }, Body::Checkpoint(checkpoint)) => {
-                results::checkpoint(run, *cycle, checkpoint)
+            (FactKey::Selection { cycle }, FactBody::Selected(_)) => {
+                result_checks::check_selection(run, *cycle)
             }
-            (Place::Eval { suite, .. }, Body::Eval(eval)) => results::eval(run, suite, eval),
-            (Place::CycleDone { cycle }, Body::CycleDone(done)) => {
-                results::cycle_done(run, *cycle, done)
+            (
+                place @ (FactKey::Checkpoint { .. } | FactKey::WatchedCheckpoint { .. }),
+                FactBody::Checkpoint(checkpoint),
+            ) => {
+                result_checks::check_checkpoint(run, place.cycle_number().unwrap_or(0), checkpoint)
             }
-            (Place::Done, Body::Done(done)) => results::done(run, done),
+            (FactKey::Eval { suite, .. }, FactBody::Eval(eval)) => {
+                result_checks::check_eval(run, suite, eval)
+            }
+            (FactKey::CycleDone { cycle }, FactBody::CycleDone(done)) => {
+                result_checks::check_cycle_done(run, *cycle, done)
+            }
+            (FactKey::Done, FactBody::Done(done)) => result_checks::check_done(run, done),
             _ => Vec::new(),
         }
     }
 
-    fn find(&mut self, record: &Record, what: String) {
+    /// Records a contradiction of a fact.
+    fn record_finding(&mut self, record: &Record, what: String) {
         let subject = Some(record.fact.subject.to_string());
-        self.findings.push(Finding { sequence: Some(record.sequence), subject, what });
+        self.findings.push(LogContradiction {
+            sequence: Some(record.sequence),
+            subject,
+            description: what,
+        });
     }
 
-    /// The verdict on all that was taken. `None` when there was no spec.
-    pub fn finish(self) -> Option<Audit> {
-        let Self { run, facts, mut findings, unverified, disputed, settled, .. } = self;
-        let (mut unfinished, unread) = (self.unfinished, self.unread);
+    /// Returns the result of the audit; `None` if there was no spec. A succeeded run must also be
+    /// complete.
+    pub fn finish_audit(self) -> Option<RunAudit> {
+        let Self {
+            run,
+            facts,
+            mut findings,
+            unverified_samples: unverified,
+            undecided_votes: disputed,
+            archived_counts: settled,
+            ..
+        } = self;
+        let (mut unfinished, unread) = (self.unfinished, self.unreadable_cycles);
         let run = run?;
         findings.retain(|finding| {
             let subject: Option<Subject> = finding.subject.as_ref().and_then(|s| s.parse().ok());
-            let cycle = subject.and_then(|subject| subject.place.cycle());
+            let cycle = subject.and_then(|subject| subject.key.cycle_number());
             cycle.is_none_or(|cycle| !unread.contains(&cycle))
         });
         findings.sort();
         findings.dedup();
         if run.done.as_ref().is_some_and(|done| done.status() == v1::done::Status::Succeeded) {
-            // What was drawn ahead for a cycle that never came needs no end.
+            // Samples drawn ahead for a cycle after the last one need not be complete.
             let last = run.stopped_after().unwrap_or(u32::MAX);
             let open = run.cycles.range(..=last).filter(|(_, cycle)| cycle.archived.is_none());
             for (number, cycle) in open {
-                unfinished.extend(results::unfinished_cycle(&run, *number, cycle));
+                unfinished.extend(result_checks::find_missing_results(&run, *number, cycle));
             }
             if unread.is_empty() {
-                let missing = |what: String| Finding { sequence: None, subject: None, what };
+                let missing = |what: String| LogContradiction {
+                    sequence: None,
+                    subject: None,
+                    description: what,
+                };
                 findings.extend(unfinished.into_iter().map(missing));
             }
         }
@@ -234,12 +286,13 @@ impl Auditor {
             format!("{count} samples by {agent} count, as the spec accepts, though {why}")
         };
         let caveats = unverified.into_iter().map(caveat).chain(disputed).collect();
-        Some(Audit { tally: tally(&run, facts, settled), findings, caveats })
+        Some(RunAudit { counts: count_run(&run, facts, settled), findings, caveats })
     }
 }
 
-impl Tally {
-    fn of_jobs(cycle: &Cycle) -> Self {
+impl AuditCounts {
+    /// Counts the samples of a cycle's jobs.
+    fn from_jobs(cycle: &Cycle) -> Self {
         let jobs = || cycle.jobs.values();
         Self {
             planned_samples: jobs().flat_map(|job| &job.draws).map(|d| u64::from(d.count)).sum(),
@@ -249,7 +302,7 @@ impl Tally {
                 .sum(),
             set_aside_samples: jobs()
                 .filter(|job| job.set_aside.is_some())
-                .map(|job| u64::from(job.planned()))
+                .map(|job| u64::from(job.planned_samples()))
                 .sum(),
             judged_samples: jobs()
                 .filter_map(|job| job.verdicts.as_ref())
@@ -260,10 +313,11 @@ impl Tally {
     }
 }
 
-fn tally(run: &Run, facts: u64, settled: Tally) -> Tally {
-    let mut tally = Tally { facts, ..settled };
+/// Counts all cycles of a run, in addition to archived ones.
+fn count_run(run: &Run, facts: u64, settled: AuditCounts) -> AuditCounts {
+    let mut tally = AuditCounts { facts, ..settled };
     for cycle in run.cycles.values() {
-        let jobs = Tally::of_jobs(cycle);
+        let jobs = AuditCounts::from_jobs(cycle);
         tally.planned_samples += jobs.planned_samples;
         tally.accepted_samples += jobs.accepted_samples;
         tally.set_aside_samples += jobs.set_aside_samples;

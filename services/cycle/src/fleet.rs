@@ -1,62 +1,71 @@
-//! The agents as they say of themselves: who is there, how fast, and what each holds.
+//! A snapshot of the agents of a pool, from their own status reports: speed and jobs in progress.
 //!
-//! Never more than a hint. It may be seconds old, or empty; what is decided with it costs
-//! at worst an order too many.
+//! The snapshot is only a hint. It may be seconds old or empty; a decision based on it costs at
+//! most one unnecessary order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{RunId, WorkKind};
 
-use crate::visits::visit;
+use crate::cost_probe::count_visit;
 
-/// The agents of one pool that are there and take work.
+/// The agents of one pool that are online and accept work, by role.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Fleet {
-    pub generators: Vec<Member>,
-    pub verifiers: Vec<Member>,
-    pub trainers: Vec<Member>,
-    /// Milliseconds since jobs were last seen in somebody's hands.
-    pub held_ago_ms: BTreeMap<(WorkKind, Held), u64>,
+pub struct FleetSnapshot {
+    /// Agents with the generator role.
+    pub generators: Vec<FleetMember>,
+    /// Agents with the verifier role, of all pools.
+    pub verifiers: Vec<FleetMember>,
+    /// Agents with the trainer role.
+    pub trainers: Vec<FleetMember>,
+    /// Milliseconds since each job was last reported as held by an agent.
+    pub last_held_ago_ms: BTreeMap<(WorkKind, HeldJob), u64>,
 }
 
 /// One agent in one role.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Member {
+pub struct FleetMember {
+    /// Id of the agent.
     pub agent: String,
-    /// Generated tokens a second; 0 when not yet known.
+    /// Generated tokens per second; 0 if not yet known.
     pub tokens_per_s: f64,
-    /// What a sample takes while it draws as many as it can; 0 when not yet known.
+    /// Seconds per sample while all slots of the agent are in use; 0 if not yet known.
     pub sample_s: f64,
-    pub holds: BTreeSet<Held>,
-    /// Samples of what it holds that are not drawn yet.
-    pub left: u32,
+    /// Jobs that the agent works on.
+    pub held_jobs: BTreeSet<HeldJob>,
+    /// Samples of the held jobs that are not drawn yet.
+    pub remaining_samples: u32,
 }
 
-/// A job an agent works on; a training is called `train`.
+/// A job that an agent works on. The job of a training is called `train`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Held {
+pub struct HeldJob {
     pub run: RunId,
     pub cycle: u32,
     pub job: String,
 }
 
-/// The last samples are drawn in less company, and so faster than others: by this much.
-const ALONE: f64 = 0.5;
+/// Minimum share of `sample_s` that any sample takes. The last samples share the GPU with fewer
+/// others and are therefore faster than average.
+const LAST_SAMPLES_FACTOR: f64 = 0.5;
 
-impl Member {
-    /// How long it will be at what it holds; `None` when nobody knows.
-    pub(crate) fn left_s(&self, tokens_a_sample: f64) -> Option<f64> {
-        (self.tokens_per_s > 0.0).then(|| self.takes_s(f64::from(self.left) * tokens_a_sample))
+impl FleetMember {
+    /// Estimates the seconds until the agent finishes the jobs it holds; `None` if its speed is
+    /// unknown.
+    pub(crate) fn remaining_s(&self, tokens_a_sample: f64) -> Option<f64> {
+        (self.tokens_per_s > 0.0)
+            .then(|| self.duration_s(f64::from(self.remaining_samples) * tokens_a_sample))
     }
 
-    /// How long so many tokens take.
-    pub(crate) fn takes_s(&self, tokens: f64) -> f64 {
-        (tokens / self.tokens_per_s).max(ALONE * self.sample_s)
+    /// Estimates the seconds that the agent takes to generate a number of tokens.
+    pub(crate) fn duration_s(&self, tokens: f64) -> f64 {
+        (tokens / self.tokens_per_s).max(LAST_SAMPLES_FACTOR * self.sample_s)
     }
 }
 
-impl Fleet {
-    pub fn members(&self, kind: WorkKind) -> &[Member] {
+impl FleetSnapshot {
+    /// Returns the agents that do a kind of work. Always empty for evals.
+    pub fn members_for(&self, kind: WorkKind) -> &[FleetMember] {
         match kind {
             WorkKind::Generate => &self.generators,
             WorkKind::Verify => &self.verifiers,
@@ -65,21 +74,27 @@ impl Fleet {
         }
     }
 
-    pub(crate) fn holds(&self, kind: WorkKind, held: &Held) -> bool {
-        self.members(kind).iter().inspect(|_| visit()).any(|member| member.holds.contains(held))
+    /// Returns true if an agent holds the job.
+    pub(crate) fn is_held(&self, kind: WorkKind, held: &HeldJob) -> bool {
+        self.members_for(kind)
+            .iter()
+            .inspect(|_| count_visit())
+            .any(|member| member.held_jobs.contains(held))
     }
 
-    /// How long nobody has held a job that was ordered so long ago.
-    pub(crate) fn unheld_ms(&self, kind: WorkKind, held: &Held, ordered_ago_ms: u64) -> u64 {
-        let seen = self.held_ago_ms.get(&(kind, held.clone())).copied();
+    /// Returns how many milliseconds the job has had no holder: the time since it was last held, at
+    /// most the age of its order.
+    pub(crate) fn unclaimed_ms(&self, kind: WorkKind, held: &HeldJob, ordered_ago_ms: u64) -> u64 {
+        let seen = self.last_held_ago_ms.get(&(kind, held.clone())).copied();
         seen.map_or(ordered_ago_ms, |ago| ago.min(ordered_ago_ms))
     }
 
-    pub(crate) fn idle(&self, kind: WorkKind) -> usize {
-        self.members(kind)
+    /// Returns the number of agents of a kind that hold no job.
+    pub(crate) fn idle_count(&self, kind: WorkKind) -> usize {
+        self.members_for(kind)
             .iter()
-            .inspect(|_| visit())
-            .filter(|member| member.holds.is_empty())
+            .inspect(|_| count_visit())
+            .filter(|member| member.held_jobs.is_empty())
             .count()
     }
 }

@@ -1,52 +1,61 @@
-//! Facts into state. The only place that changes a [`Run`].
+//! The fold of facts into state, and the only place that changes a [`Run`].
 //!
-//! A fact that contradicts earlier ones is noted as an anomaly and otherwise ignored:
-//! folding never fails, whatever somebody wrote to the log.
+//! A fact that contradicts earlier ones is recorded as an anomaly and otherwise ignored. Folding
+//! never fails, regardless of the content of the log.
 
 mod quarantine;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use wire::{Body, Fact, JobId, Place, Record, Subject, SuiteName, WorkKind, v1};
+use wire::{
+    Fact, FactBody, FactKey, JobId, Record, SpecOrigin, Subject, SuiteName, WorkKind,
+    check_checkpoint_author, v1,
+};
 
 use crate::{
-    ledger::Ledger,
-    proof, select,
-    state::{Anomaly, Cycle, Job, Policy, Run, Samples},
+    canary_vote,
+    job_index::JobIndex,
+    select,
+    state::{AcceptedSamples, Cycle, FactAnomaly, PlannedJob, PolicyWeights, Run},
 };
 
 impl Run {
-    /// The run a `spec` fact starts. `None` for any other fact.
+    /// Creates the run that a `spec` fact starts; `None` for any other fact.
     pub fn start(record: &Record) -> Option<Self> {
-        let Body::Spec(spec) = &record.fact.body else { return None };
+        let FactBody::Spec(spec) = &record.fact.body else { return None };
         let mut run = Self::new(record.fact.subject.run.clone(), spec.clone(), record.time_ms);
         run.sequence = record.sequence;
+        run.author.clone_from(&record.author);
         Some(run)
     }
 
-    /// Takes in one fact of this run. Facts at or below the last sequence are ignored.
-    pub fn fold(&mut self, record: &Record) {
+    /// Applies one fact of this run. Facts at or below the last sequence are ignored.
+    pub fn fold_record(&mut self, record: &Record) {
         if record.sequence <= self.sequence {
             return;
         }
         self.sequence = record.sequence;
-        let outcome = self.apply(record);
-        self.book(&record.fact.subject.place);
+        let outcome = self.apply_record(record);
+        self.reindex_job(&record.fact.subject.key);
         if let Err(what) = outcome {
             let subject = record.fact.subject.to_string();
-            self.anomalies.push(Anomaly { sequence: record.sequence, subject, what });
+            self.anomalies.push(FactAnomaly {
+                sequence: record.sequence,
+                subject,
+                description: what,
+            });
         }
     }
 
-    /// Notes where the job stands that a fact was about.
-    fn book(&mut self, place: &Place) {
+    /// Updates the index for the job that a fact is about.
+    fn reindex_job(&mut self, place: &FactKey) {
         let failed;
         let (number, id) = match place {
-            Place::GenerateOrder { cycle, job, .. }
-            | Place::Samples { cycle, job }
-            | Place::Verdicts { cycle, job } => (*cycle, job),
-            Place::Failure { id, .. } => {
-                failed = job_of(id);
+            FactKey::GenerateOrder { cycle, job, .. }
+            | FactKey::Samples { cycle, job }
+            | FactKey::Verdicts { cycle, job } => (*cycle, job),
+            FactKey::Failure { id, .. } => {
+                failed = parse_job_id(id);
                 let Some((number, id)) = &failed else { return };
                 (*number, id)
             }
@@ -54,79 +63,76 @@ impl Run {
         };
         let round = self.round;
         if let Some(cycle) = self.cycles.get_mut(&number) {
-            cycle.book(id, round);
+            cycle.reindex_job(id, round);
         }
     }
 
-    fn apply(&mut self, record: &Record) -> Result<(), String> {
+    /// Applies a fact to the state; the error describes a contradiction.
+    fn apply_record(&mut self, record: &Record) -> Result<(), String> {
         let Fact { subject, body } = &record.fact;
         let at = record.time_ms;
-        // A coordinator that slept wrote it: agents know better, and so do we.
+        // Written by a coordinator with an outdated state after the run ended. Agents ignore it,
+        // and so does the fold.
         if self.done.is_some() && starts_work(body) {
             return Ok(());
         }
-        if subject.place.is_bulky() && self.is_archived(&subject.place) {
-            // What the log has let go of may be written again by an agent that was away.
+        if subject.key.is_bulky() && self.is_archived(&subject.key) {
+            // An agent that was offline may write results again that the log has already purged.
             return Ok(());
         }
-        match (&subject.place, body) {
-            (Place::Spec, _) => Err("a second spec".into()),
-            (Place::Control { number }, Body::Control(control)) => self.control(*number, control),
-            (Place::Plan { cycle }, Body::Plan(plan)) => self.plan(*cycle, plan, at),
-            (Place::GenerateOrder { cycle, job, attempt, .. }, Body::GenerateOrder(order)) => {
-                if self.cycle(*cycle)?.redrawn.contains(job) {
-                    // A coordinator that had not heard of it wrote it.
-                    return Ok(());
-                }
-                let job = self.job(*cycle, job)?;
-                job.ordered.note(*attempt, order.round, at);
-                if job.needs_samples() && job.requests.is_empty() {
-                    job.requests.clone_from(&order.requests);
-                }
-                Ok(())
+        match (&subject.key, body) {
+            (FactKey::Spec | FactKey::WatchedSpec, _) => Err("a second spec".into()),
+            (FactKey::Control { number }, FactBody::Control(control)) => {
+                self.apply_control(*number, control)
             }
-            (Place::Samples { cycle, job }, Body::Samples(samples)) => {
-                self.samples(*cycle, job, samples, record)
+            (FactKey::Plan { cycle }, FactBody::Plan(plan)) => self.apply_plan(*cycle, plan, at),
+            (
+                FactKey::GenerateOrder { cycle, job, attempt, .. },
+                FactBody::GenerateOrder(order),
+            ) => self.note_generate_order(*cycle, job, *attempt, order, at),
+            (FactKey::Samples { cycle, job }, FactBody::Samples(samples)) => {
+                self.apply_samples(*cycle, job, samples, record)
             }
-            (Place::Quarantine { number, .. }, Body::Quarantine(quarantine)) => {
-                self.quarantine(*number, quarantine, record.sequence)
+            (FactKey::Quarantine { number, .. }, FactBody::Quarantine(quarantine)) => {
+                self.apply_quarantine(*number, quarantine, record.sequence)
             }
-            (Place::Verdicts { cycle, job }, Body::Verdicts(verdicts)) => {
-                self.verdicts(*cycle, job, verdicts, at)
+            (FactKey::Verdicts { cycle, job }, FactBody::Verdicts(verdicts)) => {
+                self.apply_verdicts(*cycle, job, verdicts, at)
             }
-            (Place::Selection { cycle }, Body::Selected(selected)) => {
-                self.selected(*cycle, selected)
+            (FactKey::Selection { cycle }, FactBody::Selected(selected)) => {
+                self.apply_selection(*cycle, selected)
             }
-            (Place::TrainOrder { cycle, attempt, .. }, Body::TrainOrder(order)) => {
+            (FactKey::TrainOrder { cycle, attempt, .. }, FactBody::TrainOrder(order)) => {
                 let cycle = self.cycles.entry(*cycle).or_default();
-                cycle.train_ordered.note(*attempt, order.round, at);
-                cycle.canary.clone_from(&order.canary);
+                cycle.train_orders.record_order(*attempt, order.round, at);
+                cycle.canary_text.clone_from(&order.canary);
                 cycle.times.train_ordered.get_or_insert(at);
                 Ok(())
             }
-            (Place::Checkpoint { cycle, step }, Body::Checkpoint(checkpoint)) => {
-                self.checkpoint(*cycle, *step, checkpoint, at)
+            (
+                place @ (FactKey::Checkpoint { .. } | FactKey::WatchedCheckpoint { .. }),
+                FactBody::Checkpoint(checkpoint),
+            ) => self.apply_checkpoint(place, checkpoint, record),
+            (FactKey::Eval { cycle, step, suite }, FactBody::Eval(eval)) => {
+                self.apply_eval(*cycle, *step, suite, eval, at)
             }
-            (Place::Eval { cycle, step, suite }, Body::Eval(eval)) => {
-                self.eval(*cycle, *step, suite, eval, at)
-            }
-            (Place::Failure { kind, .. }, Body::Failure(failure)) => {
-                self.failure(*kind, failure);
+            (FactKey::Failure { kind, .. }, FactBody::Failure(failure)) => {
+                self.apply_failure(*kind, failure);
                 Ok(())
             }
-            (Place::CycleDone { cycle }, Body::CycleDone(done)) => {
-                self.proofs.forget_before(*cycle);
-                let cycle = self.cycle(*cycle)?;
+            (FactKey::CycleDone { cycle }, FactBody::CycleDone(done)) => {
+                self.canary_votes.drop_before(*cycle);
+                let cycle = self.require_cycle(*cycle)?;
                 cycle.done = Some(done.clone());
-                // An audit still counts them, but nobody reads why any more.
+                // An audit still counts the verdicts, but their details are no longer needed.
                 let verdicts = cycle.jobs.values_mut().filter_map(|job| job.verdicts.as_mut());
                 verdicts.flat_map(|v| &mut v.verdicts).for_each(|v| v.detail = String::new());
                 Ok(())
             }
-            (Place::Archived { cycle }, Body::Archived(archived)) => {
-                self.archived(*cycle, archived)
+            (FactKey::Archived { cycle }, FactBody::Archived(archived)) => {
+                self.apply_archived(*cycle, archived)
             }
-            (Place::Done, Body::Done(done)) => {
+            (FactKey::Done, FactBody::Done(done)) => {
                 self.done = Some(done.clone());
                 self.ended_ms = Some(at);
                 Ok(())
@@ -135,18 +141,41 @@ impl Run {
         }
     }
 
-    fn cycle(&mut self, number: u32) -> Result<&mut Cycle, String> {
-        self.cycles.get_mut(&number).ok_or_else(|| never_planned(number))
+    fn note_generate_order(
+        &mut self,
+        number: u32,
+        id: &JobId,
+        attempt: u32,
+        order: &v1::GenerateOrder,
+        at: u64,
+    ) -> Result<(), String> {
+        if self.require_cycle(number)?.replaced_jobs.contains(id) {
+            // A coordinator that had not read the quarantine yet wrote it.
+            return Ok(());
+        }
+        let job = self.require_job(number, id)?;
+        job.orders.record_order(attempt, order.round, at);
+        if job.needs_samples() && job.requests.is_empty() {
+            job.requests.clone_from(&order.requests);
+        }
+        Ok(())
     }
 
-    fn job(&mut self, cycle: u32, job: &JobId) -> Result<&mut Job, String> {
+    /// Returns a cycle, or an error if it was never planned.
+    fn require_cycle(&mut self, number: u32) -> Result<&mut Cycle, String> {
+        self.cycles.get_mut(&number).ok_or_else(|| never_planned_message(number))
+    }
+
+    /// Returns a job of a cycle, or an error if it is not in the plan.
+    fn require_job(&mut self, cycle: u32, job: &JobId) -> Result<&mut PlannedJob, String> {
         let missing = || format!("job {job} is not in the plan of cycle {cycle}");
-        self.cycle(cycle)?.jobs.get_mut(job).ok_or_else(missing)
+        self.require_cycle(cycle)?.jobs.get_mut(job).ok_or_else(missing)
     }
 
-    fn control(&mut self, number: u64, control: &v1::Control) -> Result<(), String> {
+    /// Applies a pause, resume or cancellation. A resume after a pause starts a new round.
+    fn apply_control(&mut self, number: u64, control: &v1::Control) -> Result<(), String> {
         use v1::control::Action;
-        self.controls = self.controls.max(number);
+        self.last_control = self.last_control.max(number);
         match control.action() {
             Action::Pause => self.paused = true,
             Action::Resume => {
@@ -154,7 +183,7 @@ impl Run {
                 self.paused = false;
                 let round = self.round;
                 let open = self.cycles.values_mut().filter(|cycle| cycle.done.is_none());
-                open.for_each(|cycle| cycle.book_all(round));
+                open.for_each(|cycle| cycle.reindex_all(round));
             }
             Action::Cancel => self.cancelled = true,
             Action::Unspecified => return Err("a control without an action".into()),
@@ -162,111 +191,125 @@ impl Run {
         Ok(())
     }
 
-    fn plan(&mut self, number: u32, plan: &v1::Plan, at: u64) -> Result<(), String> {
+    /// Adds the jobs of a plan.
+    fn apply_plan(&mut self, number: u32, plan: &v1::Plan, at: u64) -> Result<(), String> {
         let round = self.round;
         let cycle = self.cycles.entry(number).or_default();
         cycle.times.planned = Some(at);
         for planned in &plan.jobs {
             let id = JobId::new(planned.job.as_str()).map_err(|error| error.to_string())?;
             let (suite, draws) = (planned.suite.clone(), planned.draws.clone());
-            // Named twice: the last counts, and an audit says so.
-            cycle.strike(&id);
-            cycle.jobs.insert(id.clone(), Job::new(planned.purpose(), suite, draws));
-            cycle.book(&id, round);
+            // If a plan contains a job twice, the last entry counts; an audit reports it.
+            cycle.remove_job(&id);
+            cycle.jobs.insert(id.clone(), PlannedJob::new(planned.purpose(), suite, draws));
+            cycle.reindex_job(&id, round);
         }
         cycle.plan = Some(plan.clone());
         Ok(())
     }
 
-    fn samples(
+    /// Accepts the samples of a job. Samples that may not be used are stored as void, with the
+    /// reason, and returned as an error.
+    fn apply_samples(
         &mut self,
         number: u32,
         id: &JobId,
         samples: &v1::Samples,
         record: &Record,
     ) -> Result<(), String> {
-        let purpose = self.job(number, id)?.purpose;
-        let policy = self.policy(number, purpose);
-        let accepts_unverified = self.raft().is_some_and(|raft| raft.accept_unverified_policy);
-        if self.cycle(number)?.is_past(purpose) {
+        let purpose = self.require_job(number, id)?.purpose;
+        let policy = self.sampling_policy(number, purpose);
+        let accepts_unverified = self.raft_spec().is_some_and(|raft| raft.accept_unverified_policy);
+        if self.require_cycle(number)?.is_closed_for(purpose) {
             return Ok(());
         }
-        let unproven = proof::why_void(self, samples);
-        let job = self.job(number, id)?;
+        let unproven = canary_vote::unproven_reason(self, samples);
+        let job = self.require_job(number, id)?;
         if job.set_aside.is_some() {
             return Ok(());
         }
         let unverified = (!accepts_unverified && !samples.caveat.is_empty())
             .then(|| format!("the spec does not accept that {}", samples.caveat));
-        let void = why_void(job, policy.as_ref(), samples).or(unverified).or(unproven);
-        job.samples = Some(Samples {
+        let void = samples_void_reason(job, policy.as_ref(), samples).or(unverified).or(unproven);
+        job.samples = Some(AcceptedSamples {
             sequence: record.sequence,
             agent: samples.agent.clone(),
             engine: samples.engine.clone(),
             count: u32::try_from(samples.samples.len()).unwrap_or(u32::MAX),
             wall_s: samples.wall_s,
             joules: samples.joules,
-            void: void.clone(),
+            void_reason: void.clone(),
             canary: samples.canary.clone(),
             samples: samples.samples.clone(),
         });
-        let cycle = self.cycle(number)?;
-        cycle.count(purpose, samples);
+        let cycle = self.require_cycle(number)?;
+        cycle.record_samples(purpose, samples);
         let times = &mut cycle.times;
         match purpose {
-            v1::Purpose::Heldout => times.last_measure = Some(record.time_ms),
+            v1::Purpose::Heldout => times.last_evaluation = Some(record.time_ms),
             v1::Purpose::Train | v1::Purpose::Unspecified => {
                 times.last_samples = Some(record.time_ms);
             }
         }
-        if void.is_none() && !samples.canary.is_empty() && proof::asked(self).is_some() {
-            self.proofs.show(number, record.sequence, samples);
+        if void.is_none()
+            && !samples.canary.is_empty()
+            && canary_vote::canary_settings(self).is_some()
+        {
+            self.canary_votes.record_report(number, record.sequence, samples);
         }
         void.map_or(Ok(()), |why| Err(format!("the samples are void: {why}")))
     }
 
-    /// What generates a cycle's samples: held-out ones measure the cycle's own checkpoint.
-    pub fn policy(&self, cycle: u32, purpose: v1::Purpose) -> Option<Policy> {
-        self.drawn_with(cycle, purpose).and_then(Policy::of)
+    /// Returns the policy that the samples of a cycle are drawn from. Held-out samples evaluate the
+    /// cycle's own checkpoint.
+    pub fn sampling_policy(&self, cycle: u32, purpose: v1::Purpose) -> Option<PolicyWeights> {
+        self.sampling_checkpoint(cycle, purpose).and_then(PolicyWeights::from_checkpoint)
     }
 
-    /// The checkpoint that is its policy.
-    pub(crate) fn drawn_with(&self, cycle: u32, purpose: v1::Purpose) -> Option<&v1::Checkpoint> {
+    /// Returns the checkpoint that the samples of a cycle are drawn from.
+    pub(crate) fn sampling_checkpoint(
+        &self,
+        cycle: u32,
+        purpose: v1::Purpose,
+    ) -> Option<&v1::Checkpoint> {
         let own = || self.cycles.get(&cycle).and_then(Cycle::final_checkpoint);
         match purpose {
-            v1::Purpose::Heldout => own().or_else(|| self.parent(cycle)),
+            v1::Purpose::Heldout => own().or_else(|| self.parent_checkpoint(cycle)),
             v1::Purpose::Train | v1::Purpose::Unspecified => {
-                let stale = self.raft().map_or(0, |raft| raft.staleness);
-                // The first cycle samples with the base, which is the only one there is.
-                self.parent(cycle.saturating_sub(stale).max(1))
+                let stale = self.raft_spec().map_or(0, |raft| raft.staleness);
+                // The first cycle samples with the base model: no other checkpoint exists yet.
+                self.parent_checkpoint(cycle.saturating_sub(stale).max(1))
             }
         }
     }
 
-    /// What a cycle trains on.
-    pub(crate) fn trained_from(&self, cycle: u32) -> Option<Policy> {
-        self.origin(cycle).and_then(Policy::of)
+    /// Returns the policy that a cycle's training starts from.
+    pub(crate) fn training_policy(&self, cycle: u32) -> Option<PolicyWeights> {
+        self.training_parent(cycle).and_then(PolicyWeights::from_checkpoint)
     }
 
-    /// The checkpoint whose weights a cycle's training begins with.
-    fn origin(&self, cycle: u32) -> Option<&v1::Checkpoint> {
-        let from_base = self.raft().is_some_and(|raft| raft.from_base);
-        self.parent(if from_base { 1 } else { cycle })
+    /// Returns the checkpoint that a cycle's training starts from: the base model if the spec sets
+    /// `from_base`, else the checkpoint that the cycle continues from.
+    fn training_parent(&self, cycle: u32) -> Option<&v1::Checkpoint> {
+        let from_base = self.raft_spec().is_some_and(|raft| raft.from_base);
+        self.parent_checkpoint(if from_base { 1 } else { cycle })
     }
 
-    fn verdicts(
+    /// Accepts the verdicts of a job. Returns an error if they do not judge each accepted sample
+    /// once.
+    fn apply_verdicts(
         &mut self,
         number: u32,
         id: &JobId,
         verdicts: &v1::Verdicts,
         at: u64,
     ) -> Result<(), String> {
-        if self.cycle(number)?.redrawn.contains(id) {
+        if self.require_cycle(number)?.replaced_jobs.contains(id) {
             return Ok(());
         }
-        let purpose = self.job(number, id)?.purpose;
-        let past = self.cycle(number)?.is_past(purpose);
-        let job = self.job(number, id)?;
+        let purpose = self.require_job(number, id)?.purpose;
+        let past = self.require_cycle(number)?.is_closed_for(purpose);
+        let job = self.require_job(number, id)?;
         if past || job.set_aside.is_some() {
             return Ok(());
         }
@@ -278,11 +321,11 @@ impl Run {
         let same = samples.sequence == verdicts.samples_sequence;
         job.verdicts = Some(verdicts.clone());
         if purpose == v1::Purpose::Heldout {
-            job.forget_texts();
+            job.drop_texts();
         }
-        let times = &mut self.cycle(number)?.times;
+        let times = &mut self.require_cycle(number)?.times;
         match purpose {
-            v1::Purpose::Heldout => times.last_measure = Some(at),
+            v1::Purpose::Heldout => times.last_evaluation = Some(at),
             v1::Purpose::Train | v1::Purpose::Unspecified => times.last_verdicts = Some(at),
         }
         match (same, whole) {
@@ -292,39 +335,49 @@ impl Run {
         }
     }
 
-    fn selected(&mut self, number: u32, selected: &v1::Selected) -> Result<(), String> {
-        let raft = self.raft().ok_or("a selection in a run that selects nothing")?;
-        let cycle = self.cycles.get(&number).ok_or_else(|| never_planned(number))?;
-        let select::Selection { fact: expected, dataset } =
-            select::select(self, raft, number, cycle);
-        let canary = proof::asked(self).map_or(String::new(), |_| proof::of_dataset(&dataset));
+    /// Accepts a selection, updates the history of each prompt and drops the texts of the samples.
+    /// Returns an error if the selection does not follow from the verdicts.
+    fn apply_selection(&mut self, number: u32, selected: &v1::Selected) -> Result<(), String> {
+        let raft = self.raft_spec().ok_or("a selection in a run that selects nothing")?;
+        let cycle = self.cycles.get(&number).ok_or_else(|| never_planned_message(number))?;
+        let select::CycleSelection { fact: expected, dataset } =
+            select::select_samples(self, raft, number, cycle);
+        let canary = canary_vote::canary_settings(self)
+            .map_or(String::new(), |_| canary_vote::text_from_dataset(&dataset));
         for (line, (judged, passed)) in
             selected.prompts.iter().zip(selected.judged.iter().zip(&selected.passed))
         {
-            self.prompts.entry(*line).or_default().note(*judged, *passed);
+            self.prompt_histories.entry(*line).or_default().record_cycle(*judged, *passed);
         }
-        let cycle = self.cycle(number)?;
+        let cycle = self.require_cycle(number)?;
         cycle.selected = Some(selected.clone());
-        cycle.canary = canary;
-        cycle.jobs.values_mut().for_each(Job::forget_texts);
+        cycle.canary_text = canary;
+        cycle.jobs.values_mut().for_each(PlannedJob::drop_texts);
         if expected == *selected {
             return Ok(());
         }
         Err("does not follow from the cycle's verdicts".into())
     }
 
-    fn checkpoint(
+    /// Accepts a checkpoint. Returns an error if its parent is not the checkpoint that the training
+    /// had to start from.
+    fn apply_checkpoint(
         &mut self,
-        number: u32,
-        step: u32,
+        place: &FactKey,
         checkpoint: &v1::Checkpoint,
-        at: u64,
+        record: &Record,
     ) -> Result<(), String> {
-        let parent = self.origin(number).and_then(|parent| parent.tree.clone());
+        let spec = SpecOrigin { is_watched: self.is_watched(), author: self.author.as_ref() };
+        check_checkpoint_author(place, record.author.as_ref(), spec)?;
+        let (number, step) = place.checkpoint_position().ok_or("not a checkpoint's subject")?;
+        if number == 0 && self.raft_spec().is_some() && !self.is_base(checkpoint) {
+            return Err("cycle 0 of a RAFT run is its base, and this is another model".into());
+        }
+        let parent = self.training_parent(number).and_then(|parent| parent.tree.clone());
         let cycle = self.cycles.entry(number).or_default();
         cycle.checkpoints.insert(step, checkpoint.clone());
         if checkpoint.r#final {
-            cycle.times.trained = Some(at);
+            cycle.times.trained = Some(record.time_ms);
         }
         let manifest = |tree: &v1::Tree| tree.manifest.clone();
         if parent.as_ref().map(manifest) == checkpoint.parent.as_ref().map(manifest)
@@ -335,7 +388,15 @@ impl Run {
         Err("its parent is not the checkpoint before it".into())
     }
 
-    fn eval(
+    /// Returns true if a checkpoint is the base that the spec names.
+    fn is_base(&self, checkpoint: &v1::Checkpoint) -> bool {
+        let manifest = |tree: Option<&v1::Tree>| tree.map(|tree| tree.manifest.clone());
+        let base = self.spec.base.as_ref().and_then(|base| base.tree.as_ref());
+        manifest(checkpoint.tree.as_ref()) == manifest(base)
+    }
+
+    /// Accepts an eval. Returns an error if it measured other weights than its checkpoint's.
+    fn apply_eval(
         &mut self,
         number: u32,
         step: u32,
@@ -343,64 +404,67 @@ impl Run {
         eval: &v1::Eval,
         at: u64,
     ) -> Result<(), String> {
-        let cycle = self.cycle(number)?;
+        let cycle = self.require_cycle(number)?;
         let checkpoint = cycle.checkpoints.get(&step).ok_or("an eval before its checkpoint")?;
         let manifest = checkpoint.tree.as_ref().map(|tree| tree.manifest.as_str());
         let same = manifest == Some(eval.manifest.as_str());
         cycle.evals.insert((step, suite.clone()), eval.clone());
-        cycle.times.last_measure = Some(at);
+        cycle.times.last_evaluation = Some(at);
         if same { Ok(()) } else { Err("measured something else than its checkpoint".into()) }
     }
 
-    /// From here on the log need not hold what the cycle was made of, and neither do we; where
-    /// it does not, what followed from it could not be re-derived.
-    fn archived(&mut self, number: u32, archived: &v1::Archived) -> Result<(), String> {
-        let cycle = self.cycle(number)?;
+    /// Drops the plan and jobs of an archived cycle, because the log may no longer contain them.
+    /// Anomalies of the cycle are dropped as well: with facts purged, they can no longer be
+    /// derived.
+    fn apply_archived(&mut self, number: u32, archived: &v1::Archived) -> Result<(), String> {
+        let cycle = self.require_cycle(number)?;
         if cycle.done.is_none() {
             return Err("archived before it was done".into());
         }
         cycle.archived = Some(archived.clone());
         cycle.jobs = BTreeMap::new();
-        cycle.ledger = Ledger::default();
+        cycle.job_index = JobIndex::default();
         cycle.plan = None;
         self.anomalies.retain(|anomaly| {
             let subject: Option<Subject> = anomaly.subject.parse().ok();
             subject.is_none_or(|subject| {
-                let named = matches!(subject.place, Place::Quarantine { .. });
-                !named && subject.place.cycle() != Some(number)
+                let named = matches!(subject.key, FactKey::Quarantine { .. });
+                !named && subject.key.cycle_number() != Some(number)
             })
         });
         Ok(())
     }
 
-    fn is_archived(&self, place: &Place) -> bool {
-        let cycle = place.cycle().and_then(|number| self.cycles.get(&number));
+    /// Returns true if the fact belongs to an archived cycle.
+    fn is_archived(&self, place: &FactKey) -> bool {
+        let cycle = place.cycle_number().and_then(|number| self.cycles.get(&number));
         cycle.is_some_and(|cycle| cycle.archived.is_some())
     }
 
-    fn failure(&mut self, kind: WorkKind, failure: &v1::Failure) {
+    /// Records a failure; a final one gives up its job, eval or training.
+    fn apply_failure(&mut self, kind: WorkKind, failure: &v1::Failure) {
         self.failures.push(failure.clone());
         if !failure.r#final {
             return;
         }
         match kind {
             WorkKind::Eval => {
-                if let Some((cycle, step, suite)) = eval_of(&failure.id)
+                if let Some((cycle, step, suite)) = parse_eval_id(&failure.id)
                     && let Some(cycle) = self.cycles.get_mut(&cycle)
                 {
-                    cycle.evals_failed.insert((step, suite));
+                    cycle.failed_evals.insert((step, suite));
                 }
             }
-            WorkKind::Generate | WorkKind::Verify => self.set_aside(kind, failure),
-            WorkKind::Train => drop(self.untrained.get_or_insert_with(|| failure.clone())),
+            WorkKind::Generate | WorkKind::Verify => self.set_job_aside(kind, failure),
+            WorkKind::Train => drop(self.training_failure.get_or_insert_with(|| failure.clone())),
         }
     }
 
-    /// The first of a result and a last failure counts, in the order of the log; so no
-    /// selection ever waits for what may or may not come.
-    fn set_aside(&mut self, kind: WorkKind, failure: &v1::Failure) {
-        let Some((number, id)) = job_of(&failure.id) else { return };
-        let Ok(job) = self.job(number, &id) else { return };
+    /// Gives up a job after a final failure. If the log contains both a result and a final failure,
+    /// the first one counts, so a selection never waits for a result that may or may not arrive.
+    fn set_job_aside(&mut self, kind: WorkKind, failure: &v1::Failure) {
+        let Some((number, id)) = parse_job_id(&failure.id) else { return };
+        let Ok(job) = self.require_job(number, &id) else { return };
         let missing = match kind {
             WorkKind::Generate => job.samples.is_none(),
             WorkKind::Verify => job.samples.is_some() && job.verdicts.is_none(),
@@ -413,8 +477,8 @@ impl Run {
 }
 
 impl Cycle {
-    /// Whether nothing that is sampled for this purpose can count any more.
-    pub(crate) fn is_past(&self, purpose: v1::Purpose) -> bool {
+    /// Returns true if new samples of this purpose can no longer count.
+    pub(crate) fn is_closed_for(&self, purpose: v1::Purpose) -> bool {
         match purpose {
             v1::Purpose::Heldout => self.done.is_some(),
             v1::Purpose::Train | v1::Purpose::Unspecified => {
@@ -424,8 +488,9 @@ impl Cycle {
     }
 }
 
-impl Job {
-    fn forget_texts(&mut self) {
+impl PlannedJob {
+    /// Drops the texts of prompts and samples to save memory.
+    fn drop_texts(&mut self) {
         self.requests = Vec::new();
         if let Some(samples) = &mut self.samples {
             samples.samples = Vec::new();
@@ -433,38 +498,47 @@ impl Job {
     }
 }
 
-fn never_planned(cycle: u32) -> String {
+/// Formats the error about a cycle without a plan.
+fn never_planned_message(cycle: u32) -> String {
     format!("cycle {cycle} was never planned")
 }
 
-fn starts_work(body: &Body) -> bool {
-    matches!(body, Body::Plan(_) | Body::GenerateOrder(_) | Body::TrainOrder(_))
+/// Returns true if the fact is a plan or an order.
+fn starts_work(body: &FactBody) -> bool {
+    matches!(body, FactBody::Plan(_) | FactBody::GenerateOrder(_) | FactBody::TrainOrder(_))
 }
 
-/// The id of a failed generation or verification: `<cycle>-<job>`.
-pub(crate) fn job_of(id: &str) -> Option<(u32, JobId)> {
+/// Parses the id of a failed generation or verification: `<cycle>-<job>`.
+pub(crate) fn parse_job_id(id: &str) -> Option<(u32, JobId)> {
     let (cycle, job) = id.split_once('-')?;
     Some((cycle.parse().ok()?, job.parse().ok()?))
 }
 
-/// The id of an eval failure: `<cycle>-<step>-<suite>`.
-fn eval_of(id: &str) -> Option<(u32, u32, SuiteName)> {
+/// Parses the id of a failed eval: `<cycle>-<step>-<suite>`.
+fn parse_eval_id(id: &str) -> Option<(u32, u32, SuiteName)> {
     let mut parts = id.splitn(3, '-');
     let cycle = parts.next()?.parse().ok()?;
     let step = parts.next()?.parse().ok()?;
     Some((cycle, step, parts.next()?.parse().ok()?))
 }
 
-fn why_void(job: &Job, policy: Option<&Policy>, samples: &v1::Samples) -> Option<String> {
+/// Returns the reason why samples may not be used: wrong weights, wrong suite, or not exactly the
+/// samples ordered.
+fn samples_void_reason(
+    job: &PlannedJob,
+    policy: Option<&PolicyWeights>,
+    samples: &v1::Samples,
+) -> Option<String> {
     let Some(policy) = policy else { return Some("no policy to sample from".into()) };
     if samples.base != policy.base.manifest || samples.adapter != policy.adapter_manifest() {
         return Some("made by another policy".into());
     }
-    // It would be judged by another verifier than its own.
+    // A different suite would use a different verifier.
     if samples.suite != job.suite {
         return Some("its suite is not its job's".into());
     }
-    // Counted first: an order may ask for more than can be written down.
+    // The counts are compared first: an invalid order may request more samples than can be
+    // enumerated.
     let count: u64 = job.requests.iter().map(|r| u64::from(r.count)).sum();
     let ordered = || -> BTreeSet<(&str, u64)> {
         let index = |first: u32, n: u32| u64::from(first) + u64::from(n);

@@ -1,4 +1,4 @@
-//! What becomes of a run whose figures got worse, or no better.
+//! Gates: what happens to a run whose metrics got worse or stopped improving.
 
 use std::cmp::Ordering;
 
@@ -13,18 +13,20 @@ use wire::{
 
 use crate::state::{Cycle, Run};
 
-/// What a cycle's figures mean for the run.
+/// The result of a cycle's gates.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Judgement {
-    /// Worst first.
+pub(crate) struct GateResult {
+    /// Gates that were exceeded, those with the strictest action first.
     pub findings: Vec<Finding>,
-    /// The cycle with the best figures so far.
-    pub best: u32,
-    pub then: Then,
+    /// Number of the cycle with the best metrics so far.
+    pub best_cycle: u32,
+    /// The strictest action of the findings.
+    pub action: Then,
 }
 
-/// Whether what a cycle's figures turn out to be may end the run, or take its checkpoint back.
-pub(crate) fn may_turn(raft: &v1::spec::Raft) -> bool {
+/// Returns true if a gate of the spec can end the run or roll back a checkpoint, so that the next
+/// cycle has to wait for the evaluation.
+pub(crate) fn can_reject_checkpoint(raft: &v1::spec::Raft) -> bool {
     let Some(gates) = &raft.gates else { return false };
     let rates = gates.pass_rate.iter().chain(&gates.pass_rates);
     let of_samples = gates.diversity.iter().chain(&gates.entropy);
@@ -32,56 +34,71 @@ pub(crate) fn may_turn(raft: &v1::spec::Raft) -> bool {
     gates.patience > 0 || all.any(|gate| gate.then() >= Then::RollBack)
 }
 
-/// Judges a cycle that is about to be done; `done` holds its figures.
-pub(crate) fn judge(run: &Run, number: u32, cycle: &Cycle, done: &v1::CycleDone) -> Judgement {
-    let best_before = best_before(run, number);
-    let gates = run.raft().and_then(|raft| raft.gates.as_ref());
+/// Evaluates the gates of a cycle that is about to be done; `done` holds its metrics.
+pub(crate) fn evaluate_gates(
+    run: &Run,
+    number: u32,
+    cycle: &Cycle,
+    done: &v1::CycleDone,
+) -> GateResult {
+    let best_before = previous_best(run, number);
+    let gates = run.raft_spec().and_then(|raft| raft.gates.as_ref());
     let measured = cycle.final_checkpoint().is_some();
     let mut findings = Vec::new();
     if let (Some(gates), Some(best), true) = (gates, &best_before, measured) {
         let perplexities = gates.perplexity.iter();
-        findings.extend(perplexities.filter_map(|gate| perplexity(run, number, best.cycle, gate)));
+        findings.extend(
+            perplexities.filter_map(|gate| check_perplexity(run, number, best.cycle, gate)),
+        );
         let before = run.cycles.get(&best.cycle).and_then(|cycle| cycle.done.as_ref());
         let rates = gates.pass_rate.iter().chain(&gates.pass_rates);
-        findings.extend(rates.filter_map(|gate| pass_rate(done, before?, gate)));
+        findings.extend(rates.filter_map(|gate| check_pass_rate(done, before?, gate)));
     }
     let spoiled = findings.iter().any(|finding| finding.then() >= Then::RollBack);
-    let here = Best::of(run, number, cycle, done.heldout.as_ref());
+    let here = CycleScore::from_cycle(run, number, cycle, done.heldout.as_ref());
     let best = match best_before {
         _ if !measured || spoiled => best_before.map_or(number, |best| best.cycle),
         Some(best) if !here.is_better(&best) => best.cycle,
         _ => number,
     };
-    // That is about what drew the samples, not about what was made of them.
+    // Diversity and entropy describe the policy that drew the samples, not the checkpoint trained
+    // from them, so they do not affect which cycle is best.
     let diverse = gates.and_then(|gates| gates.diversity.as_ref());
-    findings.extend(diverse.and_then(|gate| diversity(cycle, gate)));
+    findings.extend(diverse.and_then(|gate| check_diversity(cycle, gate)));
     let uncertain = gates.and_then(|gates| gates.entropy.as_ref());
-    findings.extend(uncertain.and_then(|gate| entropy(cycle, gate)));
-    findings.extend(gates.and_then(|gates| patience(run, number, best, gates.patience)));
+    findings.extend(uncertain.and_then(|gate| check_entropy(cycle, gate)));
+    findings.extend(gates.and_then(|gates| check_patience(run, number, best, gates.patience)));
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.then));
     let then = findings.first().map_or(Then::Unspecified, Finding::then);
-    Judgement { findings, best, then }
+    GateResult { findings, best_cycle: best, action: then }
 }
 
-/// A cycle and what it is compared by: the held-out pass rate where there is one, and where that
-/// does not tell two apart the perplexity of the first suite.
+/// A cycle with the metrics that rank it: the held-out pass rate, then the perplexity of the first
+/// suite.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Best {
+struct CycleScore {
     cycle: u32,
     pass_rate: Option<f64>,
     perplexity: Option<f64>,
 }
 
-impl Best {
-    fn of(run: &Run, number: u32, cycle: &Cycle, heldout: Option<&v1::cycle_done::Rate>) -> Self {
+impl CycleScore {
+    /// Collects the metrics of a cycle.
+    fn from_cycle(
+        run: &Run,
+        number: u32,
+        cycle: &Cycle,
+        heldout: Option<&v1::cycle_done::Rate>,
+    ) -> Self {
         let suite = run.spec.suites.first().map(|suite| suite.name.as_str());
-        let perplexity = suite.and_then(|suite| perplexity_of(run, number, suite));
+        let perplexity = suite.and_then(|suite| final_perplexity(run, number, suite));
         let measured = cycle.final_checkpoint().is_some();
         let pass_rate = heldout.filter(|_| measured).map(|rate| rate.mean);
         Self { cycle: number, pass_rate, perplexity }
     }
 
-    /// Of two that are equal the older one stays; of two that nothing was measured of, the newer.
+    /// Returns true if this cycle ranks above the other. Ties keep the older cycle; if neither has
+    /// comparable metrics, the newer one wins.
     fn is_better(&self, than: &Self) -> bool {
         let rates = self.pass_rate.zip(than.pass_rate).map(|(here, there)| here.total_cmp(&there));
         let perplexities = self.perplexity.zip(than.perplexity);
@@ -94,43 +111,47 @@ impl Best {
     }
 }
 
-/// The best of the cycles before, as the last of them said.
-fn best_before(run: &Run, number: u32) -> Option<Best> {
+/// Returns the best cycle before this one, as recorded in the last finished cycle.
+fn previous_best(run: &Run, number: u32) -> Option<CycleScore> {
     let (_, last) = run.cycles.range(..number).rev().find(|(_, cycle)| cycle.done.is_some())?;
     let best = last.done.as_ref()?.best;
     let cycle = run.cycles.get(&best)?;
     let heldout = cycle.done.as_ref().and_then(|done| done.heldout.as_ref());
-    Some(Best::of(run, best, cycle, heldout))
+    Some(CycleScore::from_cycle(run, best, cycle, heldout))
 }
 
-/// Of the checkpoint a cycle ended with.
-fn perplexity_of(run: &Run, number: u32, suite: &str) -> Option<f64> {
+/// Returns the perplexity of a cycle's final checkpoint on a suite; `None` if it was not measured
+/// or is not finite.
+fn final_perplexity(run: &Run, number: u32, suite: &str) -> Option<f64> {
     let cycle = run.cycles.get(&number)?;
     let step = cycle.final_checkpoint()?.step;
     let eval = cycle.evals.get(&(step, SuiteName::new(suite).ok()?))?;
     Some(eval.perplexity).filter(|perplexity| perplexity.is_finite())
 }
 
-fn perplexity(run: &Run, number: u32, best: u32, gate: &Gate) -> Option<Finding> {
-    let value = perplexity_of(run, number, &gate.suite)?;
-    let best = perplexity_of(run, best, &gate.suite)?;
+/// Checks the perplexity of a suite against the best cycle, with a relative margin.
+fn check_perplexity(run: &Run, number: u32, best: u32, gate: &Gate) -> Option<Finding> {
+    let value = final_perplexity(run, number, &gate.suite)?;
+    let best = final_perplexity(run, best, &gate.suite)?;
     let limit = best * (1.0 + gate.margin);
     let name = format!("perplexity of {}", gate.suite);
-    (value > limit).then(|| finding(&name, value, best, limit, gate.then()))
+    (value > limit).then(|| new_finding(&name, value, best, limit, gate.then()))
 }
 
-fn pass_rate(done: &v1::CycleDone, best: &v1::CycleDone, gate: &Gate) -> Option<Finding> {
-    let (value, best) = (rate_of(done, &gate.suite)?, rate_of(best, &gate.suite)?);
+/// Checks the pass rate of a suite against the best cycle, with an absolute margin.
+fn check_pass_rate(done: &v1::CycleDone, best: &v1::CycleDone, gate: &Gate) -> Option<Finding> {
+    let (value, best) = (mean_pass_rate(done, &gate.suite)?, mean_pass_rate(best, &gate.suite)?);
     let limit = best - gate.margin;
     let name = match gate.suite.as_str() {
         "" => "pass rate".to_owned(),
         suite => format!("pass rate of {suite}"),
     };
-    (value < limit).then(|| finding(&name, value, best, limit, gate.then()))
+    (value < limit).then(|| new_finding(&name, value, best, limit, gate.then()))
 }
 
-/// Of a prompt suite, or of the run's own held-out prompts.
-fn rate_of(done: &v1::CycleDone, suite: &str) -> Option<f64> {
+/// Returns the mean pass rate of a prompt suite, or of the run's own held-out prompts if `suite` is
+/// empty.
+fn mean_pass_rate(done: &v1::CycleDone, suite: &str) -> Option<f64> {
     let rate = match suite {
         "" => done.heldout.as_ref(),
         name => done.suites.iter().find(|found| found.suite == name)?.rate.as_ref(),
@@ -138,29 +159,35 @@ fn rate_of(done: &v1::CycleDone, suite: &str) -> Option<f64> {
     rate.map(|rate| rate.mean)
 }
 
-fn diversity(cycle: &Cycle, gate: &Gate) -> Option<Finding> {
-    below("diversity", cycle.selected.as_ref()?.diversity, gate)
+/// Checks the diversity of the cycle's samples against its minimum.
+fn check_diversity(cycle: &Cycle, gate: &Gate) -> Option<Finding> {
+    check_minimum("diversity", cycle.selected.as_ref()?.diversity, gate)
 }
 
-fn entropy(cycle: &Cycle, gate: &Gate) -> Option<Finding> {
-    below("entropy", cycle.selected.as_ref()?.entropy?, gate)
+/// Checks the entropy of the cycle's samples against its minimum.
+fn check_entropy(cycle: &Cycle, gate: &Gate) -> Option<Finding> {
+    check_minimum("entropy", cycle.selected.as_ref()?.entropy?, gate)
 }
 
-fn below(name: &str, value: f64, gate: &Gate) -> Option<Finding> {
+/// Returns a finding if the value is below the gate's minimum.
+fn check_minimum(name: &str, value: f64, gate: &Gate) -> Option<Finding> {
     let limit = gate.margin;
-    (value < limit).then(|| finding(name, value, limit, limit, gate.then()))
+    (value < limit).then(|| new_finding(name, value, limit, limit, gate.then()))
 }
 
-fn patience(run: &Run, number: u32, best: u32, patience: u32) -> Option<Finding> {
+/// Returns a finding if too many cycles have passed since the best one. The last cycle of a run is
+/// exempt.
+fn check_patience(run: &Run, number: u32, best: u32, patience: u32) -> Option<Finding> {
     let since = number.saturating_sub(best);
-    // A run that ends anyway needs no reason.
+    // The last cycle ends the run anyway.
     let impatient = patience > 0 && since >= patience && number < run.last_cycle();
     impatient.then(|| {
         let (since, most) = (f64::from(since), f64::from(patience));
-        finding("patience", since, f64::from(best), most, Then::Stop)
+        new_finding("patience", since, f64::from(best), most, Then::Stop)
     })
 }
 
-fn finding(gate: &str, value: f64, best: f64, limit: f64, then: Then) -> Finding {
+/// Creates a finding.
+fn new_finding(gate: &str, value: f64, best: f64, limit: f64, then: Then) -> Finding {
     Finding { gate: gate.to_owned(), value, best, limit, then: then.into() }
 }

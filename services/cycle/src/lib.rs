@@ -1,44 +1,48 @@
-//! The coordinator's pure core: what a run has done so far, and what it needs next.
+//! The coordinator's pure core: derives the state of each run from its facts and plans the next
+//! facts.
 //!
-//! [`Run::fold`] takes the facts of one run in log order; [`decide`] says which facts
-//! should now be written. Both are deterministic and facts are write-once, so two
-//! coordinators deciding at once repeat each other and do no harm.
+//! [`Run::fold_record`] applies the facts of one run in log order; [`next_commands`] returns the
+//! facts to write now. Both are deterministic and facts are write-once, so two coordinators that
+//! plan at the same time write the same facts and do no harm.
 //!
-//! Knows nothing of NATS, tokio, clocks, disks or models.
+//! The crate contains no NATS, tokio, clock, disk or model code.
+//!
+//! Where to start reading: `state` (the data of a run), `fold` (facts into state), `planner` (state
+//! into commands), `run_set` (all open runs of a coordinator).
 
-mod again;
 mod audit;
-mod behind;
+mod backlog;
+mod canary_vote;
+mod cost_probe;
 mod curriculum;
-mod decide;
-mod desk;
-mod draw;
-mod ending;
+mod cycle_summary;
 mod fleet;
 mod fold;
 mod gates;
-mod ledger;
-mod measure;
-mod plan;
-mod proof;
+mod job_index;
+mod job_sizing;
+mod outcome;
+mod planner;
+mod run_set;
+mod sampling_plan;
 mod schedule;
 mod select;
+mod selection_report;
+mod speculation;
 mod state;
-mod visits;
-mod yields;
 
-pub use again::Waiting;
-pub use audit::{Audit, Auditor, Finding, Tally, audit};
-pub use curriculum::{BUDGET_SAMPLES_MAX, Seen};
-pub use decide::{Command, Inputs, decide};
-pub use desk::{Desk, give_up};
-pub use fleet::{Fleet, Held, Member};
-pub use plan::Sizing;
-pub use proof::{Agreement, Figure, Proofs, agreement};
-pub use schedule::{at as scheduled, generate_seed, sampling};
-pub use select::{Kept, Outcome, fates, select_again};
-pub use state::{Anomaly, Cycle, Job, Ordered, Phase, Policy, Run};
-pub use yields::{Yield, yields};
+pub use audit::{AuditCounts, LogContradiction, RunAudit, RunAuditor, audit_records};
+pub use canary_vote::{CanaryAgreement, CanaryValue, CanaryVotes, canary_agreement};
+pub use curriculum::{BUDGET_SAMPLES_MAX, PromptHistory};
+pub use fleet::{FleetMember, FleetSnapshot, HeldJob};
+pub use job_sizing::JobSizing;
+pub use planner::{PlannerInputs, WriteCommand, next_commands};
+pub use run_set::{RunSet, fail_run};
+pub use schedule::{generate_seed, sampling_settings, scheduled_value as scheduled};
+pub use select::{KeptSample, SelectionOutcome, preview_selection, sample_outcomes};
+pub use selection_report::{SelectionReport, report_selection};
+pub use speculation::ReissueTimeouts;
+pub use state::{Cycle, FactAnomaly, OrderHistory, PlannedJob, PolicyWeights, Run, RunPhase};
 
 #[cfg(test)]
 mod tests;

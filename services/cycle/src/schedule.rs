@@ -1,80 +1,89 @@
 //! Settings that change from cycle to cycle.
 
-use wire::{derive, v1};
+use wire::{derive_seed, v1};
 
 use crate::state::Run;
 
-/// The value of a cycle (counted from 1): the last one stays. `None` for an empty list.
-pub fn at(values: &[f64], cycle: u32) -> Option<f64> {
+/// Returns the value of a schedule in a cycle (counted from 1). The last value applies to all later
+/// cycles. `None` for an empty list.
+pub fn scheduled_value(values: &[f64], cycle: u32) -> Option<f64> {
     let place = cycle.saturating_sub(1) as usize;
     values.get(place).or(values.last()).copied()
 }
 
-/// The training a cycle orders.
-pub(crate) fn training(raft: &v1::spec::Raft, cycle: u32) -> Option<v1::Training> {
+/// Returns the training settings of a cycle.
+pub(crate) fn training_settings(raft: &v1::spec::Raft, cycle: u32) -> Option<v1::Training> {
     let mut training = raft.training.clone()?;
     let rates = raft.schedules.as_ref().map_or(&[][..], |all| &all.learning_rate);
-    training.learning_rate = at(rates, cycle).unwrap_or(training.learning_rate);
+    training.learning_rate = scheduled_value(rates, cycle).unwrap_or(training.learning_rate);
     Some(training)
 }
 
-/// How a cycle samples a set of prompts. Held-out samples are drawn alike in every cycle, so that
-/// cycles compare.
-pub fn sampling(
+/// Returns the sampling settings of a cycle for one prompt set. Held-out samples use the same
+/// settings in each cycle, so that cycles can be compared.
+pub fn sampling_settings(
     raft: &v1::spec::Raft,
     cycle: u32,
     purpose: v1::Purpose,
     suite: &str,
 ) -> Option<v1::Sampling> {
-    let mut sampling = raft.prompt_set(purpose, suite)?.sampling?;
+    let mut sampling = raft.find_prompt_set(purpose, suite)?.sampling?;
     let temperatures = raft.schedules.as_ref().map_or(&[][..], |all| &all.temperature);
     if purpose != v1::Purpose::Heldout {
-        sampling.temperature = at(temperatures, cycle).unwrap_or(sampling.temperature);
+        sampling.temperature = scheduled_value(temperatures, cycle).unwrap_or(sampling.temperature);
     }
     Some(sampling)
 }
 
-/// Whether an order's samples are to tell their logprob though it costs time: those that are
-/// trained on, where the spec asks for their entropy.
-pub(crate) fn logprobs(raft: &v1::spec::Raft, purpose: v1::Purpose) -> bool {
+/// Returns true if the samples must include log-probabilities, which cost time: training samples of
+/// a spec that asks for entropy.
+pub(crate) fn needs_logprobs(raft: &v1::spec::Raft, purpose: v1::Purpose) -> bool {
     raft.entropy && purpose != v1::Purpose::Heldout
 }
 
-/// Rewards differ by more than one in so many.
-const GRID: f64 = 1e9;
+/// Rewards are rounded to multiples of 1 / this.
+const REWARD_STEPS: f64 = 1e9;
 
-/// What the seeds of a cycle's samples are derived from. Held-out ones are drawn alike in every
-/// cycle, so that cycles compare; prompts of two suites may have the same id.
+/// Derives the seed of a cycle's samples. Held-out samples use the same seed in each cycle, so that
+/// cycles can be compared. The suite is included because prompts of two suites may have the same
+/// id.
 pub fn generate_seed(seed: u64, cycle: u32, purpose: v1::Purpose, suite: &str) -> u64 {
     match purpose {
-        v1::Purpose::Heldout if suite.is_empty() => derive(seed, &["generate", "heldout"]),
-        v1::Purpose::Heldout => derive(seed, &["generate", "heldout", suite]),
+        v1::Purpose::Heldout if suite.is_empty() => derive_seed(seed, &["generate", "heldout"]),
+        v1::Purpose::Heldout => derive_seed(seed, &["generate", "heldout", suite]),
         v1::Purpose::Train | v1::Purpose::Unspecified => {
-            derive(seed, &["generate", &cycle.to_string()])
+            derive_seed(seed, &["generate", &cycle.to_string()])
         }
     }
 }
 
-/// The least reward of a cycle, by what became of the cycle before.
-pub(crate) fn adapt(run: &Run, cycle: u32, adaptive: &v1::selection::Adaptive, first: f64) -> f64 {
+/// Returns the minimum reward of a cycle: that of the previous selection, one step up if more than
+/// the target share passed, one step down if less did, within the bounds of the spec.
+pub(crate) fn adaptive_min_reward(
+    run: &Run,
+    cycle: u32,
+    adaptive: &v1::selection::Adaptive,
+    first: f64,
+) -> f64 {
     let before = run.cycles.range(..cycle).rev().find_map(|(_, cycle)| cycle.selected.as_ref());
     let next = before.map_or(first, |before| {
         let judged: u64 = before.judged.iter().copied().map(u64::from).sum();
         let passed: u64 = before.passed.iter().copied().map(u64::from).sum();
-        match share(passed, judged) {
+        match ratio_of(passed, judged) {
             Some(share) if share > adaptive.target => before.min_reward + adaptive.step,
             Some(share) if share < adaptive.target => before.min_reward - adaptive.step,
             _ => before.min_reward,
         }
     });
-    // Steps add up in binary: 0.1 and twice 0.1 must reach a reward of 0.3.
-    let next = (next * GRID).round() / GRID;
-    // Not `clamp`, which panics on a spec that nobody checked.
+    // Binary fractions accumulate errors: 0.1 plus two steps of 0.1 must equal 0.3.
+    let next = (next * REWARD_STEPS).round() / REWARD_STEPS;
+    // `clamp` would panic on an unchecked spec with `low > high`.
     next.min(adaptive.high).max(adaptive.low)
 }
 
+/// Returns `part / whole`; `None` if `whole` is 0.
 #[expect(clippy::cast_precision_loss, reason = "far fewer samples than 2^52")]
-fn share(part: u64, whole: u64) -> Option<f64> {
+fn ratio_of(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
@@ -85,9 +94,9 @@ mod tests {
     #[test]
     fn the_last_value_of_a_schedule_stays() {
         let values = [3.0, 2.0, 1.0];
-        let found: Vec<_> = (0..6).map(|cycle| at(&values, cycle)).collect();
+        let found: Vec<_> = (0..6).map(|cycle| scheduled_value(&values, cycle)).collect();
         let expected = [3.0, 3.0, 2.0, 1.0, 1.0, 1.0].map(Some);
         assert_eq!(found, expected, "cycle 0 samples as the first cycle would");
-        assert_eq!(at(&[], 1), None);
+        assert_eq!(scheduled_value(&[], 1), None);
     }
 }

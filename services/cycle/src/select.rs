@@ -1,51 +1,52 @@
-//! Reward-ranked selection: the best samples of a cycle become training data
-//! (RAFT, arXiv:2304.06767).
+//! Reward-ranked selection: the best samples of a cycle become training data (RAFT,
+//! arXiv:2304.06767).
 //!
-//! `candidates` says what there is to choose from, `rules` chooses, and nothing else is known of
-//! the run; so the same rules can be tried again on samples that were kept.
+//! `candidates` collects the judged samples and `rules` chooses among them; neither knows anything
+//! else about the run. The same rules can therefore be tried again on stored samples.
 
 mod candidates;
+mod near_duplicates;
 mod rules;
-mod similar;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
-use wire::{Digest, derive, v1};
+use wire::{Digest, derive_seed, v1};
 
 use self::{
-    candidates::Found,
-    rules::{Candidate, choose},
+    candidates::CandidateSet,
+    rules::{SampleCandidate, choose_samples},
 };
 use crate::{
     schedule,
     state::{Cycle, Run},
 };
 
-/// What a cycle trains on, and why the rest is left out.
+/// The training data of a cycle, and the reasons why other samples were dropped.
 #[derive(Debug, Clone)]
-pub(crate) struct Selection {
+pub(crate) struct CycleSelection {
+    /// The selection fact.
     pub fact: v1::Selected,
-    /// JSON lines whose digest the fact carries.
+    /// The dataset as JSON lines; the fact contains its digest.
     pub dataset: Vec<u8>,
 }
 
-/// What some rules keep of a cycle's samples.
+/// The result of applying selection rules to the samples of a cycle.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Outcome {
-    /// All that were planned.
+pub struct SelectionOutcome {
+    /// Number of planned samples.
     pub considered: u32,
-    /// By prompt and then from the best.
-    pub kept: Vec<Kept>,
-    /// How many others there are, by why they are not kept.
+    /// Kept samples, by prompt and then by descending rank.
+    pub kept: Vec<KeptSample>,
+    /// Number of dropped samples by reason.
     pub dropped: BTreeMap<String, u32>,
-    /// JSON lines.
+    /// The kept samples as JSON lines.
     pub dataset: Vec<u8>,
 }
 
 /// A sample that is trained on.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Kept {
+pub struct KeptSample {
     pub prompt_id: String,
     pub index: u32,
     pub reward: f64,
@@ -54,7 +55,7 @@ pub struct Kept {
 
 /// One line of the dataset.
 #[derive(Serialize)]
-struct Line<'a> {
+struct DatasetLine<'a> {
     prompt: &'a str,
     completion: &'a str,
     prompt_id: &'a str,
@@ -62,18 +63,24 @@ struct Line<'a> {
     reward: f64,
 }
 
-/// Ranks the judged training samples of a cycle, prompt by prompt in plan order.
-pub(crate) fn select(run: &Run, raft: &v1::spec::Raft, number: u32, cycle: &Cycle) -> Selection {
-    let rules = rules_of(run, raft, number);
-    let found = candidates::of(cycle, tie_seed(run.spec.seed, number));
-    let tallies = Tallies::of(&found.candidates, rules.min_reward);
-    let (entropy, entropy_samples) = entropy(&found.candidates);
-    let outcome = found.under(&rules);
-    let digest = Digest::of(&outcome.dataset).to_string();
+/// Ranks the judged training samples of a cycle, prompt by prompt in plan order, and keeps the
+/// best.
+pub(crate) fn select_samples(
+    run: &Run,
+    raft: &v1::spec::Raft,
+    number: u32,
+    cycle: &Cycle,
+) -> CycleSelection {
+    let rules = cycle_rules(run, raft, number);
+    let found = candidates::collect_candidates(cycle, tie_break_seed(run.spec.seed, number));
+    let tallies = PromptTallies::from_candidates(&found.candidates, rules.min_reward);
+    let (entropy, entropy_samples) = sample_entropy(&found.candidates);
+    let outcome = found.apply_rules(&rules);
+    let digest = Digest::hash_bytes(&outcome.dataset).to_string();
     let fact = v1::Selected {
         cycle: number,
         considered: outcome.considered,
-        kept: count(outcome.kept.len()),
+        kept: to_u32(outcome.kept.len()),
         dropped: outcome.dropped,
         dataset: Some(v1::Blob { digest, bytes: outcome.dataset.len() as u64 }),
         min_reward: rules.min_reward,
@@ -84,24 +91,30 @@ pub(crate) fn select(run: &Run, raft: &v1::spec::Raft, number: u32, cycle: &Cycl
         entropy,
         entropy_samples,
     };
-    Selection { fact, dataset: outcome.dataset }
+    CycleSelection { fact, dataset: outcome.dataset }
 }
 
-/// What the run's own rules keep of a cycle, or what others would. The run is as it was before
-/// the selection, whose samples it forgets. `None` where there is nothing to select from.
-pub fn select_again(run: &Run, number: u32, rules: Option<&v1::Selection>) -> Option<Outcome> {
-    let (raft, cycle) = (run.raft()?, run.cycles.get(&number)?);
-    let own = || rules_of(run, raft, number);
-    let found = candidates::of(cycle, tie_seed(run.spec.seed, number));
-    Some(found.under(&rules.copied().unwrap_or_else(own)))
+/// Applies the run's own rules, or other ones, to the samples of a cycle. The run must be in its
+/// state before the selection, because the selection drops the texts. `None` if the run is no RAFT
+/// run or has no such cycle.
+pub fn preview_selection(
+    run: &Run,
+    number: u32,
+    rules: Option<&v1::Selection>,
+) -> Option<SelectionOutcome> {
+    let (raft, cycle) = (run.raft_spec()?, run.cycles.get(&number)?);
+    let own = || cycle_rules(run, raft, number);
+    let found = candidates::collect_candidates(cycle, tie_break_seed(run.spec.seed, number));
+    Some(found.apply_rules(&rules.copied().unwrap_or_else(own)))
 }
 
-/// What became of each judged training sample of a cycle, by its prompt and index: `kept`, or why
-/// not. The run is as it was before the selection. `None` where there is nothing to select from.
-pub fn fates(run: &Run, number: u32) -> Option<BTreeMap<(String, u32), &'static str>> {
-    let (raft, cycle) = (run.raft()?, run.cycles.get(&number)?);
-    let found = candidates::of(cycle, tie_seed(run.spec.seed, number));
-    let chosen = choose(&found.candidates, &rules_of(run, raft, number));
+/// Returns the outcome of each judged training sample of a cycle, by prompt id and index: `kept`,
+/// or the drop reason. The run must be in its state before the selection. `None` if the run is no
+/// RAFT run or has no such cycle.
+pub fn sample_outcomes(run: &Run, number: u32) -> Option<BTreeMap<(String, u32), &'static str>> {
+    let (raft, cycle) = (run.raft_spec()?, run.cycles.get(&number)?);
+    let found = candidates::collect_candidates(cycle, tie_break_seed(run.spec.seed, number));
+    let chosen = choose_samples(&found.candidates, &cycle_rules(run, raft, number));
     let kept = chosen.kept.iter().map(|place| (*place, "kept"));
     let refused = chosen.refused.iter().map(|(place, why)| (*place, why.as_str()));
     let fates = kept.chain(refused).map(|(place, fate)| {
@@ -111,39 +124,43 @@ pub fn fates(run: &Run, number: u32) -> Option<BTreeMap<(String, u32), &'static 
     Some(fates.collect())
 }
 
-impl Found<'_> {
-    fn under(self, rules: &v1::Selection) -> Outcome {
-        let chosen = choose(&self.candidates, rules);
+impl CandidateSet<'_> {
+    /// Applies selection rules to the candidates and writes the dataset.
+    fn apply_rules(self, rules: &v1::Selection) -> SelectionOutcome {
+        let chosen = choose_samples(&self.candidates, rules);
         let mut dropped = self.unusable;
-        for (why, count) in chosen.dropped() {
+        for (why, count) in chosen.count_reasons() {
             *dropped.entry(why.as_str().to_owned()).or_default() += count;
         }
         let mut dataset = Vec::new();
         let kept = chosen.kept.into_iter().map(|place| {
-            let Candidate { prompt_id, index, reward, tokens, .. } = self.candidates[place];
-            self.candidates[place].write(&mut dataset);
-            Kept { prompt_id: prompt_id.to_owned(), index, reward, tokens }
+            let SampleCandidate { prompt_id, index, reward, tokens, .. } = self.candidates[place];
+            self.candidates[place].write_line(&mut dataset);
+            KeptSample { prompt_id: prompt_id.to_owned(), index, reward, tokens }
         });
         let kept = kept.collect();
-        Outcome { considered: self.considered, kept, dropped, dataset }
+        SelectionOutcome { considered: self.considered, kept, dropped, dataset }
     }
 }
 
-/// What breaks ties in a cycle.
-fn tie_seed(seed: u64, cycle: u32) -> u64 {
-    derive(seed, &["select", &cycle.to_string()])
+/// Derives the seed that breaks ties in a cycle.
+fn tie_break_seed(seed: u64, cycle: u32) -> u64 {
+    derive_seed(seed, &["select", &cycle.to_string()])
 }
 
-/// The spec's rules as they are in this cycle.
-pub(crate) fn rules_of(run: &Run, raft: &v1::spec::Raft, number: u32) -> v1::Selection {
+/// Returns the selection rules of the spec with the schedules of this cycle applied.
+pub(crate) fn cycle_rules(run: &Run, raft: &v1::spec::Raft, number: u32) -> v1::Selection {
     let rules = raft.selection.unwrap_or_default();
     let schedules = raft.schedules.as_ref();
     let of = |list: fn(&v1::Schedules) -> &Vec<f64>, plain: f64| {
-        schedule::at(schedules.map(list).map_or(&[], Vec::as_slice), number).unwrap_or(plain)
+        schedule::scheduled_value(schedules.map(list).map_or(&[], Vec::as_slice), number)
+            .unwrap_or(plain)
     };
     v1::Selection {
         min_reward: match &rules.adaptive {
-            Some(adaptive) => schedule::adapt(run, number, adaptive, rules.min_reward),
+            Some(adaptive) => {
+                schedule::adaptive_min_reward(run, number, adaptive, rules.min_reward)
+            }
             None => of(|all| &all.min_reward, rules.min_reward),
         },
         keep_share: of(|all| &all.keep_share, rules.keep_share),
@@ -151,22 +168,22 @@ pub(crate) fn rules_of(run: &Run, raft: &v1::spec::Raft, number: u32) -> v1::Sel
     }
 }
 
-/// What earlier cycles selected and this one trains on again, the newest first.
-pub(crate) fn replay(run: &Run, raft: &v1::spec::Raft, number: u32) -> Vec<v1::Blob> {
+/// Returns the datasets of earlier cycles that this cycle trains on again, newest first.
+pub(crate) fn replayed_datasets(run: &Run, raft: &v1::spec::Raft, number: u32) -> Vec<v1::Blob> {
     let cycles = raft.selection.and_then(|rules| rules.replay).map_or(0, |replay| replay.cycles);
     let selected = run.cycles.range(..number).rev().filter_map(|(_, c)| c.selected.as_ref());
     let kept = selected.filter(|selected| selected.kept > 0);
     kept.take(cycles as usize).filter_map(|selected| selected.dataset.clone()).collect()
 }
 
-/// At most so many replayed examples a new one.
+/// Returns the maximum number of replayed examples per new one.
 pub(crate) fn replay_share(raft: &v1::spec::Raft) -> f64 {
     raft.selection.and_then(|rules| rules.replay).map_or(0.0, |replay| replay.share)
 }
 
-/// What the model found unlikely in its own samples: the mean of -ln p over their tokens, and how
-/// many samples tell.
-fn entropy(candidates: &[Candidate<'_>]) -> (Option<f64>, u32) {
+/// Estimates the policy's entropy: the mean of -ln p over the tokens of its samples, in nats per
+/// token, and the number of samples that report log-probabilities.
+fn sample_entropy(candidates: &[SampleCandidate<'_>]) -> (Option<f64>, u32) {
     let told = candidates.iter().filter_map(|one| Some((one.logprob?, one.tokens)));
     let (nats, tokens, samples) = told.fold((0.0, 0_u64, 0), |sums, (logprob, tokens)| {
         let (nats, all, samples) = sums;
@@ -177,17 +194,23 @@ fn entropy(candidates: &[Candidate<'_>]) -> (Option<f64>, u32) {
     (mean, samples)
 }
 
-/// What is known of each prompt after a cycle.
+/// Judged and passed samples of each prompt of a cycle, as parallel lists, and the diversity of its
+/// completions.
 #[derive(Default)]
-struct Tallies {
+struct PromptTallies {
+    /// Lines of the prompts.
     prompts: Vec<u32>,
+    /// Judged samples of each prompt.
     judged: Vec<u32>,
+    /// Judged samples of each prompt that reached the minimum reward.
     passed: Vec<u32>,
+    /// Mean over prompts of distinct completions per judged sample.
     diversity: f64,
 }
 
-impl Tallies {
-    fn of(candidates: &[Candidate<'_>], min_reward: f64) -> Self {
+impl PromptTallies {
+    /// Counts the candidates of each prompt.
+    fn from_candidates(candidates: &[SampleCandidate<'_>], min_reward: f64) -> Self {
         let mut groups: BTreeMap<u32, (u32, u32, BTreeSet<&str>)> = BTreeMap::new();
         for candidate in candidates {
             let (judged, passed, distinct) = groups.entry(candidate.line).or_default();
@@ -200,16 +223,17 @@ impl Tallies {
             tallies.prompts.push(line);
             tallies.judged.push(judged);
             tallies.passed.push(passed);
-            tallies.diversity += f64::from(count(distinct.len())) / f64::from(judged);
+            tallies.diversity += f64::from(to_u32(distinct.len())) / f64::from(judged);
         }
-        tallies.diversity /= f64::from(count(tallies.prompts.len()).max(1));
+        tallies.diversity /= f64::from(to_u32(tallies.prompts.len()).max(1));
         tallies
     }
 }
 
-impl Candidate<'_> {
-    fn write(&self, dataset: &mut Vec<u8>) {
-        let line = Line {
+impl SampleCandidate<'_> {
+    /// Appends the sample to a dataset.
+    fn write_line(&self, dataset: &mut Vec<u8>) {
+        let line = DatasetLine {
             prompt: self.prompt,
             completion: self.completion,
             prompt_id: self.prompt_id,
@@ -221,6 +245,7 @@ impl Candidate<'_> {
     }
 }
 
-fn count(n: usize) -> u32 {
+/// Converts a count to `u32`, saturating.
+fn to_u32(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }

@@ -1,142 +1,196 @@
-//! What is known of one run, derived from its facts alone.
+//! The state of one run, derived from its facts alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use wire::{JobId, RunId, SuiteName, v1};
+use wire::{AgentId, JobId, RunId, SuiteName, v1};
 
 use crate::{
-    curriculum::Seen,
+    canary_vote::CanaryVotes,
+    cost_probe::count_visit,
+    curriculum::PromptHistory,
     gates,
-    ledger::{Ledger, Standing},
-    proof::Proofs,
-    visits::visit,
+    job_index::{JobIndex, JobStage},
 };
 
 /// One run, folded from its facts.
+///
+/// A run is a sequence of cycles. Cycle 0 of a RAFT run evaluates the base model; SFT and watched
+/// runs consist of cycle 0 only. `fold` is the only module that changes a run; `planner` reads it
+/// and returns the facts to write next.
 #[derive(Debug, Clone)]
 pub struct Run {
+    /// Id of the run.
     pub id: RunId,
+    /// The spec as submitted.
     pub spec: v1::Spec,
+    /// The author of the spec; `None` in an open fleet.
+    pub author: Option<AgentId>,
+    /// Time of the spec fact, in milliseconds since 1970.
     pub submitted_ms: u64,
+    /// Time of the done fact, in milliseconds since 1970.
     pub ended_ms: Option<u64>,
     /// Sequence of the last fact folded.
     pub sequence: u64,
-    /// The last control written, by number.
-    pub controls: u64,
+    /// Number of the last control fact.
+    pub last_control: u64,
+    /// Set while the run is paused: no work is ordered.
     pub paused: bool,
+    /// Set once a user has cancelled the run.
     pub cancelled: bool,
-    /// 1 + the resumes so far: agents drop orders of earlier rounds.
+    /// 1 + the number of resumes. Agents drop orders of earlier rounds.
     pub round: u32,
+    /// Cycles by number.
     pub cycles: BTreeMap<u32, Cycle>,
+    /// All failures reported by agents, in log order.
     pub failures: Vec<v1::Failure>,
-    /// The one that ends the run: nobody will train.
-    pub(crate) untrained: Option<v1::Failure>,
-    /// What was seen of each prompt, by its line.
-    pub prompts: BTreeMap<u32, Seen>,
-    /// What agents showed of the policies they sampled with.
-    pub proofs: Proofs,
+    /// The final failure of a training, which ends the run.
+    pub(crate) training_failure: Option<v1::Failure>,
+    /// Judged and passed samples of each prompt, by line of the prompt file.
+    pub prompt_histories: BTreeMap<u32, PromptHistory>,
+    /// Canary log-probabilities that agents reported, and the quarantines that followed.
+    pub canary_votes: CanaryVotes,
+    /// All quarantines of agents, in log order.
     pub quarantines: Vec<v1::Quarantine>,
+    /// The fact that ended the run.
     pub done: Option<v1::Done>,
-    /// Facts that contradict others. Empty unless somebody lied or there is a bug.
-    pub anomalies: Vec<Anomaly>,
+    /// Facts that contradict others. Empty unless a participant writes wrong facts or there is a
+    /// bug.
+    pub anomalies: Vec<FactAnomaly>,
 }
 
 /// A fact that does not follow from the ones before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Anomaly {
+pub struct FactAnomaly {
+    /// Sequence of the fact in the log.
     pub sequence: u64,
+    /// Subject of the fact.
     pub subject: String,
-    pub what: String,
+    /// Description of the contradiction.
+    pub description: String,
 }
 
-/// One turn of generate, verify, select, train, measure.
+/// One cycle of a run: generate, verify, select, train, evaluate.
 #[derive(Debug, Clone, Default)]
 pub struct Cycle {
+    /// The plan; `None` before planning and after archiving.
     pub plan: Option<v1::Plan>,
-    pub jobs: BTreeMap<JobId, Job>,
-    /// Jobs that others took the place of, as their samples were of something else.
-    pub redrawn: BTreeSet<JobId>,
+    /// Jobs of the plan, with replacements of quarantined jobs. Empty after archiving.
+    pub jobs: BTreeMap<JobId, PlannedJob>,
+    /// Jobs whose samples came from wrong weights and that other jobs have replaced.
+    pub replaced_jobs: BTreeSet<JobId>,
+    /// The selection, once made.
     pub selected: Option<v1::Selected>,
-    pub train_ordered: Ordered,
-    /// Whose tokens show what was trained; empty where nothing was.
-    pub canary: String,
+    /// Orders of the cycle's training.
+    pub train_orders: OrderHistory,
+    /// Text whose log-probabilities identify the trained weights; empty if the cycle has selected
+    /// nothing or the spec has no canary.
+    pub canary_text: String,
+    /// Checkpoints by training step.
     pub checkpoints: BTreeMap<u32, v1::Checkpoint>,
+    /// Evals by step and suite.
     pub evals: BTreeMap<(u32, SuiteName), v1::Eval>,
-    /// Evals nobody will try again.
-    pub evals_failed: BTreeSet<(u32, SuiteName)>,
+    /// Evals that have failed finally, by step and suite.
+    pub failed_evals: BTreeSet<(u32, SuiteName)>,
+    /// The fact that ended the cycle.
     pub done: Option<v1::CycleDone>,
+    /// The fact that moved the cycle's bulky facts to the store.
     pub archived: Option<v1::Archived>,
-    pub times: Times,
-    pub(crate) ledger: Ledger,
+    /// Times of the phases.
+    pub times: PhaseTimes,
+    /// Index of the jobs by stage.
+    pub(crate) job_index: JobIndex,
 }
 
-/// When the log accepted the facts that separate the phases, in milliseconds since 1970.
+/// Log times of the facts that separate the phases, in milliseconds since 1970.
 #[derive(Debug, Clone, Default)]
-pub struct Times {
+pub struct PhaseTimes {
+    /// Time of the plan.
     pub planned: Option<u64>,
+    /// Time of the latest training samples.
     pub last_samples: Option<u64>,
+    /// Time of the latest verdicts on training samples.
     pub last_verdicts: Option<u64>,
+    /// Time of the first train order.
     pub train_ordered: Option<u64>,
+    /// Time of the final checkpoint.
     pub trained: Option<u64>,
-    pub last_measure: Option<u64>,
+    /// Time of the latest eval, held-out samples or held-out verdicts.
+    pub last_evaluation: Option<u64>,
 }
 
-/// One job of a plan.
+/// One generate job of a plan, with its samples and verdicts.
 #[derive(Debug, Clone)]
-pub struct Job {
+pub struct PlannedJob {
+    /// Training or held-out.
     pub purpose: v1::Purpose,
-    /// Of held-out samples: whose prompts they are of. Empty: the run's own.
+    /// Prompt suite of held-out samples; empty for the run's own prompts.
     pub suite: String,
-    /// What its samples must be: a prompt's line, first index, count.
+    /// Samples of the job: line of the prompt, first index, count.
     pub draws: Vec<v1::plan::Draw>,
-    pub ordered: Ordered,
-    /// The prompts as ordered. Dropped when the cycle has selected.
+    /// Orders of the job.
+    pub orders: OrderHistory,
+    /// Prompts as ordered. Dropped when the cycle has selected.
     pub requests: Vec<v1::generate_order::Request>,
-    pub samples: Option<Samples>,
+    /// Accepted samples.
+    pub samples: Option<AcceptedSamples>,
+    /// Accepted verdicts.
     pub verdicts: Option<v1::Verdicts>,
-    /// Why nobody will try it again. What comes in afterwards is too late.
+    /// Reason why the job was given up after a final failure. Later results are ignored.
     pub set_aside: Option<String>,
-    /// Where the ledger has it.
-    pub(crate) booked: Option<Standing>,
+    /// Stage at which the job is in the index; `None` if it is not indexed.
+    pub(crate) indexed_stage: Option<JobStage>,
 }
 
-/// How often something was ordered, and when last.
+/// The number of orders of a job or a training, and the time of the last one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Ordered {
-    /// Highest attempt; 0 when there is none yet.
-    pub attempt: u32,
-    /// The round of the last order, and how many orders that round has seen.
+pub struct OrderHistory {
+    /// Highest attempt number; 0 without any order.
+    pub last_attempt: u32,
+    /// Round of the last order.
     pub round: u32,
-    pub in_round: u32,
-    pub at_ms: u64,
+    /// Number of orders in that round.
+    pub orders_in_round: u32,
+    /// Time of the last order, in milliseconds since 1970.
+    pub last_ordered_ms: u64,
 }
 
-/// The samples accepted for a job. Texts are dropped when the cycle has selected.
+/// The accepted samples of a job. Texts are dropped when the cycle has selected.
 #[derive(Debug, Clone)]
-pub struct Samples {
+pub struct AcceptedSamples {
+    /// Sequence of the samples fact in the log.
     pub sequence: u64,
+    /// Agent that drew them.
     pub agent: String,
+    /// Inference engine that drew them.
     pub engine: String,
+    /// Number of samples.
     pub count: u32,
+    /// Wall time of the job in seconds.
     pub wall_s: f64,
-    /// 0 where nobody measured.
+    /// Energy of the job in joules; 0 if not measured.
     pub joules: f64,
-    /// Why none of them may be used, if so.
-    pub void: Option<String>,
+    /// Reason why none of the samples may be used, if any.
+    pub void_reason: Option<String>,
+    /// Log-probabilities of the canary text's last tokens under the weights that drew the samples,
+    /// in nats; empty if not reported.
     pub canary: Vec<f32>,
+    /// The samples with their texts.
     pub samples: Vec<v1::samples::Sample>,
 }
 
-/// What generates in a cycle: a model, and the adapter on it if there is one.
+/// The weights that samples are drawn from or that a training starts from: a base model, optionally
+/// with an adapter.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Policy {
+pub struct PolicyWeights {
+    /// The base model.
     pub base: v1::Tree,
+    /// The adapter on top of the base; `None` for the base alone.
     pub adapter: Option<v1::Tree>,
 }
 
-/// What a run is waiting for.
+/// The phase that a run is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
+pub enum RunPhase {
     Plan,
     Generate,
     Verify,
@@ -146,7 +200,8 @@ pub enum Phase {
     Done,
 }
 
-impl Phase {
+impl RunPhase {
+    /// Returns the lower-case name of the phase.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Plan => "plan",
@@ -161,69 +216,77 @@ impl Phase {
 }
 
 impl Run {
+    /// Creates the state of a run without any fact after its spec.
     pub fn new(id: RunId, spec: v1::Spec, at_ms: u64) -> Self {
         Self {
             id,
             spec,
+            author: None,
             submitted_ms: at_ms,
             ended_ms: None,
             sequence: 0,
-            controls: 0,
+            last_control: 0,
             paused: false,
             cancelled: false,
             round: 1,
             cycles: BTreeMap::new(),
             failures: Vec::new(),
-            untrained: None,
-            prompts: BTreeMap::new(),
-            proofs: Proofs::default(),
+            training_failure: None,
+            prompt_histories: BTreeMap::new(),
+            canary_votes: CanaryVotes::default(),
             quarantines: Vec::new(),
             done: None,
             anomalies: Vec::new(),
         }
     }
 
-    pub fn raft(&self) -> Option<&v1::spec::Raft> {
+    /// Returns the RAFT part of the spec; `None` for other kinds of runs.
+    pub fn raft_spec(&self) -> Option<&v1::spec::Raft> {
         match &self.spec.kind {
             Some(v1::spec::Kind::Raft(raft)) => Some(raft),
             Some(v1::spec::Kind::Sft(_) | v1::spec::Kind::Watched(_)) | None => None,
         }
     }
 
-    /// The training is somebody else's: nothing is ordered, checkpoints come as they are found.
+    /// Returns true if the training is external: nothing is ordered, and checkpoints are recorded
+    /// as they are found.
     pub fn is_watched(&self) -> bool {
         matches!(self.spec.kind, Some(v1::spec::Kind::Watched(_)))
     }
 
-    /// The kind of run, as users write it.
-    pub fn kind(&self) -> &'static str {
+    /// Returns the kind of the run, as in spec files.
+    pub fn kind_name(&self) -> &'static str {
         self.spec.kind_name()
     }
 
-    /// The last cycle's number: a RAFT run measures its base as cycle 0, then turns `cycles` times.
+    /// Returns the number of the last cycle. A RAFT run evaluates its base model as cycle 0 and
+    /// then runs `cycles` more.
     pub fn last_cycle(&self) -> u32 {
-        self.raft().map_or(0, |raft| raft.cycles)
+        self.raft_spec().map_or(0, |raft| raft.cycles)
     }
 
-    /// The cycle at work: the first that is not done.
+    /// Returns the number of the first cycle that is not done, or of the last cycle if all are
+    /// done.
     pub fn current_cycle(&self) -> u32 {
         (0..=self.last_cycle())
             .find(|number| self.cycles.get(number).is_none_or(|cycle| cycle.done.is_none()))
             .unwrap_or(self.last_cycle())
     }
 
-    /// The cycle that is worked on: the first that is not done, or the next where that one is only
-    /// being measured.
-    pub fn cycle_at_work(&self) -> u32 {
+    /// Returns the number of the cycle that is worked on: the first that is not done, or the next
+    /// one if that one is only being evaluated.
+    pub fn active_cycle(&self) -> u32 {
         let number = self.current_cycle();
-        let passed_on = |raft| self.cycles.get(&number).is_some_and(|now| now.is_passed_on(raft));
+        let passed_on =
+            |raft| self.cycles.get(&number).is_some_and(|now| now.allows_pipelining(raft));
         let begun = self.cycles.get(&(number + 1)).is_some_and(|next| next.plan.is_some());
-        if begun && self.raft().is_some_and(passed_on) { number + 1 } else { number }
+        if begun && self.raft_spec().is_some_and(passed_on) { number + 1 } else { number }
     }
 
-    /// The checkpoint that the given cycle goes on from: the last final one of the cycles before
-    /// it, or the best one that they were rolled back to. `None` for the first cycle.
-    pub fn parent(&self, cycle: u32) -> Option<&v1::Checkpoint> {
+    /// Returns the checkpoint that a cycle continues from: the final one of the latest earlier
+    /// cycle that has any, or the best one if that cycle was rolled back. `None` for the first
+    /// cycle.
+    pub fn parent_checkpoint(&self, cycle: u32) -> Option<&v1::Checkpoint> {
         self.cycles.range(..cycle).rev().find_map(|(_, cycle)| {
             let done = cycle.done.as_ref();
             let back = done.filter(|done| done.then() == v1::gates::Then::RollBack);
@@ -234,7 +297,7 @@ impl Run {
         })
     }
 
-    /// The cycle after which the run's gates ended it, if they did.
+    /// Returns the cycle after which a gate stopped the run, if any.
     pub fn stopped_after(&self) -> Option<u32> {
         let stops = |cycle: &Cycle| {
             cycle.done.as_ref().is_some_and(|done| done.then() == v1::gates::Then::Stop)
@@ -242,12 +305,13 @@ impl Run {
         self.cycles.iter().find(|(_, cycle)| stops(cycle)).map(|(number, _)| *number)
     }
 
-    /// What was seen of the prompt in a line.
-    pub fn seen(&self, line: u32) -> Seen {
-        self.prompts.get(&line).copied().unwrap_or_default()
+    /// Returns the judged and passed samples of the prompt at a line.
+    pub fn prompt_history(&self, line: u32) -> PromptHistory {
+        self.prompt_histories.get(&line).copied().unwrap_or_default()
     }
 
-    pub fn state(&self) -> v1::run::State {
+    /// Returns the state of the run as users see it.
+    pub fn current_state(&self) -> v1::run::State {
         use v1::{done::Status, run::State};
         match self.done.as_ref().map(v1::Done::status) {
             Some(Status::Succeeded) => State::Succeeded,
@@ -258,20 +322,21 @@ impl Run {
         }
     }
 
-    pub fn phase(&self) -> Phase {
+    /// Returns the phase of the active cycle, or `Done` if the run has ended.
+    pub fn current_phase(&self) -> RunPhase {
         if self.done.is_some() {
-            return Phase::Done;
+            return RunPhase::Done;
         }
-        match self.cycles.get(&self.cycle_at_work()).map_or(Phase::Plan, Cycle::phase) {
-            Phase::Plan if self.is_watched() => Phase::Train,
+        match self.cycles.get(&self.active_cycle()).map_or(RunPhase::Plan, Cycle::cycle_phase) {
+            RunPhase::Plan if self.is_watched() => RunPhase::Train,
             phase => phase,
         }
     }
 }
 
-impl Policy {
-    /// What a checkpoint is, as a policy. `None` when it lacks the trees it must name.
-    pub fn of(checkpoint: &v1::Checkpoint) -> Option<Self> {
+impl PolicyWeights {
+    /// Converts a checkpoint to a policy; `None` if it lacks a tree that its content requires.
+    pub fn from_checkpoint(checkpoint: &v1::Checkpoint) -> Option<Self> {
         let tree = checkpoint.tree.clone()?;
         match checkpoint.content() {
             v1::checkpoint::Content::Adapter => {
@@ -282,138 +347,144 @@ impl Policy {
         }
     }
 
-    /// What generates: the adapter, or the model alone.
-    pub fn tree(&self) -> &v1::Tree {
+    /// Returns the tree of the adapter, or of the base model if there is no adapter.
+    pub fn top_tree(&self) -> &v1::Tree {
         self.adapter.as_ref().unwrap_or(&self.base)
     }
 
+    /// Returns the manifest digest of the adapter; empty for the base alone.
     pub fn adapter_manifest(&self) -> &str {
         self.adapter.as_ref().map_or("", |tree| &tree.manifest)
     }
 }
 
-impl Ordered {
-    /// Notes an order.
-    pub(crate) fn note(&mut self, attempt: u32, round: u32, at_ms: u64) {
-        self.attempt = self.attempt.max(attempt);
+impl OrderHistory {
+    /// Records an order.
+    pub(crate) fn record_order(&mut self, attempt: u32, round: u32, at_ms: u64) {
+        self.last_attempt = self.last_attempt.max(attempt);
         if round > self.round {
-            (self.round, self.in_round) = (round, 0);
+            (self.round, self.orders_in_round) = (round, 0);
         }
-        self.in_round = self.in_round.saturating_add(1);
-        self.at_ms = at_ms;
+        self.orders_in_round = self.orders_in_round.saturating_add(1);
+        self.last_ordered_ms = at_ms;
     }
 }
 
-impl Job {
+impl PlannedJob {
+    /// Creates a job without orders.
     pub(crate) fn new(purpose: v1::Purpose, suite: String, draws: Vec<v1::plan::Draw>) -> Self {
         Self {
             purpose,
             suite,
             draws,
-            ordered: Ordered::default(),
+            orders: OrderHistory::default(),
             requests: Vec::new(),
             samples: None,
             verdicts: None,
             set_aside: None,
-            booked: None,
+            indexed_stage: None,
         }
     }
 
-    /// Neither made nor set aside.
+    /// Returns true if the job has neither samples nor been set aside.
     pub fn needs_samples(&self) -> bool {
         self.samples.is_none() && self.set_aside.is_none()
     }
 
-    /// Judged, or set aside.
+    /// Returns true if the job has verdicts or was set aside.
     pub fn is_settled(&self) -> bool {
         self.verdicts.is_some() || self.set_aside.is_some()
     }
 
-    /// What was thought of each sample, by its prompt and index.
+    /// Returns the verdicts by prompt id and sample index.
     pub(crate) fn verdicts_by_sample(&self) -> BTreeMap<(&str, u32), &v1::verdicts::Verdict> {
         let verdicts = self.verdicts.iter().flat_map(|verdicts| &verdicts.verdicts);
         verdicts.map(|verdict| ((verdict.prompt_id.as_str(), verdict.index), verdict)).collect()
     }
 
-    pub fn planned(&self) -> u32 {
+    /// Returns the number of samples planned.
+    pub fn planned_samples(&self) -> u32 {
         self.draws.iter().fold(0, |sum, draw| sum.saturating_add(draw.count))
     }
 }
 
 impl Cycle {
+    /// Returns the final checkpoint of the cycle's training; `None` while it is not complete.
     pub fn final_checkpoint(&self) -> Option<&v1::Checkpoint> {
         self.checkpoints.values().rev().find(|checkpoint| checkpoint.r#final)
     }
 
-    /// Whether the next cycle goes on from what this one trained, whatever it is found to be: it
-    /// begins while this one is measured.
-    pub(crate) fn is_passed_on(&self, raft: &v1::spec::Raft) -> bool {
-        self.final_checkpoint().is_some() && !gates::may_turn(raft)
+    /// Returns true if the next cycle may start while this one is evaluated: its final checkpoint
+    /// exists, and no gate can reject it.
+    pub(crate) fn allows_pipelining(&self, raft: &v1::spec::Raft) -> bool {
+        self.final_checkpoint().is_some() && !gates::can_reject_checkpoint(raft)
     }
 
-    /// Jobs of one purpose, in plan order.
-    pub fn jobs_for(&self, purpose: v1::Purpose) -> impl Iterator<Item = (&JobId, &Job)> {
-        self.jobs.iter().inspect(|_| visit()).filter(move |(_, job)| job.purpose == purpose)
+    /// Iterates over the jobs of one purpose, in plan order.
+    pub fn jobs_for(&self, purpose: v1::Purpose) -> impl Iterator<Item = (&JobId, &PlannedJob)> {
+        self.jobs.iter().inspect(|_| count_visit()).filter(move |(_, job)| job.purpose == purpose)
     }
 
-    /// Jobs of one set of prompts, in plan order.
-    pub(crate) fn jobs_of(
+    /// Iterates over the jobs of one purpose and suite, in plan order.
+    pub(crate) fn jobs_for_suite(
         &self,
         purpose: v1::Purpose,
         suite: &str,
-    ) -> impl Iterator<Item = (&JobId, &Job)> {
+    ) -> impl Iterator<Item = (&JobId, &PlannedJob)> {
         self.jobs_for(purpose).filter(move |(_, job)| job.suite == suite)
     }
 
+    /// Returns true if every job of the purpose has samples.
     pub fn has_all_samples(&self, purpose: v1::Purpose) -> bool {
         self.jobs_for(purpose).all(|(_, job)| job.samples.is_some())
     }
 
-    /// Whether every job of this purpose is judged or set aside.
+    /// Returns true if every job of the purpose is judged or set aside.
     pub fn is_settled(&self, purpose: v1::Purpose) -> bool {
-        self.account(purpose).unsettled() == 0
+        self.purpose_index(purpose).unsettled_count() == 0
     }
 
-    /// Samples of this purpose that nobody will make or judge.
-    pub(crate) fn set_aside(&self, purpose: v1::Purpose) -> u32 {
+    /// Returns the number of planned samples of the purpose whose jobs were set aside.
+    pub(crate) fn set_aside_samples(&self, purpose: v1::Purpose) -> u32 {
         let jobs = self.jobs_for(purpose).filter(|(_, job)| job.set_aside.is_some());
-        jobs.fold(0, |sum, (_, job)| sum.saturating_add(job.planned()))
+        jobs.fold(0, |sum, (_, job)| sum.saturating_add(job.planned_samples()))
     }
 
-    /// Whether every checkpoint has every suite's figures, or will never have them.
+    /// Returns true if, for each checkpoint and suite, the eval exists or has finally failed.
     pub fn has_all_evals(&self, suites: &[v1::Suite]) -> bool {
         self.checkpoints.keys().all(|step| {
             suites.iter().all(|suite| {
                 SuiteName::new(suite.name.as_str()).is_ok_and(|name| {
                     let key = (*step, name);
-                    self.evals.contains_key(&key) || self.evals_failed.contains(&key)
+                    self.evals.contains_key(&key) || self.failed_evals.contains(&key)
                 })
             })
         })
     }
 
-    /// Evals that will never be there.
-    pub(crate) fn evals_missing(&self) -> usize {
-        self.evals_failed.iter().filter(|key| !self.evals.contains_key(*key)).count()
+    /// Returns the number of evals that have failed finally and have no result.
+    pub(crate) fn missing_eval_count(&self) -> usize {
+        self.failed_evals.iter().filter(|key| !self.evals.contains_key(*key)).count()
     }
 
-    fn phase(&self) -> Phase {
+    /// Determines the phase of the cycle from its facts.
+    fn cycle_phase(&self) -> RunPhase {
         use v1::Purpose::Train;
-        let train = self.account(Train);
+        let train = self.purpose_index(Train);
         if self.done.is_some() {
-            Phase::Done
+            RunPhase::Done
         } else if self.final_checkpoint().is_some() {
-            Phase::Evaluate
-        } else if self.train_ordered.attempt > 0 {
-            Phase::Train
-        } else if train.jobs() == 0 {
-            Phase::Plan
-        } else if train.missing() > 0 {
-            Phase::Generate
-        } else if train.unsettled() > 0 {
-            Phase::Verify
+            RunPhase::Evaluate
+        } else if self.train_orders.last_attempt > 0 {
+            RunPhase::Train
+        } else if train.job_count() == 0 {
+            RunPhase::Plan
+        } else if train.missing_count() > 0 {
+            RunPhase::Generate
+        } else if train.unsettled_count() > 0 {
+            RunPhase::Verify
         } else {
-            Phase::Select
+            RunPhase::Select
         }
     }
 }

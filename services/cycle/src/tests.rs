@@ -1,5 +1,6 @@
 //! Whole runs against an in-memory log that, like the real one, accepts each subject once.
 
+mod authors;
 mod course;
 mod growth;
 mod log;
@@ -11,7 +12,7 @@ mod trouble;
 use wire::v1;
 
 use self::log::{Log, raft, sft, watched};
-use crate::{Phase, audit};
+use crate::{RunPhase, audit_records};
 
 #[test]
 fn a_raft_run_ends_with_every_planned_sample_counted_once() {
@@ -20,12 +21,12 @@ fn a_raft_run_ends_with_every_planned_sample_counted_once() {
     let run = log.run();
     assert_eq!(run.done.as_ref().unwrap().status(), v1::done::Status::Succeeded);
     assert_eq!(run.anomalies, []);
-    let report = audit(log.records()).unwrap();
+    let report = audit_records(log.records()).unwrap();
     assert_eq!(report.findings, []);
     // 3 cycles of 20 prompts × 8, and 4 measurements of 10 prompts × 2.
-    assert_eq!(report.tally.planned_samples, 3 * 160 + 4 * 20);
-    assert_eq!(report.tally.accepted_samples, report.tally.planned_samples);
-    assert_eq!(report.tally.judged_samples, report.tally.planned_samples);
+    assert_eq!(report.counts.planned_samples, 3 * 160 + 4 * 20);
+    assert_eq!(report.counts.accepted_samples, report.counts.planned_samples);
+    assert_eq!(report.counts.judged_samples, report.counts.planned_samples);
     assert_eq!(run.cycles[&0].done.as_ref().unwrap().sampled, 0);
     assert_eq!(run.cycles[&3].done.as_ref().unwrap().sampled, 160);
 }
@@ -56,7 +57,7 @@ fn an_sft_run_trains_once_and_waits_for_its_evals() {
     log.coordinate();
     log.train();
     log.coordinate();
-    assert_eq!(log.run().phase(), Phase::Evaluate);
+    assert_eq!(log.run().current_phase(), RunPhase::Evaluate);
     log.evaluate();
     log.coordinate();
     assert_eq!(log.run().done.unwrap().status(), v1::done::Status::Succeeded);
@@ -67,18 +68,18 @@ fn a_watched_run_orders_nothing_and_ends_with_its_last_checkpoints_evals() {
     let mut log = Log::new(watched());
     log.coordinate();
     assert_eq!(log.records().len(), 1, "nobody is told to train");
-    assert_eq!(log.run().phase(), Phase::Train);
+    assert_eq!(log.run().current_phase(), RunPhase::Train);
     log.find_checkpoint(10);
     log.evaluate();
     log.coordinate();
-    assert_eq!(log.run().phase(), Phase::Train, "more may come");
+    assert_eq!(log.run().current_phase(), RunPhase::Train, "more may come");
     log.find_checkpoint(30);
     log.coordinate();
-    assert_eq!(log.run().phase(), Phase::Evaluate);
+    assert_eq!(log.run().current_phase(), RunPhase::Evaluate);
     log.evaluate();
     log.coordinate();
     assert_eq!(log.run().done.unwrap().status(), v1::done::Status::Succeeded);
-    assert_eq!(audit(log.records()).unwrap().findings, []);
+    assert_eq!(audit_records(log.records()).unwrap().findings, []);
 }
 
 #[test]
@@ -93,7 +94,7 @@ fn deciding_twice_writes_nothing_twice() {
 #[test]
 fn a_paused_run_starts_nothing_and_a_resumed_one_orders_again_what_is_missing() {
     let mut log = Log::new(raft(1));
-    log.until(Phase::Generate);
+    log.until(RunPhase::Generate);
     let ordered = log.generate_orders().count();
     log.control(v1::control::Action::Pause);
     log.coordinate();
@@ -102,13 +103,13 @@ fn a_paused_run_starts_nothing_and_a_resumed_one_orders_again_what_is_missing() 
     log.coordinate();
     assert!(log.generate_orders().any(|order| order.cycle == 1 && order.attempt == 2));
     log.run_to_the_end();
-    assert_eq!(audit(log.records()).unwrap().findings, []);
+    assert_eq!(audit_records(log.records()).unwrap().findings, []);
 }
 
 #[test]
 fn a_cancelled_run_ends_and_stays_ended() {
     let mut log = Log::new(raft(2));
-    log.until(Phase::Generate);
+    log.until(RunPhase::Generate);
     log.control(v1::control::Action::Cancel);
     log.coordinate();
     assert_eq!(log.run().done.unwrap().status(), v1::done::Status::Cancelled);
@@ -120,7 +121,7 @@ fn a_cancelled_run_ends_and_stays_ended() {
 #[test]
 fn samples_of_another_policy_are_never_selected() {
     let mut log = Log::new(raft(1));
-    log.until(Phase::Generate);
+    log.until(RunPhase::Generate);
     log.lie_about_the_policy_once();
     log.run_to_the_end();
     let run = log.run();
@@ -128,7 +129,7 @@ fn samples_of_another_policy_are_never_selected() {
     assert!(selected.dropped["void"] > 0);
     assert_eq!(selected.considered, 160);
     assert_eq!(run.anomalies.len(), 1);
-    assert!(run.anomalies[0].what.contains("another policy"), "{:?}", run.anomalies);
+    assert!(run.anomalies[0].description.contains("another policy"), "{:?}", run.anomalies);
 }
 
 #[test]
@@ -138,12 +139,13 @@ fn samples_of_a_policy_nobody_could_verify_are_void_unless_the_spec_accepts_them
         let Some(v1::spec::Kind::Raft(raft)) = &mut spec.kind else { panic!("a raft run") };
         raft.accept_unverified_policy = accepts;
         let mut log = Log::new(spec);
-        log.until(Phase::Generate);
+        log.until(RunPhase::Generate);
         assert!(log.generate_orders().all(|order| order.accept_unverified_policy == accepts));
         log.generate_somewhere();
         log.run_to_the_end();
-        let report = audit(log.records()).unwrap();
-        let findings: Vec<String> = report.findings.into_iter().map(|found| found.what).collect();
+        let report = audit_records(log.records()).unwrap();
+        let findings: Vec<String> =
+            report.findings.into_iter().map(|found| found.description).collect();
         let void = log.run().cycles[&1].selected.as_ref().unwrap().dropped.get("void").copied();
         (void, findings, report.caveats)
     };
@@ -172,8 +174,8 @@ fn a_cycle_in_which_nothing_passed_leaves_the_policy_as_it_was() {
     assert_eq!(run.done.as_ref().unwrap().status(), v1::done::Status::Succeeded);
     assert_eq!(run.cycles[&1].selected.as_ref().unwrap().kept, 0);
     assert!(run.cycles[&1].checkpoints.is_empty());
-    assert_eq!(run.parent(2).unwrap().cycle, 0);
-    assert_eq!(audit(log.records()).unwrap().findings, []);
+    assert_eq!(run.parent_checkpoint(2).unwrap().cycle, 0);
+    assert_eq!(audit_records(log.records()).unwrap().findings, []);
 }
 
 #[test]

@@ -1,27 +1,27 @@
-//! `flotilla bench`: what the design promises in figures, measured here and now.
+//! Runs `flotilla bench`, which measures the performance targets of the design on this machine.
 //!
-//! It reports and fails nothing: a figure over its limit is marked, and a machine that
-//! was busy shows in the load.
+//! The command only reports: a figure over its limit is marked, but the exit status stays
+//! successful. The load average shows whether the machine was busy.
 
-mod agents;
-mod bus;
-mod closed;
+mod balance;
+mod bus_speed;
+mod closed_fleet;
 mod doctor;
 mod engines;
-mod fleet;
-mod fold;
+mod eval_start;
+mod fixture;
+mod fleet_scale;
 mod idle;
-mod log;
-mod look;
-mod page;
-mod processes;
-mod raft;
-mod rig;
-mod sandbox;
-mod share;
-mod start;
-mod store;
-mod verify;
+mod memory_log;
+mod observe;
+mod performance_page;
+mod procfs;
+mod raft_effect;
+mod replay;
+mod sandbox_cost;
+mod store_speed;
+mod stub_agents;
+mod verifier_speed;
 
 use std::process::ExitCode;
 
@@ -29,153 +29,165 @@ use anyhow::bail;
 use serde_json::{Value, json};
 
 use crate::{
-    cli::{BenchArgs, BenchWhat},
+    args::{BenchArgs, BenchTarget},
     fleet::FleetArgs,
     output,
     version::VERSION,
 };
 
-pub(crate) use engines::work as engine_task;
-pub(crate) use store::peer_task;
+pub(crate) use engines::run_engine_task as engine_task;
+pub(crate) use store_speed::peer_task;
 
-/// One thing measured.
+/// One measured quantity, with its unit, its optional limit and a description of the method.
 #[derive(Debug, Clone)]
-struct Figure {
+struct BenchFigure {
     name: &'static str,
     measured: f64,
     unit: &'static str,
-    /// Absent: only told.
+    /// The largest accepted value, in `unit`. `None` means that the figure has no limit.
     limit: Option<f64>,
     how: String,
 }
 
-impl Figure {
-    fn ratio(&self) -> Option<f64> {
+impl BenchFigure {
+    /// Returns the measured value divided by the limit, or `None` without a limit.
+    fn limit_ratio(&self) -> Option<f64> {
         self.limit.map(|limit| self.measured / limit)
     }
 
-    fn is_over(&self) -> bool {
+    /// Returns true if the measured value exceeds the limit.
+    fn is_over_limit(&self) -> bool {
         self.limit.is_some_and(|limit| self.measured > limit)
     }
 
-    fn row(&self) -> [String; 5] {
+    /// Returns the cells of the row that the text report prints.
+    fn table_row(&self) -> [String; 5] {
         let Self { name, measured, unit, limit, how } = self;
-        let mark = if self.is_over() { "OVER " } else { "" };
+        let mark = if self.is_over_limit() { "OVER " } else { "" };
         [
             (*name).to_owned(),
-            format!("{} {unit}", round(*measured)),
-            limit.map_or("-".into(), |limit| format!("{} {unit}", round(limit))),
-            self.ratio().map_or("-".into(), |ratio| format!("{mark}{ratio:.2}")),
+            format!("{} {unit}", format_value(*measured)),
+            limit.map_or("-".into(), |limit| format!("{} {unit}", format_value(limit))),
+            self.limit_ratio().map_or("-".into(), |ratio| format!("{mark}{ratio:.2}")),
             how.clone(),
         ]
     }
 
-    fn json(&self) -> Value {
+    /// Returns the figure as an element of `figures` in the JSON report.
+    fn to_json(&self) -> Value {
         let Self { name, measured, unit, limit, how } = self;
         json!({
             "name": name,
             "measured": measured,
             "unit": unit,
             "limit": limit,
-            "ratio": self.ratio(),
-            "over": self.is_over(),
+            "ratio": self.limit_ratio(),
+            "over": self.is_over_limit(),
             "how": how,
         })
     }
 }
 
-pub(crate) async fn bench(
+/// Measures what `args` selects and prints the figures, or writes the performance page with
+/// `--page`.
+///
+/// Without a selection it measures everything except `engine`, `raft`, `fleet` and `eval`.
+///
+/// # Errors
+///
+/// Fails if `engine` or `raft` is combined with another selection, or if a measurement fails.
+pub(crate) async fn run_bench(
     fleet: &FleetArgs,
     args: &BenchArgs,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     if !args.page.is_empty() {
-        output::print(&page::write(&args.page)?);
+        output::print_text(&performance_page::write_page(&args.page)?);
         return Ok(ExitCode::SUCCESS);
     }
-    let load = load();
+    let load = read_load_average();
     if cfg!(debug_assertions) {
-        output::say("this is a debug build: its figures say little");
+        output::print_message("this is a debug build: its figures say little");
     }
     match args.what[..] {
-        [BenchWhat::Engine] => {
-            engines::bench(args, json).await?;
+        [BenchTarget::Engine] => {
+            engines::bench_engines(args, json).await?;
             return Ok(ExitCode::SUCCESS);
         }
-        [BenchWhat::Raft] => return raft::bench(fleet, args, json).await,
+        [BenchTarget::Raft] => return raft_effect::bench_raft(fleet, args, json).await,
         _ => {}
     }
-    if args.what.iter().any(|what| matches!(what, BenchWhat::Engine | BenchWhat::Raft)) {
+    if args.what.iter().any(|what| matches!(what, BenchTarget::Engine | BenchTarget::Raft)) {
         bail!("`bench engine` and `bench raft` are measured alone: they would disturb the others");
     }
     let wanted = |what| args.what.is_empty() || args.what.contains(&what);
     let mut figures = Vec::new();
-    if wanted(BenchWhat::Fold) {
-        figures.extend(tokio::task::spawn_blocking(fold::measure).await??);
+    if wanted(BenchTarget::Fold) {
+        figures.extend(tokio::task::spawn_blocking(replay::measure_replay).await??);
     }
-    if wanted(BenchWhat::Doctor) {
-        figures.push(doctor::measure()?);
+    if wanted(BenchTarget::Doctor) {
+        figures.push(doctor::measure_doctor()?);
     }
-    if wanted(BenchWhat::Sandbox) {
-        figures.extend(tokio::task::spawn_blocking(sandbox::measure).await??);
+    if wanted(BenchTarget::Sandbox) {
+        figures.extend(tokio::task::spawn_blocking(sandbox_cost::measure_sandbox).await??);
     }
-    if wanted(BenchWhat::Verify) {
-        figures.extend(tokio::task::spawn_blocking(verify::measure).await??);
+    if wanted(BenchTarget::Verify) {
+        figures.extend(tokio::task::spawn_blocking(verifier_speed::measure_verifier).await??);
     }
-    // It takes minutes, and measures what `share` does.
-    let whole_fleet = args.what.contains(&BenchWhat::Fleet);
+    // It takes minutes and includes the measurement of `share`.
+    let whole_fleet = args.what.contains(&BenchTarget::Fleet);
     if whole_fleet {
-        figures.extend(self::fleet::measure().await?);
+        figures.extend(self::fleet_scale::measure_fleet().await?);
     }
-    if wanted(BenchWhat::Bus) {
-        figures.extend(self::bus::measure().await?);
+    if wanted(BenchTarget::Bus) {
+        figures.extend(self::bus_speed::measure_bus().await?);
     }
-    if wanted(BenchWhat::Share) && !whole_fleet {
-        figures.extend(tokio::task::spawn_blocking(share::measure).await??);
+    if wanted(BenchTarget::Share) && !whole_fleet {
+        figures.extend(tokio::task::spawn_blocking(balance::measure_balance).await??);
     }
-    // It writes a model of 2 GB first.
-    if args.what.contains(&BenchWhat::Eval) {
-        figures.extend(engines::eval(args).await?);
+    // This writes a model of 2 GB first.
+    if args.what.contains(&BenchTarget::Eval) {
+        figures.extend(engines::measure_eval(args).await?);
     }
-    if wanted(BenchWhat::Look) {
-        figures.extend(look::measure().await?);
+    if wanted(BenchTarget::Look) {
+        figures.extend(observe::measure_observers().await?);
     }
-    if wanted(BenchWhat::Closed) {
-        figures.extend(closed::measure().await?);
+    if wanted(BenchTarget::Closed) {
+        figures.extend(closed_fleet::measure_closed_fleet().await?);
     }
-    if wanted(BenchWhat::Store) {
-        figures.extend(store::measure(args).await?);
+    if wanted(BenchTarget::Store) {
+        figures.extend(store_speed::measure_store(args).await?);
     }
-    figures.extend(of_agents(wanted(BenchWhat::Start), wanted(BenchWhat::Idle)).await?);
+    figures.extend(measure_agents(wanted(BenchTarget::Start), wanted(BenchTarget::Idle)).await?);
     if json {
-        let figures: Vec<Value> = figures.iter().map(Figure::json).collect();
-        output::print_json(&document(&load, &figures))?;
+        let figures: Vec<Value> = figures.iter().map(BenchFigure::to_json).collect();
+        output::print_json(&build_document(&load, &figures))?;
     } else {
-        print(&figures, &load);
+        print_figures(&figures, &load);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// What takes a bus and agents.
-async fn of_agents(start: bool, idle: bool) -> anyhow::Result<Vec<Figure>> {
+/// Measures what needs a bus and running agents: the start of an evaluation and an idle agent.
+async fn measure_agents(start: bool, idle: bool) -> anyhow::Result<Vec<BenchFigure>> {
     let mut figures = Vec::new();
     if start || idle {
-        let rig = rig::Rig::start().await?;
+        let rig = fixture::FleetFixture::start().await?;
         if start {
-            figures.extend(start::measure(&rig).await?);
+            figures.extend(eval_start::measure_start(&rig).await?);
         }
         if idle {
-            figures.extend(idle::measure(&rig).await?);
+            figures.extend(idle::measure_idle_agent(&rig).await?);
         }
         rig.stop().await;
     }
     Ok(figures)
 }
 
-/// What `--json` prints, and [`page`] reads.
-fn document(load: &[f64], figures: &[Value]) -> Value {
+/// Builds the JSON report that `--json` prints and [`performance_page`] reads.
+fn build_document(load: &[f64], figures: &[Value]) -> Value {
     json!({
-        "machine": engines::machine(),
+        "machine": engines::describe_machine(),
         "load": load,
         "release": !cfg!(debug_assertions),
         "version": VERSION,
@@ -183,19 +195,20 @@ fn document(load: &[f64], figures: &[Value]) -> Value {
     })
 }
 
-fn print(figures: &[Figure], load: &[f64]) {
+/// Prints a table of the figures, the number over their limit, the load average and the machine.
+fn print_figures(figures: &[BenchFigure], load: &[f64]) {
     let headings = ["", ">measured", ">limit", ">ratio", "how"];
-    output::print(&output::table(headings, figures.iter().map(Figure::row)));
-    let machine = engines::machine();
-    let over = figures.iter().filter(|figure| figure.is_over()).count();
-    output::print(&format!(
+    output::print_text(&output::format_table(headings, figures.iter().map(BenchFigure::table_row)));
+    let machine = engines::describe_machine();
+    let over = figures.iter().filter(|figure| figure.is_over_limit()).count();
+    output::print_text(&format!(
         "\n{over} over the limit; load average at the start {}; {machine}",
-        load_text(load)
+        format_load(load)
     ));
 }
 
-/// Three digits, or all before the point.
-fn round(value: f64) -> String {
+/// Formats a value with three significant digits; values of 100 and more lose their fraction.
+fn format_value(value: f64) -> String {
     match value.abs() {
         100.0.. => format!("{value:.0}"),
         10.0.. => format!("{value:.1}"),
@@ -203,13 +216,13 @@ fn round(value: f64) -> String {
     }
 }
 
-/// Of a load, for people.
-fn load_text(load: &[f64]) -> String {
+/// Formats a load average for people, with two decimals.
+fn format_load(load: &[f64]) -> String {
     load.iter().map(|load| format!("{load:.2}")).collect::<Vec<_>>().join(" ")
 }
 
-/// Runnable processes over 1, 5 and 15 minutes; empty where there is no procfs.
-fn load() -> Vec<f64> {
+/// Returns the load average over 1, 5 and 15 minutes, or an empty vector without procfs.
+fn read_load_average() -> Vec<f64> {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().take(3).filter_map(|word| word.parse().ok()).collect()
 }

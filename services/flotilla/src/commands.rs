@@ -1,9 +1,11 @@
-//! One module a subcommand: parse what is left, call the crates, print.
+//! The subcommands, one module each: they parse the remaining arguments, call the crates and print.
 
+mod adopt;
 pub(crate) mod agent;
 pub(crate) mod agents;
 mod audit;
 mod backup;
+pub(crate) mod canary_report;
 mod checkpoint;
 mod convert;
 mod coordinator;
@@ -17,7 +19,6 @@ mod feed;
 mod generate;
 mod keys;
 mod members;
-pub(crate) mod proof;
 mod reproduce;
 mod run;
 mod select;
@@ -26,7 +27,6 @@ pub(crate) mod topics;
 mod up;
 mod upgrade;
 pub(crate) mod verify;
-mod watching;
 pub(crate) mod worker;
 
 use std::process::ExitCode;
@@ -34,67 +34,69 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::CommandFactory;
 
-pub(crate) use run::{cycles_table, perplexities_table, succeed};
+pub(crate) use run::{cycles_table, perplexities_table, run_to_success};
 
 use crate::{
-    bench,
-    cli::{Cli, Command},
-    demo, output, watch,
+    args::{Cli, CliCommand},
+    bench, demo, output, tui,
 };
 
-/// The run failed, or the audit found something.
-pub(crate) const FINDINGS: u8 = 3;
+/// Exit code if a run failed or an audit has findings.
+pub(crate) const EXIT_FINDINGS: u8 = 3;
 
-pub(crate) async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+/// Runs a subcommand and returns its exit code.
+pub(crate) async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {
     let Cli { fleet, json, command, print_config: _ } = cli;
     match command {
-        Command::Demo(args) => demo::demo(&fleet, &args, json).await,
-        Command::Init(args) => keys::init(&fleet, &args, json),
-        Command::Keys(command) => keys::keys(&fleet, command, json).await,
-        Command::Backup(args) => backup::backup(&fleet, &args, json).await,
-        Command::Restore(args) => backup::restore(&fleet, &args, json).await,
-        Command::Up(args) => up::up(&fleet, &args).await,
-        Command::Upgrade(args) => upgrade::upgrade(&fleet, &args).await,
-        Command::Service(command) => service::service(&fleet, &command).await,
-        Command::Down => down::down(&fleet).await,
-        Command::Agent(args) => agent::agent(&fleet, args).await,
-        Command::Join(args) => members::join::join(&fleet, args).await,
-        Command::Discover(args) => discover::discover(&args, json).await,
-        Command::Token(command) => members::token(&fleet, command, json).await,
-        Command::User(command) => members::user(&fleet, command, json).await,
-        Command::Members(command) => members::members(&fleet, command, json).await,
-        Command::Coordinator(args) => coordinator::coordinator(&fleet, &args).await,
-        Command::Run(command) => run::run(&fleet, command, json).await,
-        Command::Eval(command) => eval::eval(&fleet, command, json).await,
-        Command::Checkpoint(command) => checkpoint::checkpoint(&fleet, command, json).await,
-        Command::Watch(args) => watch::watch(&fleet, args, json).await,
-        Command::Feed(command) => feed::feed(&fleet, command, json).await,
-        Command::Agents(command) => agents::agents(&fleet, command, json).await,
-        Command::Audit(args) => audit::audit(&fleet, &args, json).await,
-        Command::Select(args) => select::select(&fleet, &args, json).await,
-        Command::Convert(command) => convert::convert(command, json).await,
-        Command::Generate(args) => generate::generate(&args, json).await,
-        Command::Data(command) => data::data(command, json),
-        Command::Verify(args) => {
-            tokio::task::spawn_blocking(move || verify::verify(&args, json)).await?
+        CliCommand::Demo(args) => demo::run_demo(&fleet, &args, json).await,
+        CliCommand::Init(args) => keys::init_keys(&fleet, &args, json),
+        CliCommand::Keys(command) => keys::run_keys_command(&fleet, command, json).await,
+        CliCommand::Backup(args) => backup::back_up_fleet(&fleet, &args, json).await,
+        CliCommand::Restore(args) => backup::restore_fleet(&fleet, &args, json).await,
+        CliCommand::Up(args) => up::run_fleet(&fleet, &args).await,
+        CliCommand::Upgrade(args) => upgrade::upgrade_program(&fleet, &args).await,
+        CliCommand::Service(command) => service::run_service_command(&fleet, &command).await,
+        CliCommand::Down => down::stop_fleet(&fleet).await,
+        CliCommand::Agent(args) => agent::run_agent(&fleet, args).await,
+        CliCommand::Join(args) => members::join::join_fleet(&fleet, args).await,
+        CliCommand::Discover(args) => discover::list_announced_fleets(&args, json).await,
+        CliCommand::Token(command) => members::run_token_command(&fleet, command, json).await,
+        CliCommand::User(command) => members::run_user_command(&fleet, command, json).await,
+        CliCommand::Members(command) => members::list_members(&fleet, command, json).await,
+        CliCommand::Coordinator(args) => coordinator::run_coordinator(&fleet, &args).await,
+        CliCommand::Run(command) => run::handle_run_command(&fleet, command, json).await,
+        CliCommand::Eval(command) => eval::run_eval_command(&fleet, command, json).await,
+        CliCommand::Checkpoint(command) => {
+            checkpoint::run_checkpoint_command(&fleet, command, json).await
         }
-        Command::Doctor(args) => doctor::doctor(&args, json),
-        Command::Bench(args) => bench::bench(&fleet, &args, json).await,
-        Command::Completions { shell } => {
+        CliCommand::Watch(args) => tui::run_tui(&fleet, args, json).await,
+        CliCommand::Feed(command) => feed::run_feed_command(&fleet, command, json).await,
+        CliCommand::Agents(command) => agents::run_agents_command(&fleet, command, json).await,
+        CliCommand::Audit(args) => audit::audit_run(&fleet, &args, json).await,
+        CliCommand::Select(args) => select::preview_selection(&fleet, &args, json).await,
+        CliCommand::Convert(command) => convert::run_convert_command(command, json).await,
+        CliCommand::Generate(args) => generate::generate_samples(&args, json).await,
+        CliCommand::Data(command) => data::run_data_command(command, json),
+        CliCommand::Verify(args) => {
+            tokio::task::spawn_blocking(move || verify::verify_completions(&args, json)).await?
+        }
+        CliCommand::Doctor(args) => doctor::run_doctor(&args, json),
+        CliCommand::Bench(args) => bench::run_bench(&fleet, &args, json).await,
+        CliCommand::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "flotilla", &mut script);
-            output::print(&String::from_utf8_lossy(&script));
+            output::print_text(&String::from_utf8_lossy(&script));
             Ok(ExitCode::SUCCESS)
         }
-        Command::Topics { topic } => topics::topics(topic.as_deref(), json),
-        Command::Man { directory } => {
+        CliCommand::Topics { topic } => topics::print_topics(topic.as_deref(), json),
+        CliCommand::Man { directory } => {
             std::fs::create_dir_all(&directory)
                 .and_then(|()| clap_mangen::generate_to(Cli::command(), &directory))
                 .with_context(|| format!("write manual pages into {}", directory.display()))?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Worker(worker) => {
-            worker::work(worker)?;
+        CliCommand::Worker(worker) => {
+            worker::run_worker(worker)?;
             Ok(ExitCode::SUCCESS)
         }
     }

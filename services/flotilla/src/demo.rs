@@ -1,60 +1,64 @@
-//! `flotilla demo`: a whole fleet on this machine, as separate processes, and a small
-//! model that gets better.
+//! `flotilla demo`: a complete fleet on this machine, as separate processes, and a small model that
+//! improves.
 //!
-//! Everything goes the ways a user's own runs go: `flotilla up`, two spec files, the log.
+//! The demo uses only what users have: `flotilla up`, two spec files and the log.
 
 mod report;
 
 use std::process::ExitCode;
 
 use anyhow::Context;
-use control::Control;
+use control::FleetControl;
 use wire::RunId;
 
 use crate::{
-    cli::DemoArgs,
-    commands::succeed,
-    directory::Directory,
-    fleet::{self, FleetArgs, FleetProcess, Wanted},
+    args::DemoArgs,
+    commands::run_to_success,
+    demo_task::{BaseRunFiles, DigitCount, RaftRunFiles},
+    fleet::{self, FleetArgs, FleetProcess, FleetProcessOptions},
     output, signals,
-    sums::{Base, Digits, Raft},
+    work_directory::WorkDirectory,
 };
 
-/// Beside generators: a trainer, a verifier and two evaluators.
-const OTHERS: usize = 4;
+/// Number of agents besides generators: a trainer, a verifier and two evaluators.
+const OTHER_AGENTS: usize = 4;
 
-pub(crate) async fn demo(
+/// Starts a fleet, runs the demo's two runs and prints their report. Stops the fleet unless
+/// `--keep` is set.
+pub(crate) async fn run_demo(
     fleet: &FleetArgs,
     args: &DemoArgs,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     let began = std::time::Instant::now();
     let stop = signals::stop_token()?;
-    let directory = Directory::choose(fleet.dir.as_deref(), "demo")?;
-    let wanted = Wanted {
+    let directory = WorkDirectory::open_or_create(fleet.dir.as_deref(), "demo")?;
+    let wanted = FleetProcessOptions {
         agents: format!("trainer,generator={},verifier,evaluator=2", args.generators),
         threads: None,
-        outlives: args.keep,
+        detached: args.keep,
     };
-    let mut process = FleetProcess::start(directory.path(), &wanted).await?;
+    let mut process = FleetProcess::start(directory.as_path(), &wanted).await?;
     let told = tokio::select! {
-        told = learn(&directory, args) => told,
+        told = run_demo_runs(&directory, args) => told,
         () = stop.cancelled() => Err(anyhow::anyhow!("stopped by a signal (A108)")),
-        status = process.wait() => Err(anyhow::anyhow!("the fleet ended by itself ({status}) (A106)")),
+        status = process.wait() => {
+            Err(anyhow::anyhow!("the fleet exited unexpectedly ({status}) (A106)"))
+        }
     };
     let told = match told {
-        Ok((control, runs)) => report::gather(&control, &runs, args.seed, began).await,
+        Ok((control, runs)) => report::gather_report(&control, &runs, args.seed, began).await,
         Err(error) => Err(error),
     };
     if args.keep && told.is_ok() {
-        process.leave();
+        process.detach_process();
     } else {
         process.stop().await;
     }
     let told = match told {
         Ok(told) => told,
         Err(error) => {
-            let kept = directory.keep();
+            let kept = directory.keep_files();
             return Err(
                 error.context(format!("the demo failed; its logs are in {}", kept.display()))
             );
@@ -63,26 +67,37 @@ pub(crate) async fn demo(
     if json {
         output::print_json(&told.json)?;
     } else {
-        output::print(&told.tables);
+        output::print_text(&told.tables);
     }
     let kept = args.keep || fleet.dir.is_some();
-    output::say(&report::hints(directory.path(), &told.runs, args.keep, kept));
+    output::print_status_text(&report::next_steps(
+        directory.as_path(),
+        &told.runs,
+        args.keep,
+        kept,
+    ));
     if kept {
-        directory.keep();
+        directory.keep_files();
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The two runs: a base from scratch, then RAFT on it.
-async fn learn(directory: &Directory, args: &DemoArgs) -> anyhow::Result<(Control, [RunId; 2])> {
+/// Runs the two runs: a base model from scratch, then RAFT on it. Returns their ids.
+async fn run_demo_runs(
+    directory: &WorkDirectory,
+    args: &DemoArgs,
+) -> anyhow::Result<(FleetControl, [RunId; 2])> {
     let DemoArgs { seed, cycles, generators, .. } = *args;
-    let control = fleet::ready(directory.path(), generators as usize + OTHERS).await?;
-    let files = directory.path().join("demo");
-    Base { seed, digits: Digits::Two }.write(&files).context("write the demo's files")?;
-    let base = succeed(&control, &files.join("base.yaml")).await?.id;
+    let control =
+        fleet::wait_ready(directory.as_path(), generators as usize + OTHER_AGENTS).await?;
+    let files = directory.as_path().join("demo");
+    BaseRunFiles { seed, digits: DigitCount::Two }
+        .write_files(&files)
+        .context("write the demo's files")?;
+    let base = run_to_success(&control, &files.join("base.yaml")).await?.id;
     let selection = "{ keep_per_prompt: 1, min_reward: 1.0 }";
-    let raft = Raft { seed, base: &base, cycles, selection, more: "" };
-    raft.write(&files).context("write the demo's files")?;
-    let raft = succeed(&control, &files.join("raft.yaml")).await?.id;
+    let raft = RaftRunFiles { seed, base: &base, cycles, selection, extra_lines: "" };
+    raft.write_spec(&files).context("write the demo's files")?;
+    let raft = run_to_success(&control, &files.join("raft.yaml")).await?.id;
     Ok((control, [base, raft]))
 }

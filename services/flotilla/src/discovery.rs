@@ -1,5 +1,5 @@
-//! Fleets on this network, by multicast DNS: who says that one is here, and who looks for it. What
-//! is said is no secret and proves nothing: whoever joins compares the authority with its token's.
+//! Fleet discovery on the local network by multicast DNS. Announcements are public and not trusted:
+//! a joining box compares the authority with the one in its token.
 
 use std::{
     collections::BTreeMap,
@@ -8,56 +8,61 @@ use std::{
 };
 
 use anyhow::Context;
-use authority::Fingerprint;
+use identity::Fingerprint;
 use mdns_sd::{ResolvedService, ServiceDaemon, ServiceEvent, ServiceInfo};
 use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
-const SERVICE: &str = "_flotilla._tcp.local.";
-/// Of the authority's fingerprint: enough to tell fleets apart, and no more than that is for.
-const PREFIX_HEX: usize = 16;
-/// A network with more of them than this is somebody's prank.
-const FOUND_MAX: usize = 256;
-/// Answers come within a second on a quiet network; the question is asked again meanwhile.
-pub(crate) const WAIT: Duration = Duration::from_secs(4);
-/// For tests, which must not speak to everybody.
-const PORT: &str = "FLOTILLA_MDNS_PORT";
+/// DNS-SD service type of a gateway.
+const SERVICE_TYPE: &str = "_flotilla._tcp.local.";
+/// Hexadecimal digits of the authority's fingerprint that are announced: enough to distinguish
+/// fleets, not enough to authenticate one.
+const FINGERPRINT_PREFIX_CHARS: usize = 16;
+/// Maximum number of announcements that are collected, against a flood.
+const FLEETS_MAX: usize = 256;
+/// Time to wait for announcements. Answers arrive within a second on a quiet network, and the query
+/// is repeated meanwhile.
+pub(crate) const SEARCH_TIME: Duration = Duration::from_secs(4);
+/// Environment variable with another port than that of multicast DNS, for tests.
+const PORT_VARIABLE: &str = "FLOTILLA_MDNS_PORT";
 
-/// A fleet that says where it is.
+/// A fleet that is announced on this network.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Found {
+pub(crate) struct AnnouncedFleet {
     pub name: String,
-    /// `host:port`, of each address it has.
+    /// `host:port` of the gateway, for each of its addresses.
     pub gateways: Vec<String>,
-    /// How its authority's fingerprint begins; empty for an open fleet.
+    /// First digits of the authority's fingerprint; empty for an open fleet.
     pub authority: String,
 }
 
-/// Says that a fleet is here for as long as it is held.
-pub(crate) struct Announcement {
+/// An announcement of a fleet, which lasts until it is dropped.
+pub(crate) struct FleetAnnouncement {
     daemon: ServiceDaemon,
 }
 
-impl Announcement {
+impl FleetAnnouncement {
+    /// Announces a fleet and its gateway on this network.
+    ///
     /// # Errors
-    /// When multicast is not to be had here.
-    pub(crate) fn begin(
+    /// If multicast is not available on this machine.
+    pub(crate) fn announce_fleet(
         name: &str,
         gateway: SocketAddr,
         authority: Option<&Fingerprint>,
     ) -> anyhow::Result<Self> {
-        let daemon = daemon()?;
+        let daemon = start_mdns()?;
         let host = format!("{}.local.", rustix::system::uname().nodename().to_string_lossy());
-        let authority = authority.map_or(String::new(), prefix);
+        let authority = authority.map_or(String::new(), fingerprint_prefix);
         let told = [("authority", authority.as_str()), ("name", name)];
         let port = gateway.port();
-        // A label of DNS has 63 bytes at most.
+        // A DNS label has at most 63 bytes.
         let instance: String = format!("{port}-{name}").chars().take(60).collect();
         let info = if gateway.ip().is_unspecified() {
-            ServiceInfo::new(SERVICE, &instance, &host, "", port, &told[..])
+            ServiceInfo::new(SERVICE_TYPE, &instance, &host, "", port, &told[..])
                 .map(ServiceInfo::enable_addr_auto)
         } else {
-            ServiceInfo::new(SERVICE, &instance, &host, gateway.ip(), port, &told[..])
+            ServiceInfo::new(SERVICE_TYPE, &instance, &host, gateway.ip(), port, &told[..])
         };
         let info = info.context("announce the fleet on this network")?;
         daemon.register(info).context("announce the fleet on this network")?;
@@ -66,31 +71,32 @@ impl Announcement {
     }
 }
 
-impl Drop for Announcement {
+impl Drop for FleetAnnouncement {
     fn drop(&mut self) {
-        // It takes its leave by itself, or is forgotten within two minutes.
+        // The daemon withdraws the announcement; without that it expires within two minutes.
         let _ = self.daemon.shutdown();
     }
 }
 
-/// What is announced on this network within some time; `enough` may end that sooner.
+/// Returns the fleets that are announced within `wait`. Stops early when `enough` returns true for
+/// one of them.
 ///
 /// # Errors
-/// When multicast is not to be had here.
-pub(crate) async fn look(
+/// If multicast is not available on this machine.
+pub(crate) async fn find_fleets(
     wait: Duration,
-    enough: impl Fn(&Found) -> bool,
-) -> anyhow::Result<Vec<Found>> {
+    enough: impl Fn(&AnnouncedFleet) -> bool,
+) -> anyhow::Result<Vec<AnnouncedFleet>> {
     let deadline = Instant::now() + wait;
-    let daemon = daemon()?;
-    let events = daemon.browse(SERVICE).context("look for fleets on this network")?;
+    let daemon = start_mdns()?;
+    let events = daemon.browse(SERVICE_TYPE).context("look for fleets on this network")?;
     let mut all = BTreeMap::new();
     while let Ok(Ok(event)) = timeout_at(deadline, events.recv_async()).await {
         let ServiceEvent::ServiceResolved(service) = event else { continue };
-        let found = found(&service);
+        let found = parse_announcement(&service);
         let is_enough = enough(&found);
         all.insert(service.fullname.clone(), found);
-        if is_enough || all.len() >= FOUND_MAX {
+        if is_enough || all.len() >= FLEETS_MAX {
             break;
         }
     }
@@ -98,15 +104,15 @@ pub(crate) async fn look(
     Ok(all.into_values().collect())
 }
 
-/// Where the fleet of that authority has its gateway, as far as anybody on this network says.
-/// Others may say so too: who joins looks at the whole fingerprint.
+/// Returns the gateways announced for the fleet of an authority. The announcements may be forged:
+/// the caller must check the full fingerprint.
 ///
 /// # Errors
-/// When nobody says so, or multicast is not to be had here.
-pub(crate) async fn gateways(authority: &Fingerprint) -> anyhow::Result<Vec<String>> {
-    let wanted = prefix(authority);
-    let all = look(WAIT, |found| found.authority == wanted).await?;
-    let gateways = of_authority(&all, &wanted);
+/// If no such fleet is announced, or multicast is not available on this machine.
+pub(crate) async fn find_gateways(authority: &Fingerprint) -> anyhow::Result<Vec<String>> {
+    let wanted = fingerprint_prefix(authority);
+    let all = find_fleets(SEARCH_TIME, |found| found.authority == wanted).await?;
+    let gateways = gateways_of_authority(&all, &wanted);
     if gateways.is_empty() {
         anyhow::bail!(
             "nobody on this network announces the token's fleet ({} others were found); start it \
@@ -118,37 +124,42 @@ pub(crate) async fn gateways(authority: &Fingerprint) -> anyhow::Result<Vec<Stri
     Ok(gateways)
 }
 
-fn of_authority(all: &[Found], wanted: &str) -> Vec<String> {
+/// Returns the gateways of the announcements whose authority is `wanted`.
+fn gateways_of_authority(all: &[AnnouncedFleet], wanted: &str) -> Vec<String> {
     let ours = all.iter().filter(|found| found.authority == wanted);
     ours.flat_map(|found| found.gateways.iter().cloned()).collect()
 }
 
-fn prefix(authority: &Fingerprint) -> String {
-    authority.to_string().chars().take(PREFIX_HEX).collect()
+/// Returns the announced part of a fingerprint.
+fn fingerprint_prefix(authority: &Fingerprint) -> String {
+    authority.to_string().chars().take(FINGERPRINT_PREFIX_CHARS).collect()
 }
 
-fn daemon() -> anyhow::Result<ServiceDaemon> {
-    let port = std::env::var(PORT).ok().map(|text| text.parse::<u16>());
-    let daemon = match port.transpose().with_context(|| format!("{PORT} must be a port"))? {
-        Some(port) => ServiceDaemon::new_with_port(port),
-        None => ServiceDaemon::new(),
-    };
+/// Starts the multicast DNS daemon, on the port of `PORT_VARIABLE` if it is set.
+fn start_mdns() -> anyhow::Result<ServiceDaemon> {
+    let port = std::env::var(PORT_VARIABLE).ok().map(|text| text.parse::<u16>());
+    let daemon =
+        match port.transpose().with_context(|| format!("{PORT_VARIABLE} must be a port"))? {
+            Some(port) => ServiceDaemon::new_with_port(port),
+            None => ServiceDaemon::new(),
+        };
     daemon.context("use multicast DNS")
 }
 
-fn found(service: &ResolvedService) -> Found {
+/// Converts a resolved service to a fleet. Its addresses are sorted, loopback last.
+fn parse_announcement(service: &ResolvedService) -> AnnouncedFleet {
     let told = |key: &str| {
         let text = service.get_property_val_str(key).unwrap_or_default();
-        // It is printed, and anybody may have written it.
+        // The text is untrusted and will be printed.
         text.chars().filter(|c| !c.is_control()).take(64).collect::<String>()
     };
     let mut addresses: Vec<IpAddr> =
         service.addresses.iter().map(mdns_sd::ScopedIp::to_ip_addr).collect();
-    // Link-local addresses need a scope that an address of ours has no place for.
+    // Link-local addresses need a scope id, which `SocketAddr` text from here does not carry.
     addresses.retain(|address| !matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()));
     addresses.sort_by_key(|address| (address.is_loopback(), *address));
     let gateway = |address| SocketAddr::new(address, service.port).to_string();
-    Found {
+    AnnouncedFleet {
         name: told("name"),
         gateways: addresses.into_iter().map(gateway).collect(),
         authority: told("authority"),
@@ -161,19 +172,20 @@ mod tests {
 
     #[test]
     fn of_several_fleets_the_authority_decides() {
-        let fleet = |name: &str, gateway: &str, authority: &str| Found {
+        let fleet = |name: &str, gateway: &str, authority: &str| AnnouncedFleet {
             name: name.into(),
             gateways: vec![gateway.into()],
             authority: authority.into(),
         };
-        let ours = Fingerprint::of(b"ours");
-        let (wanted, other) = (prefix(&ours), prefix(&Fingerprint::of(b"theirs")));
+        let ours = Fingerprint::from_der(b"ours");
+        let (wanted, other) =
+            (fingerprint_prefix(&ours), fingerprint_prefix(&Fingerprint::from_der(b"theirs")));
         let all = [
             fleet("rack", "10.0.0.1:7070", &other),
             fleet("rack", "10.0.0.2:7070", &wanted),
             fleet("open", "10.0.0.3:7070", ""),
         ];
-        assert_eq!(of_authority(&all, &wanted), ["10.0.0.2:7070"]);
-        assert_eq!(wanted.len(), PREFIX_HEX);
+        assert_eq!(gateways_of_authority(&all, &wanted), ["10.0.0.2:7070"]);
+        assert_eq!(wanted.len(), FINGERPRINT_PREFIX_CHARS);
     }
 }

@@ -1,98 +1,83 @@
-//! The one binary: `flotilla <subcommand>`. Wires the crates together and knows terminals.
+//! The `flotilla` binary: parses the command line, starts logging and runs one subcommand.
 //!
-//! stdout is data, stderr is for people. Exit codes: 0 done, 1 something failed, 2 wrong
-//! usage, 3 the run failed or the audit found something.
+//! Stdout carries data, stderr carries messages for people. Exit codes: 0 done, 1 a failure, 2
+//! wrong usage, 3 the run failed or the audit has findings.
 
+mod agent_lock;
+mod args;
 mod bench;
-mod cli;
 mod commands;
-mod config;
 mod demo;
-mod directory;
+mod demo_task;
 mod discovery;
 mod fleet;
-mod keys;
-mod local;
-mod meter;
-mod notify;
-mod occupant;
+mod fleet_keys;
+mod local_models;
 mod output;
-mod progress;
-mod service;
+mod print_config;
+mod progress_meter;
+mod run_progress;
+mod service_notify;
 mod signals;
-mod sums;
-mod supervise;
-mod upgrade;
+mod supervisor;
+mod systemd;
+mod tui;
+mod upgrade_plan;
 mod version;
-mod watch;
+mod work_directory;
 
-use std::{io::IsTerminal, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
-use tracing_subscriber::EnvFilter;
 
-use crate::cli::Cli;
+use crate::args::Cli;
 
-/// Threads of the async runtime: it only moves messages, the work is done by children.
+/// Worker threads of the async runtime. Two are enough: it only moves messages, and child processes
+/// do the computing.
 const ASYNC_THREADS: usize = 2;
 
 fn main() -> ExitCode {
+    output::install_panic_hook();
     let command = Cli::command();
-    let matches = command.clone().try_get_matches().unwrap_or_else(|error| misused(&error));
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| misused(&error));
+    let matches = command.clone().try_get_matches().unwrap_or_else(|error| exit_with_usage(&error));
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| exit_with_usage(&error));
     if cli.print_config {
-        return done(config::print(&command, &matches, cli.json));
+        return report_outcome(print_config::print_settings(&command, &matches, cli.json));
     }
-    start_logging(cli.command.default_log());
-    if let cli::Command::Worker(worker) = cli.command {
-        return done(commands::worker::work(worker));
+    output::start_logging(cli.command.default_log_filter());
+    if let args::CliCommand::Worker(worker) = cli.command {
+        return report_outcome(commands::worker::run_worker(worker));
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(ASYNC_THREADS)
         .enable_all()
         .build();
     let outcome = match runtime {
-        Ok(runtime) => runtime.block_on(commands::run(cli)),
+        Ok(runtime) => runtime.block_on(commands::run_command(cli)),
         Err(error) => Err(anyhow::Error::from(error).context("start the async runtime")),
     };
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            output::complain(&error);
+            output::print_error(&error);
             ExitCode::FAILURE
         }
     }
 }
 
-/// Help that was asked for, or wrong usage.
-fn misused(error: &clap::Error) -> ! {
-    // What cannot be printed was not wanted.
-    let _ = error.print();
-    if error.use_stderr() {
-        output::say("\nmore: flotilla topics A100");
-    }
+/// Prints the requested help or the usage error of clap, and exits with clap's exit code.
+fn exit_with_usage(error: &clap::Error) -> ! {
+    output::print_usage_error(error);
     std::process::exit(error.exit_code())
 }
 
-fn done(outcome: anyhow::Result<()>) -> ExitCode {
+/// Returns the exit code of an outcome, and prints the error of a failed one.
+fn report_outcome(outcome: anyhow::Result<()>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            output::complain(&error);
+            output::print_error(&error);
             ExitCode::FAILURE
         }
     }
-}
-
-/// `RUST_LOG` wins; otherwise daemons say what a person wants to know and commands only warn.
-/// The hub's client logs each error that it returns as well.
-fn start_logging(default: &str) {
-    let default = format!("{default},hf_hub=off");
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
 }

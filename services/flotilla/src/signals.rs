@@ -1,15 +1,15 @@
-//! Asking to stop: the first signal drains, the second one ends the process at once.
+//! Signals: the first SIGINT or SIGTERM requests a drain, the second ends the process at once.
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// Exit code of a process that was told twice: 128 + SIGTERM.
-const TOLD_TWICE: i32 = 143;
+/// Exit code after a second signal: 128 + SIGTERM.
+const FORCED_EXIT_CODE: i32 = 143;
 
-/// A token that SIGINT or SIGTERM cancels.
+/// Returns a token that SIGINT or SIGTERM cancels. A second signal exits the process.
 ///
 /// # Errors
-/// When the process may not listen to signals.
+/// If signal handlers cannot be installed.
 pub(crate) fn stop_token() -> std::io::Result<CancellationToken> {
     let stop = CancellationToken::new();
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -22,20 +22,20 @@ pub(crate) fn stop_token() -> std::io::Result<CancellationToken> {
                 _ = terminate.recv() => {}
             }
             if told.is_cancelled() {
-                std::process::exit(TOLD_TWICE);
+                std::process::exit(FORCED_EXIT_CODE);
             }
-            crate::notify::stopping();
+            crate::service_notify::notify_stopping();
             told.cancel();
         }
     });
     Ok(stop)
 }
 
-/// A token that SIGUSR1 cancels: a box's owner has an agent leave when it is done.
+/// Returns a token that SIGUSR1 cancels, with which an upgrade or the box's owner drains an agent.
 ///
 /// # Errors
-/// When the process may not listen to signals.
-pub(crate) fn leave_token() -> std::io::Result<CancellationToken> {
+/// If the signal handler cannot be installed.
+pub(crate) fn drain_token() -> std::io::Result<CancellationToken> {
     let leave = CancellationToken::new();
     let mut told = signal(SignalKind::user_defined1())?;
     let token = leave.clone();

@@ -1,7 +1,7 @@
-//! The version that people are told, and by which one build is told from another.
+//! The version of this build.
 
-/// `0.1.0+g1234abc` where the build said what it is built from (`make build` does, in a checkout);
-/// otherwise the package's.
+/// `0.1.0+g1234abc` if the build set `FLOTILLA_VERSION` (`make build` does, in a checkout),
+/// otherwise the package's version.
 pub(crate) const VERSION: &str = match option_env!("FLOTILLA_VERSION") {
     Some(built) => built,
     None => env!("CARGO_PKG_VERSION"),

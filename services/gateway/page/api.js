@@ -38,7 +38,7 @@ async function post(method, message, signal) {
 }
 
 const refusal = ({ code, message }, status) =>
-  Object.assign(new Error(message ?? `the gateway answered ${status}`), { code: status === 401 ? "unauthenticated" : code });
+  Object.assign(new Error(message ?? `the gateway returned HTTP status ${status}`), { code: status === 401 ? "unauthenticated" : code });
 
 /** One request, one answer. */
 export async function call(method, message = {}, signal) {

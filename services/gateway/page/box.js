@@ -2,7 +2,7 @@
 
 import { now } from "./api.js";
 import { h } from "./dom.js";
-import { bytes, count, duration, many, percent, whole } from "./format.js";
+import { bytes, count, counted, duration, many, percent, whole } from "./format.js";
 import { button, callout, chip, empty, facts, meter, note, progress, state, table } from "./parts.js";
 import { toBox, toRun } from "./route.js";
 import { concerns, silentS, stateOf } from "./store.js";
@@ -25,14 +25,14 @@ function doing({ telemetry: it }) {
 
 const jobOf = (job) => h("li", { key: job.role + job.job, class: job.waits && "waits" },
   h("span", h("a", { href: toRun(job.run) }, job.run), ` cycle ${job.cycle}: ${job.role} ${job.job}`),
-  h("span.far", job.waits ? "waits for another box" : `${job.total ? `${job.done}/${job.total}` : ""} ${job.note}`),
+  h("span.far", job.waits ? "waiting for another agent" : `${job.total ? `${job.done}/${job.total}` : ""} ${job.note}`),
   progress(job.job, job.done, job.total));
 
 function storm({ telemetry }) {
   const { level, cause, reaction, storms } = telemetry?.storm ?? {};
   if (level !== "WARN" && level !== "STORM") return null;
-  return callout(level === "STORM" ? "bad" : "warn", "≈", h("b", level === "STORM" ? "TLB storm: " : "A TLB storm is brewing: "), cause,
-    reaction && h("em", `. Now: ${reaction}`), `; ${storms} since it started.`);
+  return callout(level === "STORM" ? "bad" : "warn", "≈", h("b", level === "STORM" ? "TLB storm: " : "TLB shootdowns are high: "), cause,
+    reaction && h("em", `. Reaction: ${reaction}`), `; ${counted(storms, "storm")} since the agent started.`);
 }
 
 const callouts = (agent) => [
@@ -40,7 +40,7 @@ const callouts = (agent) => [
   storm(agent),
   agent.withheld.map((it) => callout("warn", "⊘", h("b", `${it.role} withheld, ${it.finding}: `), `${it.seen}. `, h("em", it.remedy))),
   agent.telemetry?.warnings.map((text) => callout("warn", "▲", text)),
-  agent.telemetry?.resting && callout("", "☾", `resting: ${agent.telemetry.resting}`),
+  agent.telemetry?.resting && callout("", "☾", `paused by the owner’s limits: ${agent.telemetry.resting}`),
 ];
 
 const filled = (name, used, total) => total > 0
@@ -69,13 +69,13 @@ const silence = (agent) => duration(silentS(agent, now()));
 
 export const card = (agent, more) => h("article.box", hooks(agent, more),
   h("header", h("h3", h("a", { href: toBox(agent.agent) }, agent.agent)), state(stateOf(agent, now())),
-    stateOf(agent, now()) === "gone" && h("small", `silent for ${silence(agent)}`)),
+    stateOf(agent, now()) === "gone" && h("small", `last seen ${silence(agent)} ago`)),
   h("p.chips", agent.roles.map((role) => chip(role)), chip(agent.profile || "no profile", "soft", agent.engines.join("\n")),
     agent.pool && chip(`pool ${agent.pool}`, "soft")),
   callouts(agent),
   h("p.rates", rated(agent.tokensPerS && many(agent.tokensPerS), "tokens/s"),
     Number.isFinite(agent.telemetry?.watts) && rated(count(agent.telemetry.watts), "W"), rated(count(agent.jobsDone), "jobs done")),
-  meters(agent), agent.jobs.length ? h("ul.jobs", agent.jobs.map(jobOf)) : note("Nothing to do."));
+  meters(agent), agent.jobs.length ? h("ul.jobs", agent.jobs.map(jobOf)) : note("No jobs."));
 
 export function row(agent, more) {
   const [concern] = concerns(agent, now());
@@ -84,7 +84,7 @@ export function row(agent, more) {
   return h("article.box.row", hooks(agent, more), h("a", { href: toBox(agent.agent) }, agent.agent), state(stateOf(agent, now())),
     h("span.soft", agent.roles.join(", ")), h("span", doing(agent)),
     h("span.rate", agent.tokensPerS > 0 && `${many(agent.tokensPerS)} tokens/s`),
-    concern ? h("span.why", `⚠ ${concern === "gone" ? `silent for ${silence(agent)}` : why()}`)
+    concern ? h("span.why", `⚠ ${concern === "gone" ? `last seen ${silence(agent)} ago` : why()}`)
       : h("span.work", work && [`${work.run} ${work.role} `, progress(work.job, work.done, work.total)]));
 }
 
@@ -97,14 +97,14 @@ function details(agent) {
   const waits = (pressure) => pressure && `${pressure.someAvg10.toFixed(1)} % of the last 10 s`;
   return facts([
     ["host", agent.host], ["version", agent.version], ["engines", agent.engines.join("; ")], ["abilities", agent.abilities.join(", ")],
-    ["up", agent.startedAt && duration((now() - Date.parse(agent.startedAt)) / 1000)], ["heard of", `${silence(agent)} ago`],
-    ["agent’s memory", bytes(agent.rssBytes)], ["a training may plan with", agent.trainingBytes && bytes(agent.trainingBytes)],
-    ["a sample takes", agent.sampleS && duration(agent.sampleS)], ["energy", it?.joules && `${(it.joules / 3.6e6).toFixed(2)} kWh`],
-    ["waits for CPU", waits(it?.cpuPressure)], ["waits for disks", waits(it?.ioPressure)], ["waits for memory", waits(it?.memoryPressure)],
-    ["TLB shootdowns", it && whole(it.tlbShootdownsPerS, "a second")], ["storms", it?.storm && `${it.storm.storms} since it started`],
+    ["up", agent.startedAt && duration((now() - Date.parse(agent.startedAt)) / 1000)], ["last seen", `${silence(agent)} ago`],
+    ["agent memory", bytes(agent.rssBytes)], ["memory for training", agent.trainingBytes && bytes(agent.trainingBytes)],
+    ["time per sample", agent.sampleS && duration(agent.sampleS)], ["energy", it?.joules && `${(it.joules / 3.6e6).toFixed(2)} kWh`],
+    ["CPU pressure", waits(it?.cpuPressure)], ["I/O pressure", waits(it?.ioPressure)], ["memory pressure", waits(it?.memoryPressure)],
+    ["TLB shootdowns", it && whole(it.tlbShootdownsPerS, "per second")], ["storms", it?.storm && `${it.storm.storms} since the agent started`],
     ["swap", it?.swapTotal && `${bytes(it.swapTotal - it.swapFree)} of ${bytes(it.swapTotal)}`],
     ["files from the store", exchange && bytes(exchange.bytesFromStore)],
-    ["files from, to peers", exchange && `${bytes(exchange.bytesFromPeers)}, ${bytes(exchange.bytesToPeers)}`],
+    ["files from / to peers", exchange && `${bytes(exchange.bytesFromPeers)} / ${bytes(exchange.bytesToPeers)}`],
   ]);
 }
 
@@ -118,7 +118,7 @@ export function open({ page, route }) {
   const draw = () => {
     const agent = page.fleet.agents.get(route.id);
     if (!agent) {
-      return empty(page.heard ? `No box called ${route.id} is known. ` : "Looking for it … ", h("a", { href: "#/" }, "All boxes"));
+      return empty(page.heard ? `No agent named ${route.id}. ` : "Loading … ", h("a", { href: "#/" }, "All agents"));
     }
     const drains = page.may() && /ready|quarantined/.test(stateOf(agent, now()));
     return [

@@ -22,9 +22,9 @@ export function open({ page, route, signal }) {
     const others = newestFirst(page.fleet.runs).filter(({ run }) => !runs.includes(run));
     const onchange = ({ currentTarget }) => page.go(toCompare([...runs, currentTarget.value]));
     return h("div.tools", runs.map((run) => h("span.chip", { key: run, "data-run": run }, h("a", { href: toRun(run) }, run), " ",
-      runs.length > 1 && quiet("×", () => page.go(toCompare(runs.filter((it) => it !== run))), { "aria-label": `leave ${run} out` }))),
-    runs.length < RUNS_MAX && others.length > 0 && h("select", { "aria-label": "compare one more run", onchange },
-      h("option", { value: "" }, "one more …"), others.map(({ run, name }) => h("option", { value: run }, `${run} ${name}`))));
+      runs.length > 1 && quiet("×", () => page.go(toCompare(runs.filter((it) => it !== run))), { "aria-label": `remove ${run}` }))),
+    runs.length < RUNS_MAX && others.length > 0 && h("select", { "aria-label": "add a run to compare", onchange },
+      h("option", { value: "" }, "Add a run …"), others.map(({ run, name }) => h("option", { value: run }, `${run} ${name}`))));
   }
 
   function drawn(known) {
@@ -58,8 +58,8 @@ export function open({ page, route, signal }) {
         section("learning", "Learning", drawn(known)),
         section("differences", "Settings that differ", differing.length
           ? table("Settings that differ", ["setting", ...known.map(({ head }) => head.run)], differing, "settings")
-          : note(known.length > 1 ? "None: they were asked the same." : "Choose one more run.")),
-      ] : !told.failure && empty("Reading the runs …"),
+          : note(known.length > 1 ? "None: the settings are the same." : "Select another run to compare.")),
+      ] : !told.failure && empty("Loading runs …"),
     ];
   };
   return { title: () => "compare", draw };

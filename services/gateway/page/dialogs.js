@@ -43,34 +43,34 @@ function modal(name, done, draw) {
   });
 }
 
-const feet = (close, ...buttons) => h("p.feet", quiet("Leave it", () => close()), buttons);
+const feet = (close, ...buttons) => h("p.feet", quiet("Cancel", () => close()), buttons);
 
 /** Asks before something is done: null, or {reason}. */
 export const ask = ({ title, text, verb, tone, reason }) =>
   modal(title, (close, fields) => close({ reason: fields.reason?.value.trim() }), (close) => [
     text.map((it) => h("p", it)),
-    reason && h("label", "Why? It is written in the run’s log.", h("input", { name: "reason", autocomplete: "off", maxlength: 500 })),
+    reason && h("label", "Reason (recorded in the run’s log)", h("input", { name: "reason", autocomplete: "off", maxlength: 500 })),
     feet(close, submit(verb, { class: tone, "data-action": "confirm" })),
   ]);
 
 /** Asks for a bearer: null, or its text. */
 export const askBearer = (wasRefused) =>
   modal("This fleet is closed", (close, fields) => close(fields.bearer.value), (close) => [
-    wasRefused && callout("bad", "✕", "The gateway did not take it: it may have expired, or been revoked."),
-    h("p", "Paste the text of ", h("code", "bearer.jwt"), " from your kit.",
-      " This tab keeps it until it is closed, and sends it to this gateway only."),
+    wasRefused && callout("bad", "✕", "Bearer rejected: it may be expired or revoked. Get a new kit, or paste another bearer."),
+    h("p", "Paste the contents of ", h("code", "bearer.jwt"), " from your kit.",
+      " It is kept until this tab is closed and sent only to this gateway."),
     h("textarea", { name: "bearer", rows: 5, required: true, spellcheck: "false", autocomplete: "off",
-      "aria-label": "text of bearer.jwt" }),
-    feet(close, submit("Enter")),
+      "aria-label": "contents of bearer.jwt" }),
+    feet(close, submit("Sign in")),
   ]);
 
 const KEYS = [
-  ["?", "these keys"], ["g f", "the fleet’s boxes"], ["g r", "its runs"], ["j k ↓ ↑", "next and previous row"],
-  ["Enter", "open it"], ["/", "filter or search"], ["← →", "in charts, cycle by cycle; in the timeline, bar by bar"],
-  ["+ − 0", "in the timeline: zoom, and all of it"], ["Shift ← →", "in the timeline: move"],
+  ["?", "show keyboard shortcuts"], ["g f", "go to agents"], ["g r", "go to runs"], ["j k ↓ ↑", "next and previous row"],
+  ["Enter", "open"], ["/", "filter or search"], ["← →", "in charts: previous and next cycle; in the timeline: bar"],
+  ["+ − 0", "in the timeline: zoom in, out, show all"], ["Shift ← →", "in the timeline: move"],
 ];
 
-export const showKeys = () => modal("Keys", (close) => close(), () => [
+export const showKeys = () => modal("Keyboard shortcuts", (close) => close(), () => [
   h("dl.keys", KEYS.map(([key, does]) => h("div", h("dt", h("kbd", key)), h("dd", does)))), h("p.feet", submit("Close")),
 ]);
 
@@ -79,7 +79,7 @@ export function startRun(send) {
   const files = new Map();
   let said = null;
   const offer = async (checkOnly, close, redraw) => {
-    said = note("The gateway is looking at it …");
+    said = note("Checking …");
     redraw();
     try {
       const named = Object.fromEntries([...files.values()].map(({ name, content }) => [name, content]));
@@ -100,12 +100,12 @@ export function startRun(send) {
       redraw();
     };
     const file = ([key, it]) => h("li.tools", { key },
-      h("input", { value: it.name, "aria-label": `what the spec calls ${key}`, oninput: ({ target }) => { it.name = target.value; } }),
-      h("small", bytes(it.size)), quiet("×", () => { files.delete(key); redraw(); }, { "aria-label": `leave ${key} out` }));
+      h("input", { value: it.name, "aria-label": `name of ${key} in the spec`, oninput: ({ target }) => { it.name = target.value; } }),
+      h("small", bytes(it.size)), quiet("×", () => { files.delete(key); redraw(); }, { "aria-label": `remove ${key}` }));
     return [
-      h("label", "Spec, as for flotilla run submit",
+      h("label", "Run spec (YAML, as for flotilla run submit)",
         h("textarea.spec", { rows: 12, required: true, spellcheck: "false", oninput: ({ target }) => { spec = target.value; } })),
-      h("label", "Files that it names", h("input", { type: "file", multiple: true, onchange: choose })), h("ul", [...files].map(file)),
+      h("label", "Files referenced in the spec", h("input", { type: "file", multiple: true, onchange: choose })), h("ul", [...files].map(file)),
       h("div", { role: "status" }, said),
       feet(close, button("Check", () => offer(true, close, redraw), { "data-action": "check" }),
         submit("Start", { "data-action": "confirm" })),
@@ -124,9 +124,9 @@ const base64 = (file) =>
 const lengths = ({ min = 0, median = 0, max = 0 } = {}) => (max ? `${count(median)} (${count(min)} – ${count(max)})` : "–");
 
 const reported = ({ files = [], warnings = [], samplesPerCycle, heldoutSamplesPerCycle }) => [
-  callout("good", "✓", "It can be started."), warnings.map((text) => callout("warn", "▲", text)),
-  facts([["samples a cycle", samplesPerCycle], ["held-out samples a cycle", heldoutSamplesPerCycle]]),
-  table("Files", ["field", "file", "lines", "duplicates", "bytes of a prompt", "tokens of a prompt"],
+  callout("good", "✓", "The spec is valid."), warnings.map((text) => callout("warn", "▲", text)),
+  facts([["samples per cycle", samplesPerCycle], ["held-out samples per cycle", heldoutSamplesPerCycle]]),
+  table("Files", ["field", "file", "lines", "duplicates", "bytes per prompt", "tokens per prompt"],
     files.map((it) => [it.field, it.file, count(it.lines ?? 0), count(it.duplicates ?? 0),
       lengths(it.promptBytes), lengths(it.promptTokens)])),
 ];

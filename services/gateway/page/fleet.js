@@ -35,14 +35,14 @@ export function open({ page, signal }) {
   function runs() {
     const list = newestFirst(page.fleet.runs);
     if (!list.length) {
-      return page.heard && empty("No run yet: ", h("code", "flotilla run submit SPEC"), " starts one",
-        page.may() && ", and so does Start", ".");
+      return page.heard && empty("No runs yet. Submit one with ", h("code", "flotilla run submit SPEC"),
+        page.may() && " or with Start", ".");
     }
     const shown = allRuns ? list : list.slice(0, RUNS_SHOWN);
     const minute = Math.floor(now() / 60_000);
     return [
       h("div.runs", shown.map((run) => lazy(run.run, [run, compared.has(run.run), minute], () => line(run)))),
-      list.length > RUNS_SHOWN && quiet(allRuns ? "only the newest" : `all ${count(list.length)}`, toggle),
+      list.length > RUNS_SHOWN && quiet(allRuns ? "Show newest only" : `Show all ${count(list.length)}`, toggle),
     ];
   }
 
@@ -72,8 +72,8 @@ export function open({ page, signal }) {
   function boxes(total) {
     const all = [...page.fleet.agents.values()];
     if (!all.length) {
-      return page.heard && empty("No box yet: ", h("code", "flotilla agent"), " makes one of this machine, ",
-        h("code", "flotilla join"), " of another one, with the fleet’s token.");
+      return page.heard && empty("No agents yet. Start one on this machine with ", h("code", "flotilla agent"), ", or on another machine with ",
+        h("code", "flotilla join"), " and the fleet’s join token.");
     }
     const words = filter.toLowerCase().split(/\s+/);
     const fit = all.filter((agent) => words.every((word) => haystack(agent).includes(word)));
@@ -82,7 +82,7 @@ export function open({ page, signal }) {
       lazy(agent.agent, [agent, stateOf(agent, now())], () => as(agent, { ref: screen.observe }), screen.isOff);
     return [
       h(`div.${name}`, fit.map(drawn)),
-      !fit.length && empty(`None of ${count(all.length)} boxes fits “${filter}”.`),
+      !fit.length && empty(`None of ${count(all.length)} agents matches “${filter}”.`),
     ];
   }
 
@@ -92,7 +92,7 @@ export function open({ page, signal }) {
   };
   const filters = ({ boxes: n, concerns }) => n > 1 && [
     h("input", {
-      type: "search", placeholder: "filter: name, role, run, state …", "aria-label": "Filter boxes", "data-filter": true,
+      type: "search", placeholder: "filter: name, role, run, state …", "aria-label": "Filter agents", "data-filter": true,
       value: filter, oninput: ({ target }) => filterBy(target.value),
     }),
     concerns.map((word) =>
@@ -103,10 +103,10 @@ export function open({ page, signal }) {
     const total = sums(page.fleet.agents, now());
     return [
       summary(total, page.fleet.runs),
-      section("runs", "Runs", h("div.tools", compared.size === 1 && h("small", "choose one more to compare"),
+      section("runs", "Runs", h("div.tools", compared.size === 1 && h("small", "Select another run to compare"),
         compared.size > 1 && h("a.button", { href: toCompare([...compared]) }, `Compare ${compared.size}`),
         page.may() && button("Start …", () => page.steer.start(), { "data-action": "start" })), runs()),
-      section("boxes", "Boxes", h("div.tools", filters(total)), boxes(total)),
+      section("boxes", "Agents", h("div.tools", filters(total)), boxes(total)),
     ];
   };
   return { title: () => "", draw, ticks: true };
@@ -118,18 +118,18 @@ function summary(total, runs) {
   const working = [...runs.values()].filter((it) => it.state === "running").length;
   return h("div.summary", h("h1.unseen", "The fleet"),
     tile(count(total.there) + (total.there < total.boxes ? ` of ${count(total.boxes)}` : ""),
-      total.boxes === 1 ? "box there" : "boxes there"),
-    tile(count(working), working === 1 ? "run at work" : "runs at work"),
+      total.boxes === 1 ? "agent online" : "agents online"),
+    tile(count(working), working === 1 ? "run active" : "runs active"),
     tile(many(total.tokensPerS), "tokens/s", spark()), total.watts > 0 && tile(many(total.watts), "W"),
     total.concerned > 0 && tile(h("span.why", `⚠ ${count(total.concerned)}`),
-      total.concerned === 1 ? "box to look at" : "boxes to look at"));
+      total.concerned === 1 ? "agent needs attention" : "agents need attention"));
 }
 
 function spark() {
   const x = linear([0, LOOKS - 1], [0, 120]);
   const y = linear([0, Math.max(1, ...rates)], [29, 3]);
   const points = rates.map((rate, at) => `${x(LOOKS - rates.length + at).toFixed(1)} ${y(rate).toFixed(1)}`);
-  return points.length > 1 && h("svg.spark", { width: 120, height: 30, role: "img", "aria-label": "tokens/s of the last four minutes" },
+  return points.length > 1 && h("svg.spark", { width: 120, height: 30, role: "img", "aria-label": "tokens/s over the last four minutes" },
     h("path.curve.s0", { d: `M${points.join("L")}` }));
 }
 

@@ -17,7 +17,7 @@ export function lineage(redraw) {
 
   return function draw(board) {
     const { nodes, edges } = ancestry(board);
-    if (nodes.length === 1) return empty("No checkpoint yet: the first comes with the first training.");
+    if (nodes.length === 1) return empty("No checkpoints yet: the first training writes the first one.");
     const x = (node) => LEFT + node.column * COLUMN;
     const y = (node) => TOP + (node.lane + 1) * LANE;
     const of = nodes.find(({ manifest }) => manifest === chosen) ?? nodes.find(({ best }) => best) ?? nodes.at(-1);
@@ -54,14 +54,14 @@ function details(run, node) {
   const ref = `${run}/${node.cycle}/${node.step}`;
   return h("div.details", { "aria-live": "polite" },
     h("h3", node.isBase ? "The base " : `Cycle ${node.cycle}, step ${count(node.step)} of ${count(node.steps)} `,
-      node.best && chip("★ best so far", "good"), node.rolledBack && chip("↩ rolled back", "warn"), !node.final && chip("on the way")),
+      node.best && chip("★ best so far", "good"), node.rolledBack && chip("↩ rolled back", "warn"), !node.final && chip("intermediate")),
     !node.isBase && facts([["loss", `${figure(node.loss)} nats`], ["learning rate", figure(node.learningRate)],
       ["gradient norm", figure(node.gradNorm)],
       ["weight change", node.weightChange !== null && figure(node.weightChange)], ["tokens", many(node.tokens)],
       ["trained by", `${node.agent}, ${node.engine}`], ["in the store", h("code", node.path)]]),
-    node.evals.length > 0 ? table(`Evals of ${nameOf(node)}`, ["suite", "perplexity", "bits per byte", "by"], node.evals.map((it) =>
+    node.evals.length > 0 ? table(`Evals of ${nameOf(node)}`, ["suite", "perplexity", "bits per byte", "agent"], node.evals.map((it) =>
       [it.suite, `${figure(it.perplexity)} ± ${figure(it.stderr, 2)}`, figure(it.bitsPerByte),
-        it.agent + (it.stormed ? ", in a storm" : "")]))
-      : note("Not measured yet."),
+        it.agent + (it.stormed ? ", during a TLB storm" : "")]))
+      : note("Not evaluated yet."),
     !node.isBase && h("p", command(`flotilla checkpoint get ${ref}`), command(`flotilla checkpoint export ${ref} --out adapter`)));
 }

@@ -43,21 +43,21 @@ const page = {
   may: () => Boolean(hello?.open || /operator|admin/.test(hello?.scope)),
   go: (hash) => { location.hash = hash; },
   steer: {
-    pause: (run, name) => steer("Runs/Pause", { run }, { title: `Pause ${run}?`, verb: "Pause", reason: true, said: `${run} is paused`,
-      text: [`Nothing new is started for ${named(run, name)}; what boxes work on is finished. It waits until somebody resumes it.`] }),
-    resume: (run, name) => steer("Runs/Resume", { run }, { title: `Resume ${run}?`, verb: "Resume", said: `${run} goes on`,
-      text: [`${named(run, name)} goes on where it stood.`] }),
-    cancel: (run, name) => steer("Runs/Cancel", { run }, { title: `Cancel ${run}?`, verb: "Cancel the run", tone: "bad", reason: true,
-      said: `${run} is cancelled`,
-      text: [`${named(run, name)} ends now, for good: it cannot be resumed.`, "Its checkpoints and samples stay in the store."] }),
-    drain: (agent) => steer("Fleet/Drain", { agent }, { title: `Drain ${agent}?`, verb: "Drain", said: `${agent} takes nothing new`,
-      text: [`${agent} finishes what it holds, takes nothing new, and leaves the fleet.`,
-        "To come back, its agent must be started there again."] }),
+    pause: (run, name) => steer("Runs/Pause", { run }, { title: `Pause ${run}?`, verb: "Pause", reason: true, said: `${run} paused`,
+      text: [`Agents finish the jobs they hold; no new jobs of ${named(run, name)} start until it is resumed.`] }),
+    resume: (run, name) => steer("Runs/Resume", { run }, { title: `Resume ${run}?`, verb: "Resume", said: `${run} resumed`,
+      text: [`${named(run, name)} continues from where it was paused.`] }),
+    cancel: (run, name) => steer("Runs/Cancel", { run }, { title: `Cancel ${run}?`, verb: "Cancel run", tone: "bad", reason: true,
+      said: `${run} cancelled`,
+      text: [`${named(run, name)} ends now and cannot be resumed.`, "Its checkpoints and samples stay in the store."] }),
+    drain: (agent) => steer("Fleet/Drain", { agent }, { title: `Drain ${agent}?`, verb: "Drain", said: `${agent} is draining`,
+      text: [`${agent} finishes its current jobs, accepts no new ones, and leaves the fleet.`,
+        "To bring it back, start the agent on its host again."] }),
     async start() {
       const { startRun, toast } = await dialogs();
       const run = await startRun((request) => call("Runs/Submit", request));
       if (!run) return;
-      toast(`${run} has begun`);
+      toast(`${run} started`);
       page.go(toRun(run));
     },
   },
@@ -110,7 +110,7 @@ async function greet() {
   byId("who").textContent = [hello.open ? "open fleet" : hello.name, hello.scope, hello.version].filter(Boolean).join(" · ");
   redraw();
   const { toast } = await dialogs();
-  if (before && before !== hello.version) toast(`The gateway is now ${hello.version}: load this page again to match it`);
+  if (before && before !== hello.version) toast(`The gateway was upgraded to ${hello.version}: reload this page`);
   // So that they are there when the gateway is not.
   Object.values(VIEWS).forEach((load) => load());
 }
@@ -152,7 +152,7 @@ follow("Fleet/Watch", {}, {
     redraw();
   },
   isOver: () => false,
-  failed: async ({ message }) => (await dialogs()).toast(`The fleet cannot be watched: ${message}`, "bad"),
+  failed: async ({ message }) => (await dialogs()).toast(`Cannot watch the fleet: ${message}`, "bad"),
 });
 
 // ---- keys

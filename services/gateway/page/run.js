@@ -14,7 +14,7 @@ import { isOver, mergeBoard } from "./store.js";
 import { timeline } from "./timeline.js";
 
 const PHASES = ["plan", "generate", "verify", "select", "train", "evaluate"];
-const THEN = { TELL: "told of", ROLL_BACK: "the next cycle went back to the best one", STOP: "the run ended" };
+const THEN = { TELL: "warning only", ROLL_BACK: "rolled back to the best checkpoint", STOP: "run stopped" };
 const CYCLES_DRAWN = 40;
 
 /** Boards of runs as they go, until all have ended: {boards, failure}, changed in place. */
@@ -55,15 +55,15 @@ export function open({ page, route, signal }) {
 
   const draw = () => {
     const board = boardNow();
-    if (!board) return empty(told.failure ?? `Reading ${route.id} …`, " ", h("a", { href: "#/" }, "All runs"));
+    if (!board) return empty(told.failure ?? `Loading ${route.id} …`, " ", h("a", { href: "#/" }, "All runs"));
     const settings = settingsOf(board.spec);
     return [
       header(board.head, page),
       section("timeline", "Timeline", time(board, (now() - Date.parse(board.head.submittedAt)) / 1000, page.width())),
       section("learning", "Learning", learning(board, shared)),
       section("checkpoints", "Checkpoints", family(board)),
-      section("troubles", "Troubles", troubles(board.head)),
-      section("settings", "Settings", folded("settings", `all ${counted(settings.length, "setting")}`, { opened, redraw: page.redraw },
+      section("troubles", "Problems", troubles(board.head)),
+      section("settings", "Settings", folded("settings", `Show ${counted(settings.length, "setting")}`, { opened, redraw: page.redraw },
         () => table("Settings", ["setting", "value"], settings, "settings"))),
     ];
   };
@@ -86,7 +86,7 @@ function header(head, page) {
         h("b", `${count(done)} of ${count(total)} ${unit}`)),
       h("p", etas(head))],
     note(`submitted ${clock(submitted, now())}, `,
-      over ? `took ${duration(head.endedS ?? head.atS)}` : `under way for ${duration((now() - submitted) / 1000)}`));
+      over ? `took ${duration(head.endedS ?? head.atS)}` : `running for ${duration((now() - submitted) / 1000)}`));
 }
 
 /** The cycles as a row of marks, and the phases of the one that is worked on. */
@@ -94,25 +94,25 @@ function steps({ cycle, cycles, phase, state: word, kind }) {
   const shown = kind === "raft" ? PHASES : PHASES.slice(-2);
   const is = (at, here) => (at < here ? "past" : at === here ? "here" : "");
   return h("div.steps", { class: `is-${word}` },
-    cycles > 0 && h("p", h("b", cycle ? `cycle ${cycle} of ${cycles} ` : "measuring the base "),
+    cycles > 0 && h("p", h("b", cycle ? `cycle ${cycle} of ${cycles} ` : "evaluating the base "),
       cycles <= CYCLES_DRAWN && Array.from({ length: cycles }, (_, at) => h("i", { class: is(at + 1, cycle) }))),
     h("ol", shown.map((it) =>
       h("li", { class: is(PHASES.indexOf(it), PHASES.indexOf(phase)), "aria-current": it === phase && "step" }, it))));
 }
 
 function etas({ state: word, runEnds, phaseEnds, phase, submittedAt }) {
-  if (word === "paused") return "Paused: nothing new is started.";
+  if (word === "paused") return "Paused: no new jobs start.";
   const run = ending(runEnds, submittedAt, now());
   const step = ending(phaseEnds, submittedAt, now());
-  if (!run && !step) return "Nothing tells yet when this ends.";
-  return [run && h("b", { title: "nine times of ten it ends between the two in brackets" }, run),
+  if (!run && !step) return "No estimate of the end yet.";
+  return [run && h("b", { title: "The range is a 90 % interval." }, run),
     run && step && " · ", step && `${phase} ${step}`];
 }
 
 function learning(board, share) {
   const lined = charts(board);
   const columned = [rewards(board), fates(board)].filter(({ all }) => all.length);
-  if (!lined.length && !columned.length) return empty("Nothing is measured yet: the base comes first.");
+  if (!lined.length && !columned.length) return empty("No measurements yet: the base is evaluated first.");
   const cycles = [...board.cycles.values()];
   const [axis, stops] = [axisOf(board), stopsOf(board)];
   const shared = share(axis, stops, axis === "cycle" ? cycles.findLast((it) => it.done)?.cycle ?? 0 : stops.at(-1) ?? 0);
@@ -130,7 +130,7 @@ function picker(board, { axis, stops, cursor, point }) {
   const cycle = Math.ceil(cursor - 1e-9);
   return h("div.picker", h("label", h("b", `${axis} ${place(cursor)}`), h("input", {
     type: "range", min: 0, max: stops.length - 1, value: stops.findLastIndex((it) => it <= cursor),
-    "aria-label": `${axis} that charts tell of`, "data-cycle": cycle, oninput: ({ target }) => point(stops[target.value]),
+    "aria-label": `${axis} shown in the charts`, "data-cycle": cycle, oninput: ({ target }) => point(stops[target.value]),
   })),
   axis === "cycle" && board.cycles.has(cycle) && h("a", { href: toSamples(board.head.run, { cycle }) }, `samples of cycle ${cycle}`));
 }
@@ -145,7 +145,7 @@ function troubles({ troubles: all, troublesInAll, submittedAt }) {
     all.toReversed().map((it) => h("div.callout", { class: it.final ? "bad" : "warn" },
       h("time", clock(Date.parse(submittedAt) + it.atS * 1000, now())),
       h("span", h("b", it.what), " ", it.agent && h("a", { href: toBox(it.agent) }, it.agent),
-        it.final && " (nobody will try again)", `: ${it.message}`))),
-    troublesInAll > all.length && note(`The last ${count(all.length)} of ${count(troublesInAll)}.`),
+        it.final && " (no more retries)", `: ${it.message}`))),
+    troublesInAll > all.length && note(`Showing the last ${count(all.length)} of ${count(troublesInAll)}.`),
   ];
 }

@@ -55,12 +55,12 @@ export function open({ page, route, signal }) {
     return h("div.tools",
       select("cycle", Array.from({ length: last + 1 }, (_, at) => [at, at]), cycle, (it) => go({ cycle: it, fate: "" })),
       select("prompts", kinds, suite ? `suite ${suite}` : settings.which ?? "train", (it) => go(ofKind(it))),
-      h("input", { type: "search", placeholder: "text of a prompt or sample", "aria-label": "text of a prompt or sample",
+      h("input", { type: "search", placeholder: "search prompts and samples", "aria-label": "search prompts and samples",
         "data-filter": true, value: text, oninput }),
-      h("label", h("input", { type: "checkbox", checked: marked, onchange: mark }), " mark lines that differ"),
-      h("p.chips", { role: "group", "aria-label": "what the verifier said" }, choice("", "all"),
+      h("label", h("input", { type: "checkbox", checked: marked, onchange: mark }), " highlight differing lines"),
+      h("p.chips", { role: "group", "aria-label": "verdict" }, choice("", "all"),
         most(answer?.outcomes).map(([name, n]) => choice(name, `${name} ${count(n)}`))),
-      answer?.fates && h("p.chips", { role: "group", "aria-label": "what became of them" },
+      answer?.fates && h("p.chips", { role: "group", "aria-label": "kept or reason for dropping" },
         most(answer.fates).map(([name, n]) => choice(name, `${name} ${count(n)}`))));
   }
 
@@ -68,16 +68,16 @@ export function open({ page, route, signal }) {
     const all = answer.promptsInAll;
     // Long samples make a short page.
     const last = offset + answer.prompts.length;
-    return h("nav.tools", { "aria-label": "pages" }, button("← before", () => go({ offset: Math.max(0, offset - PAGE) }), { disabled: !offset }),
+    return h("nav.tools", { "aria-label": "pages" }, button("← previous", () => go({ offset: Math.max(0, offset - PAGE) }), { disabled: !offset }),
       `prompts ${count(offset + 1)} – ${count(last)} of ${count(all)}`,
       button("next →", () => go({ offset: last }), { disabled: last >= all }));
   }
 
   function prompts() {
     if (failure) return empty(failure);
-    if (!answer) return empty("Reading samples …");
-    if (!answer.prompts.length && !fate && !text) return empty("No samples here yet.");
-    if (!answer.prompts.length) return empty("No prompt fits. ", button("Show all", () => go({ fate: "", text: "" })));
+    if (!answer) return empty("Loading samples …");
+    if (!answer.prompts.length && !fate && !text) return empty("No samples yet.");
+    if (!answer.prompts.length) return empty("No matching prompts. ", button("Show all", () => go({ fate: "", text: "" })));
     return [pager(), answer.prompts.map(promptOf), answer.promptsInAll > PAGE && pager()];
   }
 
@@ -87,7 +87,7 @@ export function open({ page, route, signal }) {
     const passed = samples.filter((it) => it.outcome === "pass").length;
     return h("article.prompt.panel", { key: promptId, "data-row": true, tabindex: -1, "data-prompt": promptId },
       h("header", h("h2", promptId), h("small", `${passed} of ${counted(samples.length, "sample")} passed`,
-        samplesInAll > samples.length && `; there are ${count(samplesInAll)}`)),
+        samplesInAll > samples.length && ` (${count(samplesInAll)} in total)`)),
       long(promptId, asked, () => h("pre.asked", asked)),
       h("div.samples", samples.map((it) => sampleOf(`${promptId} ${it.index}`, it, marked && it !== reference && reference))));
   }
@@ -98,9 +98,9 @@ export function open({ page, route, signal }) {
   h("header", h("b", `#${it.index}`), h("b.verdict", `${SIGN[it.outcome] ?? "…"} ${it.outcome || "not judged"}`),
     it.outcome && `reward ${figure(it.reward, 3)}`, it.fate && chip(it.fate, it.fate === "kept" ? "good" : "soft")),
   long(key, it.text, () => h("pre", reference ? marks(it.text, reference.text) : it.text)),
-  it.cut && note("The rest is not shown: it is very long."), it.detail && h("p.detail", it.detail),
-  note(counted(it.tokens, "token"), it.finish === "length" && ", cut at its limit",
-    it.logprob !== null && it.tokens > 0 && `, ${figure(-it.logprob / it.tokens, 3)} nats a token`,
+  it.cut && note("Truncated: the sample is very long."), it.detail && h("p.detail", it.detail),
+  note(counted(it.tokens, "token"), it.finish === "length" && ", stopped at the token limit",
+    it.logprob !== null && it.tokens > 0 && `, ${figure(-it.logprob / it.tokens, 3)} nats per token`,
     it.agent && [", ", h("a", { href: toBox(it.agent) }, it.agent)]));
 
   function long(key, whole, content) {

@@ -57,15 +57,15 @@ export function charts(board) {
     { id: "pass-rate", title: "Pass rate", about: "mean ± 1.96 standard errors over prompts", ...share, zero: true, band: true,
       lines: linesOf(board, passRates) },
     { id: "pass-at", title: "Pass@k, held-out", about: "Wilson’s 95 % interval over prompts", ...share, lines: linesOf(board, passAts) },
-    { id: "perplexity", title: "Perplexity", about: "± 1.96 standard errors; hollow: its box had a storm",
+    { id: "perplexity", title: "Perplexity", about: "± 1.96 standard errors; hollow: TLB storm during the evaluation",
       lines: evals((it) => about(it.perplexity, it.stderr)) },
-    { id: "bits-per-byte", title: "Bits per byte", about: "± 1.96 standard errors, from the perplexity’s", lines: evals(bits) },
-    { id: "loss", title: "Training loss", unit: "nats", about: "mean since the checkpoint before", lines: training("loss") },
+    { id: "bits-per-byte", title: "Bits per byte", about: "± 1.96 standard errors, derived from perplexity", lines: evals(bits) },
+    { id: "loss", title: "Training loss", unit: "nats", about: "mean since the previous checkpoint", lines: training("loss") },
     { id: "learning-rate", title: "Learning rate", zero: true, lines: training("learningRate") },
-    { id: "gradient-norm", title: "Gradient norm", about: "before it is clipped", zero: true, lines: training("gradNorm") },
-    { id: "weight-change", title: "Weight change", about: "L2, by where its cycle began", zero: true, lines: training("weightChange") },
-    { id: "entropy", title: "Entropy of samples", unit: "nats a token", zero: true, lines: selected("entropy") },
-    { id: "diversity", title: "Diversity of samples", about: "distinct completions a judged sample", ...share, zero: true,
+    { id: "gradient-norm", title: "Gradient norm", about: "before clipping", zero: true, lines: training("gradNorm") },
+    { id: "weight-change", title: "Weight change", about: "L2 distance from the start of the cycle", zero: true, lines: training("weightChange") },
+    { id: "entropy", title: "Entropy of samples", unit: "nats per token", zero: true, lines: selected("entropy") },
+    { id: "diversity", title: "Diversity of samples", about: "distinct completions per judged sample", ...share, zero: true,
       lines: selected("diversity") },
   ];
   return all.filter(({ lines }) => lines.length).map((chart) => ({ write: figure, tick: (it) => figure(it, 3), ...chart }));
@@ -82,7 +82,7 @@ export function fates(board) {
     const legend = parts.map(({ name, value, hue }) => [name, `${count(value)} (${percent(value / considered)})`, hue]);
     return { cycle, parts, legend, mark: null };
   });
-  return { id: "selection", title: "Kept, and why not", part: "fate", write: (it) => percent(it, 0), all };
+  return { id: "selection", title: "Kept samples and drop reasons", part: "fate", write: (it) => percent(it, 0), all };
 }
 
 /** How rewards were spread: a histogram on its side a cycle. */
@@ -96,9 +96,9 @@ export function rewards(board) {
       .filter(({ value }) => value);
     const mark = selected?.minReward || null;
     const judged = [`cycle ${cycle}`, `${count(counts.reduce((sum, n) => sum + n, 0))} judged`, 0];
-    return { cycle, parts, mark, legend: [judged, ...(mark ? [["dashed: least to be kept", place(mark), 0]] : [])] };
+    return { cycle, parts, mark, legend: [judged, ...(mark ? [["dashed: lowest reward kept", place(mark), 0]] : [])] };
   });
-  return { id: "rewards", title: "Rewards", about: "widths go by the root of the number of samples", part: "reward", write: String, all };
+  return { id: "rewards", title: "Rewards", about: "width: square root of the number of samples", part: "reward", write: String, all };
 }
 
 /** The same curves of several boards, in one chart each: a run has a colour, a line its dashes. */

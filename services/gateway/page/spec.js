@@ -16,7 +16,7 @@ function flat(key, value) {
   if (value.digest) return [[key, `${short(value.digest)}, ${bytes(Number(value.bytes ?? 0))}`]];
   if (value.manifest) return [[key, value.path ?? short(value.manifest)]];
   const fields = Object.entries(value);
-  return fields.length ? fields.flatMap(([name, it]) => flat(within(snake(name)), it)) : [[key, "as by default"]];
+  return fields.length ? fields.flatMap(([name, it]) => flat(within(snake(name)), it)) : [[key, "default"]];
 }
 
 /** [key, value …] of each setting in which specs differ. */

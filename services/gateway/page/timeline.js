@@ -143,7 +143,7 @@ export function timeline(redraw) {
 
   const when = (seconds) => clock(Date.parse(all.head.submittedAt) + seconds * 1000, Date.now());
   const told = (it) => (it.what
-    ? `${it.what}: ${it.message}; ${it.agent}, ${when(it.atS)}${it.final ? "; nobody will try again" : ""}`
+    ? `${it.what}: ${it.message}; ${it.agent}, ${when(it.atS)}${it.final ? "; no more retries" : ""}`
     : `${it.agent}: ${it.work}, cycle ${it.cycle}, ${counted(it.count, "piece")}; `
       + `${duration(it.endS - it.beginS)}, ${when(it.beginS)} – ${when(it.endS)}`);
 
@@ -199,14 +199,14 @@ export function timeline(redraw) {
     return h("div.panel",
       h("div.tools", h("ul.legend.works", WORKS.map(swatch)),
         h("span.end", button("−", () => zoom(1 / ZOOM), { "aria-label": "zoom out" }),
-          button("+", () => zoom(ZOOM), { "aria-label": "zoom in" }), button("all", () => look(0, all.end), { disabled: !range }))),
+          button("+", () => zoom(ZOOM), { "aria-label": "zoom in" }), button("Show all", () => look(0, all.end), { disabled: !range }))),
       h("div.scrolled", h("svg.timeline", { width, height: all.height, tabindex: 0, role: "application", ...hands,
-        "aria-label": `Timeline of ${counted(all.lanes.size, "box", "boxes")} over ${duration(all.end)}` },
+        "aria-label": `Timeline of ${counted(all.lanes.size, "agent")} over ${duration(all.end)}` },
       hatches(), ground(seen()), h("g", bars(seen())), troubles(),
       board.head.endedS === null && now <= width && h("line.now", { x1: now, x2: now, y1: 18, y2: all.height - BOTTOM }))),
       h("p.note.told", { role: "status" }, tip ? told(tip) : !chosen
-        && "Arrow keys go from bar to bar, + and − zoom, 0 shows all; drag to move."),
+        && "Arrow keys select a bar, + and − zoom, 0 shows all; drag to move."),
       folded("table", "as a table", { opened, redraw }, () =>
-        table("What each box worked on, the newest first", ["box", "work", "cycle", "from", "for", "pieces"], rows())));
+        table("Work of each agent, newest first", ["agent", "work", "cycle", "start", "duration", "pieces"], rows())));
   };
 }

@@ -1,9 +1,10 @@
-//! Who may call: looks at the bearer of every request, before anything else does. In an open
-//! fleet whoever can reach the port may do everything, and this looks at nothing.
+//! Access control: checks the bearer of each request before any other layer. In an open fleet every
+//! client that can reach the port may do everything, and nothing is checked.
 
-mod cut;
-mod rate;
-pub(crate) mod table;
+mod pace;
+mod rate_limiter;
+pub(crate) mod requirements;
+mod revocation;
 
 use std::{
     convert::Infallible,
@@ -14,8 +15,8 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use authority::{BearerError, Caller};
-use control::{Members, View};
+use control::{MemberRegistry, MembershipView};
+use identity::{BearerError, GatewayCaller};
 use tokio::{sync::watch, time::timeout};
 use tonic::{
     Code,
@@ -29,96 +30,133 @@ use tonic::{
 use tower_layer::Layer;
 
 use crate::{
-    json::{self, Form},
-    status::refused,
+    json::{self, JsonFormat},
+    status::build_status,
 };
 
 use self::{
-    rate::{Rate, Rates},
-    table::{Need, need},
+    pace::RequestSender,
+    rate_limiter::{RateLimit, RateLimiter},
+    requirements::{AccessRequirement, requirement_for},
 };
 
-/// Whom calls are let through for, and how often.
+/// The tower layer that decides which calls pass, and how often.
+///
+/// In a closed fleet each request goes through these steps:
+///
+/// 1. Look up the [`AccessRequirement`] of its path; unknown paths are rejected.
+/// 2. If the path is open to all, count the request for its address.
+/// 3. Otherwise verify the bearer against the membership view and count the request for the
+///    member.
+/// 4. Check the member's scope, put the [`GatewayCaller`] into the request's extensions, and
+///    forward it.
+/// 5. Abort the call if the member's rights end while it is open ([`revocation`]).
 #[derive(Clone)]
-pub(crate) struct Access {
-    gate: Option<Arc<Gate>>,
+pub(crate) struct AccessLayer {
+    /// Absent in an open fleet.
+    gate: Option<Arc<AccessGate>>,
 }
 
-/// Of a closed fleet.
-struct Gate {
-    view: watch::Receiver<View>,
+/// The state of a closed fleet's access control: the membership view and the rate limiters.
+struct AccessGate {
+    /// Members and issuers, updated by [`sync_access`].
+    view: watch::Receiver<MembershipView>,
+    /// The zero time of the rate limiters.
     started: Instant,
-    members: Mutex<Rates<String>>,
-    strangers: Mutex<Rates<IpAddr>>,
-    joins: Mutex<Rates<IpAddr>>,
+    /// Requests by member name.
+    members: Mutex<RateLimiter<String>>,
+    /// Requests without a valid bearer, by address.
+    strangers: Mutex<RateLimiter<IpAddr>>,
+    /// Join requests by address.
+    joins: Mutex<RateLimiter<IpAddr>>,
 }
 
-/// A command that looks at everything, or a box that fetches many small files.
-const MEMBER_RATE: Rate = Rate { burst: 2000, interval: Duration::from_millis(5) };
-/// Those who show nothing, by address: health checks, renewals, mistakes.
-const STRANGER_RATE: Rate = Rate { burst: 100, interval: Duration::from_millis(100) };
-/// Joins alone, by address: nobody tries secrets, and a rack joins at once.
-const JOIN_RATE: Rate = Rate { burst: 30, interval: Duration::from_secs(2) };
-/// Whoever is not among so many shares one rate with the others.
+/// Rate of one member: enough for a command that reads everything, or a box that fetches many small
+/// files.
+const MEMBER_RATE: RateLimit = RateLimit { burst: 2000, interval: Duration::from_millis(5) };
+/// Rate of requests without a valid bearer by address: health checks, renewals, mistakes.
+const STRANGER_RATE: RateLimit = RateLimit { burst: 100, interval: Duration::from_millis(100) };
+/// Rate of joins by address: too low to guess secrets, high enough for a rack of boxes that join
+/// together.
+const JOIN_RATE: RateLimit = RateLimit { burst: 30, interval: Duration::from_secs(2) };
+/// Most callers that are counted separately; all further callers share one rate.
 const CALLERS_MAX: usize = 10_000;
 
-/// How long a call waits for the gateway to have read who is a member.
-const READ_LIMIT: Duration = Duration::from_secs(5);
+/// Longest wait of a call until the gateway has loaded the members.
+const LOAD_LIMIT: Duration = Duration::from_secs(5);
 
-const JOIN: &str = "/flotilla.v1.Members/Join";
+/// Path of the call that has a rate of its own.
+const JOIN_PATH: &str = "/flotilla.v1.Members/Join";
 
+/// The reason why a call may not pass.
 #[derive(Debug, thiserror::Error)]
-enum Denied {
+enum AccessDenied {
+    /// The request has no bearer.
     #[error(
-        "this fleet is closed: show a bearer (authorization: Bearer …), as the commands do with --dir KIT; `flotilla user create` or `flotilla join` makes a kit (K101)"
+        "this fleet is closed: send a bearer (authorization: Bearer …; commands: --dir KIT); create a kit with `flotilla user create` or `flotilla join` (K101)"
     )]
     NoBearer,
+    /// The bearer is invalid or expired.
     #[error(transparent)]
     Bearer(#[from] BearerError),
+    /// The member is revoked, unknown or has changed; contains the reason.
     #[error("{0}")]
-    Void(String),
+    Revoked(String),
+    /// The member's scope is too small.
     #[error(
-        "{name} has {is}, and this needs {needs}; `flotilla user create NAME --scope {scope}` makes a kit that may (K104)"
+        "{name} has {is}, and this needs {needs}; create a kit with `flotilla user create NAME --scope {scope}` (K104)"
     )]
     Scope { name: String, is: String, needs: String, scope: String },
-    #[error("there is no {path}, or nobody may call it; is this flotilla older than yours? (G108)")]
+    /// The path is unknown.
+    #[error("unknown or disabled path {path}; the gateway may be older than the client (G108)")]
     NoSuchMethod { path: String },
+    /// The caller exceeds its rate; contains the time to wait.
     #[error("too many requests; try again in {} ms (G104)", wait.as_millis().max(1))]
-    TooMany { wait: Duration },
-    #[error("the gateway has not read yet who is a member; try again in a second (G105)")]
-    NotYet,
+    RateLimited { wait: Duration },
+    #[error(
+        "the request did not arrive within {limit:?}; send it again, faster or in parts (G102)"
+    )]
+    Late { limit: Duration },
+    /// The gateway has not loaded the members yet.
+    #[error("the gateway is still loading the member list; try again in a second (G105)")]
+    NotLoaded,
 }
 
-impl Denied {
-    fn code(&self) -> Code {
+impl AccessDenied {
+    /// Returns the gRPC status code.
+    fn status_code(&self) -> Code {
         match self {
-            Self::NoBearer | Self::Bearer(_) | Self::Void(_) => Code::Unauthenticated,
+            Self::NoBearer | Self::Bearer(_) | Self::Revoked(_) => Code::Unauthenticated,
             Self::Scope { .. } => Code::PermissionDenied,
             Self::NoSuchMethod { .. } => Code::Unimplemented,
-            Self::TooMany { .. } => Code::ResourceExhausted,
-            Self::NotYet => Code::Unavailable,
+            Self::RateLimited { .. } => Code::ResourceExhausted,
+            Self::Late { .. } => Code::DeadlineExceeded,
+            Self::NotLoaded => Code::Unavailable,
         }
     }
 
-    /// As whoever asked understands it: gRPC, JSON, or HTTP.
-    fn answer(&self, headers: &HeaderMap) -> Response<Body> {
+    /// Returns the response in the protocol of the request: gRPC, JSON or plain HTTP. A
+    /// rate-limited response has a `Retry-After` header.
+    fn to_response(&self, headers: &HeaderMap) -> Response<Body> {
         let is_grpc = headers
             .get(header::CONTENT_TYPE)
             .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
-        let status = refused(self.code(), self.to_string());
+        let status = build_status(self.status_code(), self.to_string());
         let mut answer = if is_grpc {
             status.into_http()
-        } else if let Some(form) = Form::of(headers) {
-            form.refusal(&status)
+        } else if let Some(form) = JsonFormat::from_headers(headers) {
+            form.error_response(&status)
         } else {
-            let mut answer = json::plain(&status);
-            if let Self::NoSuchMethod { .. } = self {
-                // It was a page that was asked for, for all that is known.
-                *answer.status_mut() = StatusCode::NOT_FOUND;
+            let mut answer = json::plain_response(&status);
+            match self {
+                // The request may be for a page, so 404 is the expected status.
+                Self::NoSuchMethod { .. } => *answer.status_mut() = StatusCode::NOT_FOUND,
+                Self::Late { .. } => *answer.status_mut() = StatusCode::REQUEST_TIMEOUT,
+                _ => {}
             }
             answer
         };
-        if let Self::TooMany { wait } = self {
+        if let Self::RateLimited { wait } = self {
             let seconds = wait.as_secs() + 1;
             answer.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }
@@ -126,114 +164,133 @@ impl Denied {
     }
 }
 
-impl Access {
-    /// Everybody may do everything.
-    pub(crate) fn open() -> Self {
+impl AccessLayer {
+    /// Creates a layer that passes all requests.
+    pub(crate) fn for_open_fleet() -> Self {
         Self { gate: None }
     }
 
-    pub(crate) fn closed(view: watch::Receiver<View>) -> Self {
-        let gate = Gate {
+    /// Creates a layer that passes the requests of members in `view`.
+    pub(crate) fn for_closed_fleet(view: watch::Receiver<MembershipView>) -> Self {
+        let gate = AccessGate {
             view,
             started: Instant::now(),
-            members: Mutex::new(Rates::new(MEMBER_RATE, CALLERS_MAX)),
-            strangers: Mutex::new(Rates::new(STRANGER_RATE, CALLERS_MAX)),
-            joins: Mutex::new(Rates::new(JOIN_RATE, CALLERS_MAX)),
+            members: Mutex::new(RateLimiter::new(MEMBER_RATE, CALLERS_MAX)),
+            strangers: Mutex::new(RateLimiter::new(STRANGER_RATE, CALLERS_MAX)),
+            joins: Mutex::new(RateLimiter::new(JOIN_RATE, CALLERS_MAX)),
         };
         Self { gate: Some(Arc::new(gate)) }
     }
 }
 
-/// Keeps what calls are judged by as it is, until dropped; for ever in an open fleet.
-pub(crate) async fn attend(members: Option<&Members>, view: &watch::Sender<View>) -> Infallible {
+/// Updates the view by which calls are checked, until dropped. Never returns, and does nothing in
+/// an open fleet.
+pub(crate) async fn sync_access(
+    members: Option<&MemberRegistry>,
+    view: &watch::Sender<MembershipView>,
+) -> Infallible {
     if let Some(members) = members {
-        members.attend(view).await;
+        members.sync_membership(view).await;
     }
     std::future::pending().await
 }
 
-impl Gate {
-    /// Who calls, if anybody has to; and that he may.
-    fn admit(&self, request: &Request<Body>) -> Result<Option<Caller>, Denied> {
+impl AccessGate {
+    /// Checks the path, the bearer, the scope and the rate of a request. Returns the caller, or
+    /// `None` if the path is open to all.
+    fn admit_request(
+        &self,
+        request: &Request<Body>,
+    ) -> Result<Option<GatewayCaller>, AccessDenied> {
         let path = request.uri().path();
-        let peer = peer(request);
-        let Some(need) = need(path) else {
-            self.stranger(peer)?;
-            return Err(Denied::NoSuchMethod { path: path.chars().take(100).collect() });
+        let peer = peer_address(request);
+        let Some(need) = requirement_for(path) else {
+            self.count_stranger(peer)?;
+            return Err(AccessDenied::NoSuchMethod { path: path.chars().take(100).collect() });
         };
-        if need == Need::Nothing {
-            if path == JOIN {
-                take(&self.joins, peer, self.started.elapsed())?;
+        if need == AccessRequirement::Anonymous {
+            if path == JOIN_PATH {
+                enforce_rate(&self.joins, peer, self.started.elapsed())?;
             }
-            self.stranger(peer)?;
+            self.count_stranger(peer)?;
             return Ok(None);
         }
-        let caller = match self.caller(request.headers()) {
+        let caller = match self.verify_caller(request.headers()) {
             Ok(caller) => caller,
             Err(denied) => {
-                self.stranger(peer)?;
+                self.count_stranger(peer)?;
                 return Err(denied);
             }
         };
-        take(&self.members, caller.name.to_string(), self.started.elapsed())?;
+        enforce_rate(&self.members, caller.name.to_string(), self.started.elapsed())?;
         match need {
-            Need::Scope(scope) if !need.is_met_by(&caller) => Err(Denied::Scope {
-                name: caller.name.to_string(),
-                is: caller.scope.map_or("no scope".into(), |scope| format!("the scope {scope}")),
-                needs: scope.to_string(),
-                scope: scope.to_string(),
-            }),
+            AccessRequirement::Scope(scope) if !need.is_met_by(&caller) => {
+                Err(AccessDenied::Scope {
+                    name: caller.name.to_string(),
+                    is: caller
+                        .scope
+                        .map_or("no scope".into(), |scope| format!("the scope {scope}")),
+                    needs: scope.to_string(),
+                    scope: scope.to_string(),
+                })
+            }
             _ => Ok(Some(caller)),
         }
     }
 
-    /// Who calls in the gateway's first moments waits.
-    async fn has_read(&self) {
+    /// Waits until the members are loaded, for at most 5 s. Calls in the gateway's first moments
+    /// wait here.
+    async fn wait_until_loaded(&self) {
         let mut view = self.view.clone();
-        // What came of it is looked at again.
-        let _ = timeout(READ_LIMIT, view.wait_for(is_read)).await;
+        // The caller checks again, so a timeout needs no handling here.
+        let _ = timeout(LOAD_LIMIT, view.wait_for(is_loaded)).await;
     }
 
-    fn stranger(&self, peer: IpAddr) -> Result<(), Denied> {
-        take(&self.strangers, peer, self.started.elapsed())
+    /// Counts a request without a valid bearer for its address.
+    fn count_stranger(&self, peer: IpAddr) -> Result<(), AccessDenied> {
+        enforce_rate(&self.strangers, peer, self.started.elapsed())
     }
 
-    fn caller(&self, headers: &HeaderMap) -> Result<Caller, Denied> {
+    /// Verifies the bearer in the `authorization` header and checks that its member is not revoked.
+    fn verify_caller(&self, headers: &HeaderMap) -> Result<GatewayCaller, AccessDenied> {
         let bearer = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok())
             .and_then(|value| value.split_once(' '))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
             .map(|(_, bearer)| bearer.trim())
-            .ok_or(Denied::NoBearer)?;
+            .ok_or(AccessDenied::NoBearer)?;
         let view = self.view.borrow();
-        if !is_read(&view) {
-            return Err(Denied::NotYet);
+        if !is_loaded(&view) {
+            return Err(AccessDenied::NotLoaded);
         }
-        let caller = Caller::of(bearer, &view.issuers, now_s())?;
-        match view.roll.objection(&caller) {
-            Some(objection) => Err(Denied::Void(objection.to_string())),
+        let caller = GatewayCaller::verify_bearer(bearer, &view.issuers, unix_seconds())?;
+        match view.revocations.deny_reason(&caller) {
+            Some(objection) => Err(AccessDenied::Revoked(objection.to_string())),
             None => Ok(caller),
         }
     }
 }
 
-fn is_read(view: &View) -> bool {
-    view.roll.is_complete() && !view.issuers.is_empty()
+/// Returns true if the view has all members and at least one issuer.
+fn is_loaded(view: &MembershipView) -> bool {
+    view.revocations.is_complete() && !view.issuers.is_empty()
 }
 
-fn take<K: Eq + std::hash::Hash>(
-    rates: &Mutex<Rates<K>>,
+/// Counts a request of `who`, or returns an error with the time to wait.
+fn enforce_rate<K: Eq + std::hash::Hash>(
+    rates: &Mutex<RateLimiter<K>>,
     who: K,
     now: Duration,
-) -> Result<(), Denied> {
-    // A count that a panic left behind is still one.
+) -> Result<(), AccessDenied> {
+    // The counts remain usable after a panic of another thread.
     let mut rates = rates.lock().unwrap_or_else(PoisonError::into_inner);
-    rates.take(who, now).map_err(|wait| Denied::TooMany { wait })
+    rates.count_request(who, now).map_err(|wait| AccessDenied::RateLimited { wait })
 }
 
-/// Whoever has an IPv6 address has a network full of them.
-fn peer(request: &Request<Body>) -> IpAddr {
+/// Returns the client's address, reduced to its /64 network for IPv6, as one host usually has a
+/// whole network of addresses.
+fn peer_address(request: &Request<Body>) -> IpAddr {
     let info = request.extensions().get::<TcpConnectInfo>();
     match info.and_then(TcpConnectInfo::remote_addr).map(|address| address.ip().to_canonical()) {
         Some(IpAddr::V6(address)) => {
@@ -245,26 +302,27 @@ fn peer(request: &Request<Body>) -> IpAddr {
     }
 }
 
-fn now_s() -> u64 {
+/// Returns the time in seconds since 1970.
+fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-impl<S> Layer<S> for Access {
-    type Service = Guarded<S>;
+impl<S> Layer<S> for AccessLayer {
+    type Service = AccessService<S>;
 
-    fn layer(&self, inner: S) -> Guarded<S> {
-        Guarded { inner, access: self.clone() }
+    fn layer(&self, inner: S) -> AccessService<S> {
+        AccessService { inner, access: self.clone() }
     }
 }
 
-/// The routes, behind the gate.
+/// The inner service behind access control.
 #[derive(Clone)]
-pub(crate) struct Guarded<S> {
+pub(crate) struct AccessService<S> {
     inner: S,
-    access: Access,
+    access: AccessLayer,
 }
 
-impl<S> Service<Request<Body>> for Guarded<S>
+impl<S> Service<Request<Body>> for AccessService<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
     S: Clone + Send + 'static,
@@ -279,25 +337,31 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let Some(gate) = &self.access.gate else { return Box::pin(self.inner.call(request)) };
-        let admitted = gate.admit(&request);
-        if !matches!(admitted, Err(Denied::NotYet)) {
-            return pass(gate, &mut self.inner, admitted, request);
+        let Some(gate) = &self.access.gate else {
+            let headers = request.headers().clone();
+            let (request, deadline) = pace::limit_body(request, RequestSender::Member);
+            return Box::pin(deadline.enforce_deadline(headers, self.inner.call(request)));
+        };
+        let admitted = gate.admit_request(&request);
+        if !matches!(admitted, Err(AccessDenied::NotLoaded)) {
+            return forward_request(gate, &mut self.inner, admitted, request);
         }
         let (gate, mut inner) = (gate.clone(), self.inner.clone());
         Box::pin(async move {
-            gate.has_read().await;
-            let admitted = gate.admit(&request);
+            gate.wait_until_loaded().await;
+            let admitted = gate.admit_request(&request);
             let Ok(()) = poll_fn(|cx| inner.poll_ready(cx)).await;
-            pass(&gate, &mut inner, admitted, request).await
+            forward_request(&gate, &mut inner, admitted, request).await
         })
     }
 }
 
-fn pass<S>(
-    gate: &Gate,
+/// Forwards an admitted request to the inner service, or answers why it is denied. The call of a
+/// member is aborted when its rights end.
+fn forward_request<S>(
+    gate: &AccessGate,
     inner: &mut S,
-    admitted: Result<Option<Caller>, Denied>,
+    admitted: Result<Option<GatewayCaller>, AccessDenied>,
     mut request: Request<Body>,
 ) -> BoxFuture<Response<Body>, Infallible>
 where
@@ -306,26 +370,32 @@ where
 {
     match admitted {
         Err(denied) => {
-            log(request.uri().path(), &denied);
-            let answer = denied.answer(request.headers());
+            log_denial(request.uri().path(), &denied);
+            let answer = denied.to_response(request.headers());
             Box::pin(async move { Ok(answer) })
         }
-        Ok(None) => Box::pin(inner.call(request)),
+        Ok(None) => {
+            let headers = request.headers().clone();
+            let (request, deadline) = pace::limit_body(request, RequestSender::Unauthenticated);
+            Box::pin(deadline.enforce_deadline(headers, inner.call(request)))
+        }
         Ok(Some(caller)) => {
-            let over = cut::over(gate.view.clone(), caller.clone());
+            let over = revocation::wait_revoked(gate.view.clone(), caller.clone());
             request.extensions_mut().insert(caller);
             let headers = request.headers().clone();
-            let answering = inner.call(request);
-            Box::pin(cut::until(over, headers, answering))
+            let (request, deadline) = pace::limit_body(request, RequestSender::Member);
+            let answering = deadline.enforce_deadline(headers.clone(), inner.call(request));
+            Box::pin(revocation::abort_on_revocation(over, headers, answering))
         }
     }
 }
 
-/// Whoever comes too often does not fill our log as well.
-fn log(path: &str, denied: &Denied) {
-    let (code, path) = (denied.code(), path.chars().take(100).collect::<String>());
+/// Logs a denied call. Rate-limited calls are logged at debug level, so that they do not fill the
+/// log.
+fn log_denial(path: &str, denied: &AccessDenied) {
+    let (code, path) = (denied.status_code(), path.chars().take(100).collect::<String>());
     match denied {
-        Denied::TooMany { .. } => tracing::debug!(path, ?code, %denied, "denied"),
+        AccessDenied::RateLimited { .. } => tracing::debug!(path, ?code, %denied, "denied"),
         _ => tracing::info!(path, ?code, %denied, "denied"),
     }
 }

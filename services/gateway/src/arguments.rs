@@ -1,16 +1,16 @@
-//! From the fields of a request to domain types. The errors name the field.
+//! Converts request fields to domain types. Errors name the field.
 
 use std::collections::BTreeSet;
 
 use store::{PathError, RelativePath};
 use wire::{IdError, RunId, SuiteName, v1};
 
-/// A sentence for whoever wonders later why the run was paused.
+/// Longest reason of a pause, resume or cancel in bytes.
 const REASON_BYTES_MAX: usize = 4096;
-/// Runs in one picture.
+/// Most runs that one call compares.
 const COMPARED_MAX: usize = 8;
 
-/// A field that cannot work.
+/// An invalid request field.
 #[derive(Debug, thiserror::Error)]
 #[error("field {field}: {problem} (G101)")]
 pub(crate) struct ArgumentError {
@@ -19,19 +19,22 @@ pub(crate) struct ArgumentError {
 }
 
 impl ArgumentError {
+    /// Creates an error for a field.
     fn new(field: &'static str, problem: impl Into<String>) -> Self {
         Self { field, problem: problem.into() }
     }
 }
 
-pub(crate) fn spec_yaml(text: &str) -> Result<&str, ArgumentError> {
+/// Checks that a spec is not empty.
+pub(crate) fn require_spec_yaml(text: &str) -> Result<&str, ArgumentError> {
     if text.trim().is_empty() {
-        return Err(ArgumentError::new("spec_yaml", "it is empty; put the run spec there"));
+        return Err(ArgumentError::new("spec_yaml", "empty; pass the run spec"));
     }
     Ok(text)
 }
 
-pub(crate) fn reason(text: &str) -> Result<&str, ArgumentError> {
+/// Checks that a reason has at most 4096 bytes.
+pub(crate) fn check_reason(text: &str) -> Result<&str, ArgumentError> {
     let bytes = text.len();
     if bytes > REASON_BYTES_MAX {
         let problem = format!("it has {bytes} bytes, the limit is {REASON_BYTES_MAX}");
@@ -40,10 +43,10 @@ pub(crate) fn reason(text: &str) -> Result<&str, ArgumentError> {
     Ok(text)
 }
 
-/// What a page compares, each once.
-pub(crate) fn runs(names: &[String]) -> Result<BTreeSet<RunId>, ArgumentError> {
+/// Parses one to 8 run names, without duplicates.
+pub(crate) fn parse_runs(names: &[String]) -> Result<BTreeSet<RunId>, ArgumentError> {
     if !(1..=COMPARED_MAX).contains(&names.len()) {
-        let problem = format!("it names {} runs; name one to {COMPARED_MAX}", names.len());
+        let problem = format!("has {} runs; pass 1 to {COMPARED_MAX}", names.len());
         return Err(ArgumentError::new("runs", problem));
     }
     let run = |name: &String| {
@@ -52,8 +55,10 @@ pub(crate) fn runs(names: &[String]) -> Result<BTreeSet<RunId>, ArgumentError> {
     names.iter().map(run).collect()
 }
 
-/// The run and the suite to look at; empty means all.
-pub(crate) fn filter(filter: Option<v1::EvalFilter>) -> Result<(Option<RunId>, String), IdError> {
+/// Parses the run and suite of an evaluation filter; an empty field matches all.
+pub(crate) fn parse_filter(
+    filter: Option<v1::EvalFilter>,
+) -> Result<(Option<RunId>, String), IdError> {
     let v1::EvalFilter { run, suite } = filter.unwrap_or_default();
     let run = if run.is_empty() { None } else { Some(RunId::new(run)?) };
     if !suite.is_empty() {
@@ -62,16 +67,18 @@ pub(crate) fn filter(filter: Option<v1::EvalFilter>) -> Result<(Option<RunId>, S
     Ok((run, suite))
 }
 
-pub(crate) fn checkpoint(
+/// Checks that a checkpoint reference is present and names a run.
+pub(crate) fn check_checkpoint_ref(
     reference: Option<v1::CheckpointRef>,
 ) -> Result<v1::CheckpointRef, ArgumentError> {
-    let missing = || ArgumentError::new("checkpoint", "it is missing; name at least the run");
+    let missing = || ArgumentError::new("checkpoint", "missing; pass at least the run");
     let reference = reference.ok_or_else(missing)?;
     RunId::new(reference.run.as_str())
         .map_err(|error| ArgumentError::new("checkpoint", error.to_string()))?;
     Ok(reference)
 }
 
-pub(crate) fn path(path: String) -> Result<RelativePath, PathError> {
+/// Parses a path relative to a checkpoint.
+pub(crate) fn parse_path(path: String) -> Result<RelativePath, PathError> {
     RelativePath::new(path)
 }

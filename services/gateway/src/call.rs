@@ -1,12 +1,12 @@
-//! What all calls have in common: a span, a time limit, a bounded answer, and an end when
-//! the gateway stops. Knows nothing of what they do.
+//! Common parts of all calls: a tracing span, a time limit, a bounded answer, and an end when the
+//! gateway stops. Knows nothing about the services.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use board::{Board, Fleet};
-use control::Control;
+use control::FleetControl;
 use futures::{Stream, StreamExt, stream, stream::BoxStream};
 use prost::Message;
+use run_view::{FleetView, RunView};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep, sleep_until, timeout},
@@ -17,74 +17,90 @@ use tracing::{Instrument, Span};
 use wire::RunId;
 
 use crate::{
-    counts::{Counts, Open},
-    live::{Gallery, Live},
-    status::Refusal,
+    call_counts::{CallCounts, StreamGuard},
+    status::CallRefusal,
+    views::{SharedView, ViewCache},
 };
 
-/// How long a unary call, or opening a stream, may take; receiving the request not counted.
+/// Time limit of a unary call, or of opening a stream, without receiving the request.
 const UNARY_LIMIT: Duration = Duration::from_secs(30);
-/// A restarted nats-server is back within 3 s. Without this, reads wait half a minute.
+/// Longest wait for the bus. A restarted nats-server is back within 3 s; without this limit, reads
+/// wait half a minute.
 const BUS_LIMIT: Duration = Duration::from_secs(5);
-const BUS_POLL: Duration = Duration::from_millis(50);
-/// Cycles whose samples are read at once; more wait. Each is all of a cycle's texts.
-const READINGS_MAX: usize = 2;
-/// What clients accept by default, less a little for the envelope.
+/// Time between two checks of the bus connection.
+const BUS_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Most cycles whose samples are read at a time, as each read holds all texts of a cycle in memory.
+/// Further reads wait.
+const SAMPLE_READS_MAX: usize = 2;
+/// Largest unary answer in bytes: the default limit of gRPC clients, minus 1 KiB for the envelope.
 const ANSWER_BYTES_MAX: usize = (4 << 20) - 1024;
-/// Each watch is a consumer of the log.
+/// Most open streams, as each watch is a consumer of the log.
 const STREAMS_MAX: usize = 1024;
-/// No id is longer; what is not an id need not fill our log.
+/// Most characters of a client's name that are logged. No valid id is longer.
 const NAME_CHARS_MAX: usize = 64;
 
-pub(crate) type Items<T> = BoxStream<'static, Result<T, Status>>;
+/// The items of a streaming call.
+pub(crate) type ItemStream<T> = BoxStream<'static, Result<T, Status>>;
 
+/// A failure of a call that does not depend on the service.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
+    /// The bus is not connected.
     #[error(
-        "the gateway has lost the bus; is the nats-server running and reachable from it? (G105)"
+        "the gateway has no NATS connection; check that nats-server is running and reachable from it (G105)"
     )]
-    BusAway,
-    #[error("not done within {limit:?}; look at the result before calling again (G102)")]
-    Overdue { limit: Duration },
+    BusUnreachable,
+    /// The call exceeded the gateway's time limit.
+    #[error("not finished within {limit:?}; check the result before calling again (G102)")]
+    TimedOut { limit: Duration },
+    /// The answer exceeds [`ANSWER_BYTES_MAX`].
     #[error(
         "the answer has {bytes} bytes, the limit is {ANSWER_BYTES_MAX}; name a run or a suite, or \
          use the service's Watch (G103)"
     )]
     TooLarge { bytes: usize },
+    /// All [`STREAMS_MAX`] streams are open.
     #[error("{STREAMS_MAX} streams are open already; end one, or try again later (G104)")]
     TooManyStreams,
-    #[error("as many runs are looked at as can be; close a page, or try again in a minute (G104)")]
-    TooManyBoards,
-    #[error("the picture is no longer kept up to date ({why}); ask for it again (G105)")]
-    Lost { why: String },
+    /// The gateway maintains the most run views it can.
+    #[error("too many runs are being watched; close a page, or try again in a minute (G104)")]
+    TooManyViews,
+    /// The view is no longer updated.
+    #[error("the view is no longer updated ({why}); open it again (G105)")]
+    ViewLost { why: String },
+    /// The caller's own deadline has passed.
     #[error("the call's own deadline has passed (G102)")]
-    Deadline,
-    #[error("the gateway is stopping; connect again later and go on from the last cursor (G105)")]
+    DeadlinePassed,
+    /// The gateway is stopping.
+    #[error("the gateway is stopping; reconnect later and continue from the last cursor (G105)")]
     Stopping,
 }
 
-/// One call, as it is logged and counted.
-pub(crate) struct Call {
+/// The method name and tracing span of one call, for logs and metrics.
+pub(crate) struct CallSpan {
     pub(crate) method: &'static str,
     pub(crate) span: Span,
 }
 
-/// `run` as the caller wrote it, empty when the call is about none.
-pub(crate) fn called(method: &'static str, run: &str) -> Call {
-    Call { method, span: tracing::info_span!("call", method, run = ?shortened(run)) }
+/// Creates the span of a call. `run` is the run as the client wrote it, or empty if the call is not
+/// about one run.
+pub(crate) fn create_call_span(method: &'static str, run: &str) -> CallSpan {
+    CallSpan { method, span: tracing::info_span!("call", method, run = ?truncate_name(run)) }
 }
 
-pub(crate) fn shortened(name: &str) -> String {
+/// Returns the first 64 characters of a name from a client.
+pub(crate) fn truncate_name(name: &str) -> String {
     name.chars().take(NAME_CHARS_MAX).collect()
 }
 
-/// When the caller loses interest, by `grpc-timeout`. For unary calls tonic sees to it.
-pub(crate) fn deadline<T>(request: &Request<T>) -> Option<Instant> {
+/// Returns the caller's deadline from the `grpc-timeout` header. Only streams need it; tonic
+/// enforces it for unary calls.
+pub(crate) fn read_deadline<T>(request: &Request<T>) -> Option<Instant> {
     let text = request.metadata().get("grpc-timeout")?.to_str().ok()?;
     Instant::now().checked_add(parse_timeout(text)?)
 }
 
-/// One to eight digits and a unit.
+/// Parses a gRPC timeout: one to eight digits and a unit (`H`, `M`, `S`, `m`, `u`, `n`).
 fn parse_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let count = digits.parse().ok().filter(|_| digits.len() <= 8)?;
@@ -99,91 +115,102 @@ fn parse_timeout(text: &str) -> Option<Duration> {
     })
 }
 
-/// What every service works with.
+/// The shared state of all services: the control operations, the stop token, limits, views and
+/// counters. Cheap to clone.
+///
+/// A service describes a call and passes its work:
+///
+/// ```text
+/// let call = create_call_span("Runs.Get", &run);
+/// self.0.answer_unary(call, async { ... }).await
+/// ```
 #[derive(Clone)]
-pub(crate) struct Calls {
-    pub(crate) control: Control,
+pub(crate) struct CallContext {
+    pub(crate) control: FleetControl,
     stop: CancellationToken,
-    streams: Arc<Semaphore>,
-    gallery: Arc<Gallery>,
-    readings: Arc<Semaphore>,
-    counts: Counts,
+    stream_permits: Arc<Semaphore>,
+    views: Arc<ViewCache>,
+    sample_read_permits: Arc<Semaphore>,
+    counts: CallCounts,
 }
 
-impl Calls {
-    pub(crate) fn new(control: Control, stop: CancellationToken, counts: Counts) -> Self {
-        let streams = Arc::new(Semaphore::new(STREAMS_MAX));
-        let readings = Arc::new(Semaphore::new(READINGS_MAX));
-        Self { control, stop, streams, gallery: Arc::default(), readings, counts }
+impl CallContext {
+    /// Creates the context of a gateway.
+    pub(crate) fn new(control: FleetControl, stop: CancellationToken, counts: CallCounts) -> Self {
+        let stream_permits = Arc::new(Semaphore::new(STREAMS_MAX));
+        let sample_read_permits = Arc::new(Semaphore::new(SAMPLE_READS_MAX));
+        Self { control, stop, stream_permits, views: Arc::default(), sample_read_permits, counts }
     }
 
-    /// Leave to read a cycle's samples, until dropped.
-    pub(crate) async fn reading(&self) -> Option<OwnedSemaphorePermit> {
-        // Nobody closes it.
-        self.readings.clone().acquire_owned().await.ok()
+    /// Waits for the permit to read a cycle's samples. It is held until dropped.
+    pub(crate) async fn acquire_sample_read(&self) -> Option<OwnedSemaphorePermit> {
+        // The semaphore is never closed.
+        self.sample_read_permits.clone().acquire_owned().await.ok()
     }
 
-    pub(crate) fn fleet(&self) -> Arc<Live<Fleet>> {
-        self.gallery.fleet(&self.control, &self.stop)
+    /// Returns the shared view of the fleet.
+    pub(crate) fn fleet_view(&self) -> Arc<SharedView<FleetView>> {
+        self.views.fleet_view(&self.control, &self.stop)
     }
 
-    /// Of a run that there is.
-    pub(crate) fn board(&self, run: &RunId) -> Result<Arc<Live<Board>>, CallError> {
-        self.gallery.board(&self.control, run, &self.stop)
+    /// Returns the shared view of a run. The caller has checked that the run exists.
+    pub(crate) fn run_view(&self, run: &RunId) -> Result<Arc<SharedView<RunView>>, CallError> {
+        self.views.run_view(&self.control, run, &self.stop)
     }
 
-    /// Runs a call that has one answer.
-    pub(crate) async fn unary<T: Message>(
+    /// Runs a call with one answer, within the time limit and the size limit.
+    pub(crate) async fn answer_unary<T: Message>(
         &self,
-        call: Call,
-        work: impl Future<Output = Result<T, Refusal>>,
+        call: CallSpan,
+        work: impl Future<Output = Result<T, CallRefusal>>,
     ) -> Result<Response<T>, Status> {
         let answer = async {
-            let answer = self.in_time(work).await?;
+            let answer = self.run_in_time(work).await?;
             match answer.encoded_len() {
                 bytes if bytes > ANSWER_BYTES_MAX => Err(CallError::TooLarge { bytes }.into()),
                 _ => Ok(answer),
             }
         };
-        self.noted(call, answer).await.map(Response::new)
+        self.record_call(call, answer).await.map(Response::new)
     }
 
-    /// Opens a call that has many answers. It ends behind its first error, which may be that
-    /// the gateway stops.
-    pub(crate) async fn stream<T, E, S>(
+    /// Opens a call with many answers. The stream ends after its first error, including the end at
+    /// the deadline or when the gateway stops.
+    pub(crate) async fn open_stream<T, E, S>(
         &self,
-        call: Call,
+        call: CallSpan,
         deadline: Option<Instant>,
-        open: impl Future<Output = Result<S, Refusal>>,
-    ) -> Result<Response<Items<T>>, Status>
+        open: impl Future<Output = Result<S, CallRefusal>>,
+    ) -> Result<Response<ItemStream<T>>, Status>
     where
         S: Stream<Item = Result<T, E>> + Send + 'static,
-        Refusal: From<E>,
+        CallRefusal: From<E>,
         T: Send + 'static,
         E: 'static,
     {
         let flow = async {
-            let permit = self.streams.clone().try_acquire_owned();
+            let permit = self.stream_permits.clone().try_acquire_owned();
             let permit = permit.map_err(|_| CallError::TooManyStreams)?;
-            let items = Box::pin(self.in_time(open).await?);
+            let items = Box::pin(self.run_in_time(open).await?);
             let (stop, span) = (self.stop.clone(), Span::current());
-            let _open = self.counts.open();
-            Ok(Flow { items, stop, deadline, span, sent: 0, _open, _permit: permit })
+            let _open = self.counts.count_stream();
+            Ok(OpenCallStream { items, stop, deadline, span, sent: 0, _open, _permit: permit })
         };
-        let flow = self.noted(call, flow).await?;
-        Ok(Response::new(stream::unfold(Some(flow), next).boxed()))
+        let flow = self.record_call(call, flow).await?;
+        Ok(Response::new(stream::unfold(Some(flow), next_item).boxed()))
     }
 
-    async fn noted<T>(
+    /// Runs the work of a call in its span, then counts and logs the outcome.
+    async fn record_call<T>(
         &self,
-        Call { method, span }: Call,
-        work: impl Future<Output = Result<T, Refusal>>,
+        CallSpan { method, span }: CallSpan,
+        work: impl Future<Output = Result<T, CallRefusal>>,
     ) -> Result<T, Status> {
         let started = Instant::now();
         let done = work.instrument(span.clone()).await.map_err(Status::from);
         let elapsed = started.elapsed();
         let code = done.as_ref().map_or_else(Status::code, |_| Code::Ok);
-        self.counts.note(method, code, elapsed);
+        self.counts.count_call(method, code, elapsed);
         span.in_scope(|| match &done {
             Ok(_) => tracing::debug!(?elapsed, "answered"),
             Err(status) => log_refusal(status, elapsed),
@@ -191,30 +218,34 @@ impl Calls {
         done
     }
 
-    async fn in_time<T>(
+    /// Waits for the bus, then runs the work with a limit of 30 s.
+    async fn run_in_time<T>(
         &self,
-        work: impl Future<Output = Result<T, Refusal>>,
-    ) -> Result<T, Refusal> {
-        self.bus_is_there().await?;
+        work: impl Future<Output = Result<T, CallRefusal>>,
+    ) -> Result<T, CallRefusal> {
+        self.wait_for_bus().await?;
         match timeout(UNARY_LIMIT, work).await {
             Ok(done) => done,
-            Err(_) if !self.control.bus().is_connected() => Err(CallError::BusAway.into()),
-            Err(_) => Err(CallError::Overdue { limit: UNARY_LIMIT }.into()),
+            Err(_) if !self.control.bus().is_connected() => Err(CallError::BusUnreachable.into()),
+            Err(_) => Err(CallError::TimedOut { limit: UNARY_LIMIT }.into()),
         }
     }
 
-    async fn bus_is_there(&self) -> Result<(), CallError> {
+    /// Waits up to 5 s until the bus is connected.
+    async fn wait_for_bus(&self) -> Result<(), CallError> {
         let deadline = Instant::now() + BUS_LIMIT;
         while !self.control.bus().is_connected() {
             if Instant::now() >= deadline {
-                return Err(CallError::BusAway);
+                return Err(CallError::BusUnreachable);
             }
-            sleep(BUS_POLL).await;
+            sleep(BUS_POLL_INTERVAL).await;
         }
         Ok(())
     }
 }
 
+/// Logs a failed call: as a warning if the gateway is at fault or at a limit, otherwise as
+/// information.
 fn log_refusal(status: &Status, elapsed: Duration) {
     let (code, message) = (status.code(), status.message());
     match code {
@@ -225,27 +256,31 @@ fn log_refusal(status: &Status, elapsed: Duration) {
     }
 }
 
-/// An open stream. Holds one item at most: the next is asked for when the client takes it.
-struct Flow<S> {
+/// An open stream. Holds at most one item: the next is requested when the client takes it.
+struct OpenCallStream<S> {
     items: Pin<Box<S>>,
     stop: CancellationToken,
     deadline: Option<Instant>,
     span: Span,
     sent: u64,
-    _open: Open,
+    _open: StreamGuard,
     _permit: OwnedSemaphorePermit,
 }
 
-impl<S> Drop for Flow<S> {
+impl<S> Drop for OpenCallStream<S> {
     fn drop(&mut self) {
         self.span.in_scope(|| tracing::debug!(sent = self.sent, "the stream is over"));
     }
 }
 
-async fn next<T, E, S>(flow: Option<Flow<S>>) -> Option<(Result<T, Status>, Option<Flow<S>>)>
+/// Returns the next item of a stream and the stream, or an error without the stream. Ends the
+/// stream at the deadline and when the gateway stops.
+async fn next_item<T, E, S>(
+    flow: Option<OpenCallStream<S>>,
+) -> Option<(Result<T, Status>, Option<OpenCallStream<S>>)>
 where
     S: Stream<Item = Result<T, E>>,
-    Refusal: From<E>,
+    CallRefusal: From<E>,
 {
     let mut flow = flow?;
     let over = async {
@@ -257,8 +292,8 @@ where
     let item = tokio::select! {
         biased;
         () = flow.stop.cancelled() => Err(CallError::Stopping.into()),
-        () = over => Err(CallError::Deadline.into()),
-        item = flow.items.next() => item?.map_err(Refusal::from),
+        () = over => Err(CallError::DeadlinePassed.into()),
+        item = flow.items.next() => item?.map_err(CallRefusal::from),
     };
     match item {
         Ok(item) => {

@@ -1,4 +1,4 @@
-//! `flotilla.v1.Checkpoints`.
+//! The gRPC service `flotilla.v1.Checkpoints`.
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt, stream};
@@ -8,17 +8,19 @@ use wire::{RunId, v1};
 
 use crate::{
     arguments,
-    call::{Calls, Items, called, deadline},
+    call::{CallContext, ItemStream, create_call_span, read_deadline},
     rpc::checkpoints_server,
 };
 
-/// Large enough to be quick, small enough for every client and for memory.
+/// Largest chunk of a download in bytes: large enough for throughput, small enough for clients and
+/// memory.
 const CHUNK_BYTES_MAX: usize = 256 << 10;
 
-pub(crate) struct Checkpoints(pub(crate) Calls);
+/// The implementation of `flotilla.v1.Checkpoints`.
+pub(crate) struct CheckpointsService(pub(crate) CallContext);
 
 #[tonic::async_trait]
-impl checkpoints_server::Checkpoints for Checkpoints {
+impl checkpoints_server::Checkpoints for CheckpointsService {
     async fn list(
         &self,
         request: Request<v1::ListCheckpointsRequest>,
@@ -26,11 +28,11 @@ impl checkpoints_server::Checkpoints for Checkpoints {
         let v1::ListCheckpointsRequest { run } = request.into_inner();
         let list = async {
             let run = RunId::new(run.as_str())?;
-            self.0.known(&run).await?;
-            let checkpoints = self.0.control.checkpoints(&run).await?;
+            self.0.ensure_run_exists(&run).await?;
+            let checkpoints = self.0.control.list_checkpoints(&run).await?;
             Ok(v1::ListCheckpointsResponse { checkpoints })
         };
-        self.0.unary(called("Checkpoints.List", &run), list).await
+        self.0.answer_unary(create_call_span("Checkpoints.List", &run), list).await
     }
 
     async fn get(
@@ -38,33 +40,35 @@ impl checkpoints_server::Checkpoints for Checkpoints {
         request: Request<v1::CheckpointRef>,
     ) -> Result<Response<v1::CheckpointInfo>, Status> {
         let reference = request.into_inner();
-        let call = called("Checkpoints.Get", &reference.run);
+        let call = create_call_span("Checkpoints.Get", &reference.run);
         let get = async {
-            let reference = arguments::checkpoint(Some(reference))?;
-            Ok(self.0.control.checkpoint(&reference).await?)
+            let reference = arguments::check_checkpoint_ref(Some(reference))?;
+            Ok(self.0.control.get_checkpoint(&reference).await?)
         };
-        self.0.unary(call, get).await
+        self.0.answer_unary(call, get).await
     }
 
-    type DownloadStream = Items<v1::DownloadChunk>;
+    type DownloadStream = ItemStream<v1::DownloadChunk>;
 
     async fn download(
         &self,
         request: Request<v1::DownloadRequest>,
     ) -> Result<Response<Self::DownloadStream>, Status> {
-        let deadline = deadline(&request);
+        let deadline = read_deadline(&request);
         let v1::DownloadRequest { checkpoint, path } = request.into_inner();
-        let call = called("Checkpoints.Download", checkpoint.as_ref().map_or("", |c| &c.run));
+        let call =
+            create_call_span("Checkpoints.Download", checkpoint.as_ref().map_or("", |c| &c.run));
         let open = async {
-            let reference = arguments::checkpoint(checkpoint)?;
-            let path = arguments::path(path)?;
-            Ok(split(self.0.control.download(&reference, path.as_str()).await?))
+            let reference = arguments::check_checkpoint_ref(checkpoint)?;
+            let path = arguments::parse_path(path)?;
+            Ok(split_chunks(self.0.control.read_checkpoint_file(&reference, path.as_str()).await?))
         };
-        self.0.stream(call, deadline, open).await
+        self.0.open_stream(call, deadline, open).await
     }
 }
 
-fn split(
+/// Splits the pieces of a file into download chunks.
+fn split_chunks(
     pieces: impl Stream<Item = Result<Bytes, GetError>>,
 ) -> impl Stream<Item = Result<v1::DownloadChunk, GetError>> {
     pieces.flat_map(|piece| {
@@ -91,7 +95,7 @@ mod tests {
         let bytes: Vec<u8> = (0..CHUNK_BYTES_MAX * 2 + 7).map(|n| (n % 251) as u8).collect();
         let pieces = [Bytes::new(), bytes.clone().into(), Bytes::from_static(b"end")];
         let chunks: Vec<v1::DownloadChunk> =
-            split(stream::iter(pieces.map(Ok))).try_collect().await.unwrap();
+            split_chunks(stream::iter(pieces.map(Ok))).try_collect().await.unwrap();
         let lengths: Vec<usize> = chunks.iter().map(|chunk| chunk.data.len()).collect();
         assert_eq!(lengths, [CHUNK_BYTES_MAX, CHUNK_BYTES_MAX, 7, 3]);
         let joined: Vec<u8> = chunks.into_iter().flat_map(|chunk| chunk.data).collect();

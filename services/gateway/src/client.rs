@@ -1,11 +1,12 @@
-//! Calling a fleet's gateway: over TLS that knows the fleet by its authority, with a bearer.
-//! And the one call before that: fetching the authority that a join token knows by its hash.
+//! A client for the membership calls of a gateway, over TLS that trusts only the fleet's
+//! certificate authority. Also fetches that authority for a box that knows only its hash from a
+//! join token.
 
-mod pin;
+mod authority_pin;
 
 use std::{str::FromStr, time::Duration};
 
-use authority::SERVER_NAME;
+use identity::SERVER_NAME;
 use tonic::{
     Code, Request, Status,
     metadata::{Ascii, MetadataValue},
@@ -16,52 +17,60 @@ use wire::v1;
 
 use crate::{MESSAGE_BYTES_MAX, rpc::members_client::MembersClient};
 
-pub use pin::{PinError, fetch_authority};
+pub use authority_pin::{PinError, fetch_authority};
 
-/// Reaching one address.
+/// Time limit to connect to one address.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// Longer than the gateway takes for any call of these.
+/// Time limit of a call, longer than the gateway's own limit.
 const CALL_LIMIT: Duration = Duration::from_secs(40);
 
-/// Where a gateway is, and what it is called with.
+/// The addresses of a gateway and the credentials for it.
 #[derive(Clone)]
-pub struct Target {
-    /// `host:port`; the first that answers is used.
+pub struct GatewayTarget {
+    /// Addresses as `host:port`; the first that answers is used.
     pub addresses: Vec<String>,
+    /// The fleet's certificate authority in PEM.
     pub ca_pem: String,
+    /// The caller's bearer; absent for joins and renewals.
     pub bearer: Option<String>,
 }
 
+/// A failed call to a gateway.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    #[error("call the gateway: no address is known; name one as host:port (G106)")]
+    /// The target has no address.
+    #[error("call the gateway: no address configured; pass one as host:port (G106)")]
     NoAddress,
+    /// An address is not `host:port`.
     #[error("call the gateway: {0:?} is not an address; write it as host:port (G106)")]
     Address(String),
-    #[error("the kit's bearer is not one; make the kit anew (K102)")]
+    /// The bearer is not a valid header value.
+    #[error("the kit's bearer is malformed; create the kit again (K102)")]
     Bearer,
+    /// The connection failed.
     #[error("call the gateway at {address}: {problem} (G106)")]
     Unreachable { address: String, problem: String },
-    /// What it said; nothing needs to be added.
+    /// The gateway's own message, without any addition.
     #[error("{}", .0.message())]
-    Refused(Refused),
+    Refused(RefusedCall),
 }
 
-/// An answer that is a no.
+/// The status code and message of a call that the gateway refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedCall {
     code: Code,
     message: String,
 }
 
-impl Refused {
+impl RefusedCall {
+    /// Returns the gateway's message.
     pub fn message(&self) -> &str {
         &self.message
     }
 }
 
 impl ClientError {
-    /// The same call may succeed a little later.
+    /// Returns true if the same call may succeed later.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } => true,
@@ -76,33 +85,33 @@ impl ClientError {
         }
     }
 
-    /// Whether the fleet has never heard of whom this is about.
+    /// Returns true if the fleet does not know the member or token of the call.
     pub fn is_unknown(&self) -> bool {
-        matches!(self, Self::Refused(Refused { code: Code::NotFound, .. }))
+        matches!(self, Self::Refused(RefusedCall { code: Code::NotFound, .. }))
     }
 
-    /// Whether the fleet knows the caller and says that he is a member no more.
+    /// Returns true if the fleet knows the caller but no longer accepts it as a member.
     pub fn is_final(&self) -> bool {
-        matches!(self, Self::Refused(Refused { code: Code::PermissionDenied, .. }))
+        matches!(self, Self::Refused(RefusedCall { code: Code::PermissionDenied, .. }))
     }
 }
 
-/// A connection to a gateway.
-pub struct Client {
-    members: MembersClient<InterceptedService<Channel, Bearer>>,
+/// A connection to a gateway for membership calls.
+pub struct MembershipClient {
+    members: MembersClient<InterceptedService<Channel, BearerInterceptor>>,
 }
 
-impl Client {
+impl MembershipClient {
     /// Connects to the first address that answers.
     ///
     /// # Errors
-    /// What was wrong with the last one.
-    pub async fn connect(target: &Target) -> Result<Self, ClientError> {
-        authority::choose_provider();
-        let bearer = Bearer::new(target.bearer.as_deref())?;
+    /// The error of the last address if none answers, or an invalid bearer.
+    pub async fn connect_first(target: &GatewayTarget) -> Result<Self, ClientError> {
+        identity::install_crypto_provider();
+        let bearer = BearerInterceptor::new(target.bearer.as_deref())?;
         let mut failed = ClientError::NoAddress;
         for address in &target.addresses {
-            match channel(address, &target.ca_pem).await {
+            match open_channel(address, &target.ca_pem).await {
                 Ok(channel) => {
                     let members = MembersClient::with_interceptor(channel, bearer)
                         .max_decoding_message_size(MESSAGE_BYTES_MAX);
@@ -114,80 +123,106 @@ impl Client {
         Err(failed)
     }
 
+    /// Creates a join token.
+    ///
     /// # Errors
-    /// When it is refused, or the gateway cannot be reached.
+    /// If the gateway refuses the call or cannot be reached.
     pub async fn create_token(
         &mut self,
         request: v1::CreateTokenRequest,
     ) -> Result<v1::CreateTokenResponse, ClientError> {
-        answer(self.members.create_token(request).await)
+        into_answer(self.members.create_token(request).await)
     }
 
+    /// Lists all join tokens.
+    ///
     /// # Errors
-    /// When it is refused, or the gateway cannot be reached.
-    pub async fn tokens(&mut self) -> Result<Vec<v1::JoinTokenInfo>, ClientError> {
-        answer(self.members.list_tokens(v1::ListTokensRequest {}).await).map(|list| list.tokens)
+    /// If the gateway refuses the call or cannot be reached.
+    pub async fn list_tokens(&mut self) -> Result<Vec<v1::JoinTokenInfo>, ClientError> {
+        into_answer(self.members.list_tokens(v1::ListTokensRequest {}).await)
+            .map(|list| list.tokens)
     }
 
+    /// Revokes a join token.
+    ///
     /// # Errors
-    /// When it is refused, or the gateway cannot be reached.
+    /// If the gateway refuses the call or cannot be reached.
     pub async fn revoke_token(&mut self, id: &str) -> Result<(), ClientError> {
         let request = v1::RevokeTokenRequest { id: id.to_owned() };
-        answer(self.members.revoke_token(request).await).map(|_| ())
+        into_answer(self.members.revoke_token(request).await).map(|_| ())
     }
 
+    /// Joins the fleet with a token and returns the membership.
+    ///
     /// # Errors
-    /// When it is refused, or the gateway cannot be reached.
-    pub async fn join(&mut self, request: v1::JoinRequest) -> Result<v1::Membership, ClientError> {
-        answer(self.members.join(request).await)
+    /// If the gateway refuses the call or cannot be reached.
+    pub async fn join_fleet(
+        &mut self,
+        request: v1::JoinRequest,
+    ) -> Result<v1::Membership, ClientError> {
+        into_answer(self.members.join(request).await)
     }
 
+    /// Renews a membership, proven by a signature.
+    ///
     /// # Errors
-    /// When it is refused, or the gateway cannot be reached.
-    pub async fn renew(
+    /// If the gateway refuses the call or cannot be reached.
+    pub async fn renew_membership(
         &mut self,
         request: v1::RenewRequest,
     ) -> Result<v1::Membership, ClientError> {
-        answer(self.members.renew(request).await)
+        into_answer(self.members.renew(request).await)
     }
 
+    /// Lists all members.
+    ///
     /// # Errors
-    /// When it is refused, or the gateway cannot be reached.
-    pub async fn members(&mut self) -> Result<Vec<v1::MemberInfo>, ClientError> {
-        answer(self.members.list_members(v1::ListMembersRequest {}).await).map(|list| list.members)
+    /// If the gateway refuses the call or cannot be reached.
+    pub async fn list_members(&mut self) -> Result<Vec<v1::MemberInfo>, ClientError> {
+        into_answer(self.members.list_members(v1::ListMembersRequest {}).await)
+            .map(|list| list.members)
     }
 
+    /// Revokes a member by name.
+    ///
     /// # Errors
-    /// When it is refused, or the gateway cannot be reached.
-    pub async fn revoke(&mut self, name: &str) -> Result<v1::RevokeResponse, ClientError> {
-        answer(self.members.revoke(v1::RevokeRequest { name: name.to_owned() }).await)
+    /// If the gateway refuses the call or cannot be reached.
+    pub async fn revoke_member(&mut self, name: &str) -> Result<v1::RevokeResponse, ClientError> {
+        into_answer(self.members.revoke(v1::RevokeRequest { name: name.to_owned() }).await)
     }
 
+    /// Creates a user and returns the membership.
+    ///
     /// # Errors
-    /// When it is refused, or the gateway cannot be reached.
+    /// If the gateway refuses the call or cannot be reached.
     pub async fn create_user(
         &mut self,
         request: v1::CreateUserRequest,
     ) -> Result<v1::Membership, ClientError> {
-        answer(self.members.create_user(request).await)
+        into_answer(self.members.create_user(request).await)
     }
 }
 
-fn answer<T>(answered: Result<tonic::Response<T>, Status>) -> Result<T, ClientError> {
+/// Returns the message of a response, or the refusal as an error.
+fn into_answer<T>(answered: Result<tonic::Response<T>, Status>) -> Result<T, ClientError> {
     answered.map(tonic::Response::into_inner).map_err(|status| {
-        ClientError::Refused(Refused { code: status.code(), message: status.message().to_owned() })
+        ClientError::Refused(RefusedCall {
+            code: status.code(),
+            message: status.message().to_owned(),
+        })
     })
 }
 
-async fn channel(address: &str, ca_pem: &str) -> Result<Channel, ClientError> {
+/// Connects to one address with TLS.
+async fn open_channel(address: &str, ca_pem: &str) -> Result<Channel, ClientError> {
     let wrong = || ClientError::Address(address.to_owned());
     let unreachable = |error: tonic::transport::Error| ClientError::Unreachable {
         address: address.to_owned(),
-        problem: chain(&error),
+        problem: format_source_chain(&error),
     };
     let tls = ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(ca_pem))
-        // Boxes change their addresses; their fleet's name stays.
+        // The address of a box may change; the fleet's server name does not.
         .domain_name(SERVER_NAME);
     Endpoint::from_str(&format!("https://{address}"))
         .map_err(|_| wrong())?
@@ -200,11 +235,12 @@ async fn channel(address: &str, ca_pem: &str) -> Result<Channel, ClientError> {
         .map_err(unreachable)
 }
 
-/// Shows who calls.
+/// An interceptor that adds the bearer to each request.
 #[derive(Clone)]
-struct Bearer(Option<MetadataValue<Ascii>>);
+struct BearerInterceptor(Option<MetadataValue<Ascii>>);
 
-impl Bearer {
+impl BearerInterceptor {
+    /// Creates the interceptor; without a bearer it adds nothing.
     fn new(bearer: Option<&str>) -> Result<Self, ClientError> {
         let value = bearer.map(|bearer| format!("Bearer {bearer}").parse());
         let mut value: Option<MetadataValue<Ascii>> =
@@ -216,7 +252,7 @@ impl Bearer {
     }
 }
 
-impl Interceptor for Bearer {
+impl Interceptor for BearerInterceptor {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         if let Some(bearer) = &self.0 {
             request.metadata_mut().insert("authorization", bearer.clone());
@@ -225,7 +261,8 @@ impl Interceptor for Bearer {
     }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+/// Formats an error and its sources, separated by colons, without repeated texts.
+fn format_source_chain(error: &dyn std::error::Error) -> String {
     let mut said = Vec::new();
     let mut next = Some(error);
     while let Some(error) = next {

@@ -1,7 +1,7 @@
-//! Accepting connections: a limited number, in all and from each address, with TLS or without, each
-//! closed for good when the gateway is over, even when its client holds a call open.
+//! Accepts connections: a limited number in total and per address, with or without TLS. All are
+//! closed when the gateway stops, even if a client keeps a call open.
 
-mod crowd;
+mod connection_limit;
 
 use std::{
     io,
@@ -22,46 +22,78 @@ use tokio_rustls::{Accept, TlsAcceptor, server::TlsStream};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
 
-use self::crowd::{Crowd, Place};
+use self::connection_limit::{ConnectionLimiter, ConnectionPermit};
 
-/// Well below the usual 1024 open files; more wait until one closes.
+/// Most open connections, well below the usual limit of 1024 open files. Further clients wait until
+/// one closes.
 const CONNECTIONS_MAX: usize = 512;
+/// Idle time before the first TCP keepalive probe.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
-/// Accepting fails when the machine is out of something; trying at once would spin.
+/// Pause after a failed accept. It fails if the machine lacks a resource, so that an immediate
+/// retry would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Whoever means to call says so at once; others only take up room.
+/// Time in which a client must send its first bytes; idle connections would occupy permits.
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
-/// HTTP/2's preface and the head of the frame that follows it, without TLS around them.
-const HELLO_BYTES: usize = 24 + 9;
+/// What HTTP/2 begins with, without TLS around it.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Bytes of HTTP/2's preface and of the next frame's header, without TLS overhead.
+const HELLO_BYTES: usize = PREFACE.len() + 9;
 
-/// One client's connection; reads as closed once `cut` is cancelled, or when no hello comes.
+/// One client's connection. Reads return end-of-file once `cut` is cancelled or the first bytes do
+/// not arrive in time.
 pub(crate) struct Connection {
     socket: Socket,
     peer: TcpConnectInfo,
-    hello: Option<Hello>,
-    cut: Cut,
+    hello: Option<PendingHello>,
+    cut: ShutdownSignal,
     _one_of_the_most: OwnedSemaphorePermit,
-    _one_of_its_address: Option<Place>,
+    _one_of_its_address: Option<ConnectionPermit>,
 }
 
-type Cut = Pin<Box<WaitForCancellationFutureOwned>>;
+/// A future that resolves when all connections must close.
+type ShutdownSignal = Pin<Box<WaitForCancellationFutureOwned>>;
 
-/// What bytes go over. A handshake goes on as they are wanted, so that a slow one keeps nobody
-/// else waiting; the hello's limit is its own.
+/// The transport of a connection. A TLS handshake advances only while the connection is polled, so
+/// that a slow one delays no other; it must end within [`HELLO_LIMIT`].
 enum Socket {
     Plain(TcpStream),
     Shaking(Box<Accept<TcpStream>>),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// A hello that has not come yet, and what is missing of it.
-struct Hello {
-    missing: usize,
-    until: Pin<Box<Sleep>>,
+/// The first bytes of a client that have not all arrived yet.
+struct PendingHello {
+    read: usize,
+    is_preface: bool,
+    /// Of what was read, the last bytes.
+    last: [u8; 3],
+    /// Resolves when the time is over.
+    deadline: Pin<Box<Sleep>>,
 }
 
-pub(crate) fn incoming(
+impl PendingHello {
+    fn within(limit: Duration) -> Self {
+        Self { read: 0, is_preface: true, last: [0; 3], deadline: Box::pin(sleep(limit)) }
+    }
+
+    /// Takes in what was read; true when it is whole.
+    fn is_whole_with(&mut self, bytes: &[u8]) -> bool {
+        for byte in bytes {
+            self.is_preface &= PREFACE.get(self.read).is_none_or(|expected| expected == byte);
+            self.read += 1;
+            self.last = [self.last[1], self.last[2], *byte];
+            let is_head = self.last == *b"\n\r\n" || self.last[1..] == *b"\n\n";
+            if if self.is_preface { self.read >= HELLO_BYTES } else { is_head } {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Accepts connections as a stream, with at most 512 open at a time.
+pub(crate) fn accept_connections(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
     cut: CancellationToken,
@@ -69,7 +101,7 @@ pub(crate) fn incoming(
     let sockets =
         TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
     let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let crowd = Crowd::default();
+    let crowd = ConnectionLimiter::default();
     let state = (sockets, free, crowd, tls, cut);
     stream::unfold(state, |(mut sockets, free, crowd, tls, cut)| async move {
         let permit = free.clone().acquire_owned().await.expect("nobody closes the semaphore");
@@ -77,9 +109,10 @@ pub(crate) fn incoming(
             match sockets.next().await? {
                 Ok(socket) => {
                     let peer = socket.connect_info();
-                    let Ok(place) = crowd.place(peer.remote_addr().map(|address| address.ip()))
+                    let Ok(place) =
+                        crowd.acquire_permit(peer.remote_addr().map(|address| address.ip()))
                     else {
-                        tracing::debug!(peer = ?peer.remote_addr(), "too many connections of one address");
+                        tracing::debug!(peer = ?peer.remote_addr(), "too many connections from one address");
                         continue;
                     };
                     break Ok(Connection {
@@ -88,10 +121,7 @@ pub(crate) fn incoming(
                             Some(tls) => Socket::Shaking(Box::new(tls.accept(socket))),
                             None => Socket::Plain(socket),
                         },
-                        hello: Some(Hello {
-                            missing: HELLO_BYTES,
-                            until: Box::pin(sleep(HELLO_LIMIT)),
-                        }),
+                        hello: Some(PendingHello::within(HELLO_LIMIT)),
                         cut: Box::pin(cut.clone().cancelled_owned()),
                         _one_of_the_most: permit,
                         _one_of_its_address: place,
@@ -125,7 +155,8 @@ macro_rules! open {
                 Socket::Plain($socket) => break $go_on,
                 Socket::Tls($socket) => break $go_on,
                 Socket::Shaking(shaking) => {
-                    // Whoever waits to write does not read, and would not come to its limit.
+                    // A client that only waits to write does not read, and would not reach its
+                    // limit there.
                     if is_over(&mut this.hello, &mut this.cut, $cx) {
                         break Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
                     }
@@ -137,9 +168,14 @@ macro_rules! open {
     };
 }
 
-/// Whether the gateway is, or the time for a hello.
-fn is_over(hello: &mut Option<Hello>, cut: &mut Cut, cx: &mut Context<'_>) -> bool {
-    let is_late = |hello: &mut Hello| hello.until.as_mut().poll(cx).is_ready();
+/// Returns true if the gateway stops or the time for the first bytes is over. Registers the waker
+/// for both.
+fn is_over(
+    hello: &mut Option<PendingHello>,
+    cut: &mut ShutdownSignal,
+    cx: &mut Context<'_>,
+) -> bool {
+    let is_late = |hello: &mut PendingHello| hello.deadline.as_mut().poll(cx).is_ready();
     hello.as_mut().is_some_and(is_late) || cut.as_mut().poll(cx).is_ready()
 }
 
@@ -155,11 +191,7 @@ impl AsyncRead for Connection {
         }
         let before = buffer.filled().len();
         let polled = open!(self, cx, socket => Pin::new(socket).poll_read(cx, buffer));
-        let read = buffer.filled().len() - before;
-        if let Some(hello) = &mut self.hello {
-            hello.missing = hello.missing.saturating_sub(read);
-        }
-        self.hello.take_if(|hello| hello.missing == 0);
+        self.hello.take_if(|hello| hello.is_whole_with(&buffer.filled()[before..]));
         polled
     }
 }
@@ -197,8 +229,30 @@ impl AsyncWrite for Connection {
         match &mut self.socket {
             Socket::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
             Socket::Tls(socket) => Pin::new(socket).poll_shutdown(cx),
-            // Nothing was said yet that could be ended in order.
+            // There is no TLS session yet that could be closed.
             Socket::Shaking(_) => Poll::Ready(Ok(())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn needed(bytes: &[u8]) -> Option<usize> {
+        let mut hello = PendingHello::within(HELLO_LIMIT);
+        bytes.iter().position(|byte| hello.is_whole_with(&[*byte])).map(|last| last + 1)
+    }
+
+    #[tokio::test]
+    async fn a_hello_is_a_preface_with_a_frame_or_the_head_of_a_request() {
+        let frame = [PREFACE, &[0; 20]].concat();
+        assert_eq!(needed(&frame), Some(33));
+        assert_eq!(needed(PREFACE), None);
+        let get = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+        assert_eq!(needed(get), Some(get.len()));
+        assert_eq!(needed(b"POST / HTTP/1.1\nhost: a\n\nbody"), Some(25));
+        assert_eq!(needed(b"PRI * HTTP/1.1\r\nhost: a very long name indeed"), None);
+        assert_eq!(needed(&[b'x'; 10_000]), None);
     }
 }

@@ -1,50 +1,52 @@
-//! `flotilla.v1.Evals`.
+//! The gRPC service `flotilla.v1.Evals`.
 
 use tonic::{Request, Response, Status};
 use wire::v1;
 
 use crate::{
     arguments,
-    call::{Calls, Items, called, deadline},
+    call::{CallContext, ItemStream, create_call_span, read_deadline},
     rpc::evals_server,
 };
 
-pub(crate) struct Evals(pub(crate) Calls);
+/// The implementation of `flotilla.v1.Evals`.
+pub(crate) struct EvalsService(pub(crate) CallContext);
 
 #[tonic::async_trait]
-impl evals_server::Evals for Evals {
+impl evals_server::Evals for EvalsService {
     async fn history(
         &self,
         request: Request<v1::EvalFilter>,
     ) -> Result<Response<v1::EvalHistory>, Status> {
         let filter = request.into_inner();
-        let call = called("Evals.History", &filter.run);
+        let call = create_call_span("Evals.History", &filter.run);
         let history = async {
-            let (run, suite) = arguments::filter(Some(filter))?;
+            let (run, suite) = arguments::parse_filter(Some(filter))?;
             if let Some(run) = &run {
-                self.0.known(run).await?;
+                self.0.ensure_run_exists(run).await?;
             }
-            Ok(v1::EvalHistory { evals: self.0.control.evals(run.as_ref(), &suite).await? })
+            Ok(v1::EvalHistory { evals: self.0.control.list_evals(run.as_ref(), &suite).await? })
         };
-        self.0.unary(call, history).await
+        self.0.answer_unary(call, history).await
     }
 
-    type WatchStream = Items<v1::EvalEvent>;
+    type WatchStream = ItemStream<v1::EvalEvent>;
 
     async fn watch(
         &self,
         request: Request<v1::WatchEvalsRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let deadline = deadline(&request);
+        let deadline = read_deadline(&request);
         let v1::WatchEvalsRequest { filter, after } = request.into_inner();
-        let call = called("Evals.Watch", filter.as_ref().map_or("", |filter| &filter.run));
+        let call =
+            create_call_span("Evals.Watch", filter.as_ref().map_or("", |filter| &filter.run));
         let open = async {
-            let (run, suite) = arguments::filter(filter)?;
+            let (run, suite) = arguments::parse_filter(filter)?;
             if let Some(run) = &run {
-                self.0.known(run).await?;
+                self.0.ensure_run_exists(run).await?;
             }
             Ok(self.0.control.watch_evals(run.as_ref(), suite, after))
         };
-        self.0.stream(call, deadline, open).await
+        self.0.open_stream(call, deadline, open).await
     }
 }

@@ -1,24 +1,26 @@
-//! `flotilla.v1.Fleet`.
+//! The gRPC service `flotilla.v1.Fleet`.
 
-use authority::Caller;
+use identity::GatewayCaller;
 use tonic::{Request, Response, Status};
 use wire::{AgentId, v1};
 
 use crate::{
-    call::{Call, Calls, Items, called, deadline, shortened},
+    call::{CallContext, CallSpan, ItemStream, create_call_span, read_deadline, truncate_name},
     rpc::fleet_server,
 };
 
-pub(crate) struct Fleet(pub(crate) Calls);
+/// The implementation of `flotilla.v1.Fleet`.
+pub(crate) struct FleetService(pub(crate) CallContext);
 
 #[tonic::async_trait]
-impl fleet_server::Fleet for Fleet {
+impl fleet_server::Fleet for FleetService {
     async fn agents(
         &self,
         _: Request<v1::AgentsRequest>,
     ) -> Result<Response<v1::AgentsResponse>, Status> {
-        let agents = async { Ok(v1::AgentsResponse { agents: self.0.control.agents().await? }) };
-        self.0.unary(called("Fleet.Agents", ""), agents).await
+        let agents =
+            async { Ok(v1::AgentsResponse { agents: self.0.control.list_agents().await? }) };
+        self.0.answer_unary(create_call_span("Fleet.Agents", ""), agents).await
     }
 
     async fn drain(
@@ -27,32 +29,32 @@ impl fleet_server::Fleet for Fleet {
     ) -> Result<Response<v1::DrainResponse>, Status> {
         let v1::DrainRequest { agent } = request.into_inner();
         let method = "Fleet.Drain";
-        let span = tracing::info_span!("call", method, agent = ?shortened(&agent));
-        let call = Call { method, span };
+        let span = tracing::info_span!("call", method, agent = ?truncate_name(&agent));
+        let call = CallSpan { method, span };
         let drain = async {
-            self.0.control.drain(&AgentId::new(agent.as_str())?).await?;
+            self.0.control.drain_agent(&AgentId::new(agent.as_str())?).await?;
             Ok(v1::DrainResponse {})
         };
-        self.0.unary(call, drain).await
+        self.0.answer_unary(call, drain).await
     }
 
-    type WatchStream = Items<v1::FleetChange>;
+    type WatchStream = ItemStream<v1::FleetChange>;
 
     async fn watch(
         &self,
         request: Request<v1::WatchFleetRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let deadline = deadline(&request);
-        let open = async { Ok(self.0.fleet().changes()) };
-        self.0.stream(called("Fleet.Watch", ""), deadline, open).await
+        let deadline = read_deadline(&request);
+        let open = async { Ok(self.0.fleet_view().watch_changes()) };
+        self.0.open_stream(create_call_span("Fleet.Watch", ""), deadline, open).await
     }
 
     async fn hello(
         &self,
         request: Request<v1::HelloRequest>,
     ) -> Result<Response<v1::HelloResponse>, Status> {
-        // Put there by what lets callers in, where somebody does.
-        let caller = request.extensions().get::<Caller>();
+        // The access layer adds the caller; an open fleet has none.
+        let caller = request.extensions().get::<GatewayCaller>();
         let scope = caller.and_then(|caller| caller.scope);
         Ok(Response::new(v1::HelloResponse {
             version: env!("CARGO_PKG_VERSION").into(),

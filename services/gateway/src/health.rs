@@ -1,5 +1,5 @@
-//! What the gateway says of its health: the process as a whole (`""`) serves as long as it
-//! answers; the services serve while the bus can be reached, because all of them need it.
+//! The gRPC health service. The process as a whole (`""`) is serving as long as it answers; the
+//! services are serving while the bus is connected, because all of them need it.
 
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use tonic_health::{
 
 use crate::rpc::{checkpoints_server, evals_server, fleet_server, members_server, runs_server};
 
+/// Names of the services whose health depends on the bus.
 const SERVICES: [&str; 5] = [
     runs_server::SERVICE_NAME,
     evals_server::SERVICE_NAME,
@@ -21,14 +22,16 @@ const SERVICES: [&str; 5] = [
     fleet_server::SERVICE_NAME,
     members_server::SERVICE_NAME,
 ];
-const INTERVAL: Duration = Duration::from_millis(500);
+/// Time between two checks of the bus connection.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-pub(crate) fn service() -> (HealthReporter, HealthServer<impl Health>) {
+/// Creates the health service and its reporter.
+pub(crate) fn health_service() -> (HealthReporter, HealthServer<impl Health>) {
     health_reporter()
 }
 
-/// Keeps the answers true until the gateway stops, then ends their watchers' streams.
-pub(crate) async fn report(health: &HealthReporter, bus: &Bus, stop: &CancellationToken) {
+/// Updates the health status until the gateway stops, then ends the streams of its watchers.
+pub(crate) async fn report_health(health: &HealthReporter, bus: &Bus, stop: &CancellationToken) {
     while !stop.is_cancelled() {
         let status =
             if bus.is_connected() { ServingStatus::Serving } else { ServingStatus::NotServing };
@@ -36,7 +39,7 @@ pub(crate) async fn report(health: &HealthReporter, bus: &Bus, stop: &Cancellati
             health.set_service_status(service, status).await;
         }
         tokio::select! {
-            () = sleep(INTERVAL) => {}
+            () = sleep(CHECK_INTERVAL) => {}
             () = stop.cancelled() => {}
         }
     }

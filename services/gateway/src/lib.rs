@@ -1,36 +1,39 @@
-//! The control API over gRPC and as JSON, and the web page: maps the services of `control.proto` onto
-//! `control::Control`, with health and reflection. Decides who may call, limits, status codes and how calls end; what
-//! the operations do is control's business. In an open fleet whoever can reach the port may do
-//! everything; in a closed one everybody shows a bearer, over TLS, and members without the store's
-//! keys have its files from here too: `door`.
+//! The control API over gRPC and as JSON, and the web page: maps the services of `control.proto` to
+//! `control::FleetControl`, with health and reflection.
+//!
+//! Decides who may call, limits, status codes and how calls end; the crate `control` implements the
+//! operations. In an open fleet every client that can reach the port may do everything. In a closed
+//! fleet every client shows a bearer over TLS, and members without the store's keys read and write
+//! its files through [`store_proxy`].
 //!
 //! Architecture Invariant: nothing outside this crate names tonic.
 
 mod access;
 mod arguments;
 mod call;
+mod call_counts;
 mod checkpoints;
 pub mod client;
 mod connection;
-mod counts;
-pub mod door;
 mod evals;
 mod fleet;
 mod health;
 mod json;
-mod live;
 mod members;
 mod openapi;
 mod page;
-mod receive;
 mod runs;
 mod status;
+pub mod store_proxy;
+mod submission_limit;
+mod sweep;
 mod tls;
+mod views;
 
 use std::{convert::Infallible, io, net::SocketAddr, time::Duration};
 
 use anyhow::Context;
-use control::{Control, Members, View};
+use control::{FleetControl, MemberRegistry, MembershipView};
 use tokio::{net::TcpListener, sync::watch, time::sleep};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -41,66 +44,76 @@ use tonic::{
 use tower_layer::{Identity, Stack};
 
 use crate::{
-    access::Access,
-    call::Calls,
-    json::Json,
+    access::AccessLayer,
+    call::CallContext,
+    json::JsonLayer,
     rpc::{
         checkpoints_server::CheckpointsServer, evals_server::EvalsServer,
         fleet_server::FleetServer, members_server::MembersServer,
     },
 };
 
-pub use counts::{Count, Counts};
-pub use tls::{Tls, TlsError};
+pub use call_counts::{CallCounts, CallStats};
+pub use tls::{GatewayTls, GatewayTlsError};
 
-/// Servers and clients of the services; their messages are `wire::v1`.
+/// Generated servers and clients of the services; their messages are `wire::v1`.
 #[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, reason = "generated code")]
 pub mod rpc {
     tonic::include_proto!("flotilla.v1");
 }
 
-/// A run spec and the files it names; the largest call.
+/// Largest call in bytes: a submission with a run spec and the files it names.
 pub const SUBMIT_BYTES_MAX: usize = 64 << 20;
-/// Every other call is a few names and numbers.
+/// Largest request of all other calls in bytes; they contain only a few names and numbers.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
-/// A fact (at most 8 MiB) as escaped JSON in a run event; answers of unary calls are smaller.
+/// Largest answer in bytes: a fact (at most 8 MiB) as escaped JSON in a run event. Answers of unary
+/// calls are smaller.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// Calls of one connection that are being answered; more wait.
+/// Most calls of one connection that are answered at a time; further calls wait.
 const CALLS_PER_CONNECTION: usize = 64;
-/// Calls of one connection that are open, streams included; more wait in the client.
-const OPEN_PER_CONNECTION: u32 = 256;
-/// A peer that vanished without a word is noticed after the two together.
+/// Most open calls of one connection, streams included; further calls wait in the client.
+const OPEN_CALLS_PER_CONNECTION: u32 = 256;
+/// Time between two HTTP/2 pings. A vanished peer is detected after this interval plus
+/// [`PING_LIMIT`].
 const PING_INTERVAL: Duration = Duration::from_secs(20);
+/// Time to answer a ping.
 const PING_LIMIT: Duration = Duration::from_secs(10);
-/// What a client may send ahead of us: enough for a part of a file on a network with some delay.
-const STREAM_WINDOW: u32 = 1 << 20;
-const CONNECTION_WINDOW: u32 = 16 << 20;
-/// What calls that are being answered have left when the gateway stops.
+/// HTTP/2 window of one stream in bytes: enough for a part of a file on a network with some
+/// latency.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+/// HTTP/2 window of one connection in bytes.
+const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// Time that calls in progress have when the gateway stops.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
-/// How the gateway starts.
+/// The start configuration of a gateway.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Port 0 takes a free one.
+    /// Listen address; port 0 selects a free port.
     pub listen: SocketAddr,
-    /// None: everything is readable on the way.
-    pub tls: Option<Tls>,
+    /// Certificate and key. Without them, all traffic is unencrypted.
+    pub tls: Option<GatewayTls>,
 }
 
+/// A failure to open the gateway's port.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
+    /// The certificate or key is unusable.
     #[error(transparent)]
-    Tls(#[from] TlsError),
+    Tls(#[from] GatewayTlsError),
+    /// Another program listens on the port.
     #[error(
         "listen for gRPC on {address}: another program has that port; stop it, or choose another \
          port (0 takes a free one) (G107)"
     )]
-    Taken { address: SocketAddr },
+    PortTaken { address: SocketAddr },
+    /// This machine does not have the address.
     #[error(
         "listen for gRPC on {address}: no such address on this machine; choose one of its own, or \
          0.0.0.0 for all of them (G107)"
     )]
-    NotHere { address: SocketAddr },
+    NoSuchAddress { address: SocketAddr },
+    /// Any other I/O error.
     #[error("listen for gRPC on {address}")]
     Failed {
         address: SocketAddr,
@@ -109,76 +122,88 @@ pub enum BindError {
     },
 }
 
-/// A gateway that has its port, but does not answer yet.
-pub struct Bound {
+/// A gateway that owns its port but does not answer calls yet.
+///
+/// ```text
+/// let gateway = bind_port(config).await?.with_members(registry);
+/// let counts = gateway.call_counts();
+/// gateway.serve_calls(control, stop).await?;
+/// ```
+pub struct BoundGateway {
     listener: TcpListener,
     address: SocketAddr,
     tls: Option<TlsAcceptor>,
-    members: Option<Members>,
-    counts: Counts,
+    members: Option<MemberRegistry>,
+    counts: CallCounts,
 }
 
-impl std::fmt::Debug for Bound {
+impl std::fmt::Debug for BoundGateway {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Bound").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
-/// Takes the port.
+/// Opens the configured port.
 ///
 /// # Errors
-/// When it is taken, or may not be used.
-pub async fn bind(config: Config) -> Result<Bound, BindError> {
+/// If the port is taken, the address does not exist here, or the certificate is unusable.
+pub async fn bind_port(config: Config) -> Result<BoundGateway, BindError> {
     let address = config.listen;
-    let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
+    let tls = config.tls.as_ref().map(tls::build_acceptor).transpose()?;
     let error = |source: io::Error| match source.kind() {
-        io::ErrorKind::AddrInUse => BindError::Taken { address },
-        io::ErrorKind::AddrNotAvailable => BindError::NotHere { address },
+        io::ErrorKind::AddrInUse => BindError::PortTaken { address },
+        io::ErrorKind::AddrNotAvailable => BindError::NoSuchAddress { address },
         _ => BindError::Failed { address, source },
     };
     let listener = TcpListener::bind(address).await.map_err(error)?;
     let address = listener.local_addr().map_err(error)?;
-    Ok(Bound { listener, address, tls, members: None, counts: Counts::default() })
+    Ok(BoundGateway { listener, address, tls, members: None, counts: CallCounts::default() })
 }
 
-impl Bound {
-    /// Where clients connect; with the port that was chosen when the configured one was 0.
-    pub fn address(&self) -> SocketAddr {
+impl BoundGateway {
+    /// Returns the address to which clients connect, with the actual port if the configured port
+    /// was 0.
+    pub fn local_address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Of the calls that will be answered.
-    pub fn counts(&self) -> Counts {
+    /// Returns a handle to the counters of the calls that this gateway will answer.
+    pub fn call_counts(&self) -> CallCounts {
         self.counts.clone()
     }
 
-    /// Only these may call, each what it may.
+    /// Restricts calls to the members of this registry, each with its own rights.
     #[must_use]
-    pub fn closed(mut self, members: Members) -> Self {
+    pub fn with_members(mut self, members: MemberRegistry) -> Self {
         self.members = Some(members);
         self
     }
 
-    /// Answers calls until `stop`: then streams end at once, calls being answered within
-    /// seconds, and every connection is closed when this returns.
+    /// Answers calls until `stop` is cancelled. Then streams end immediately, calls in progress end
+    /// within 2 s, and all connections are closed when this returns.
     ///
     /// # Errors
-    /// When the server fails as a whole; no call can do that.
-    pub async fn serve(self, control: Control, stop: CancellationToken) -> anyhow::Result<()> {
+    /// If the store cannot be opened, or the server as a whole fails. A single call cannot cause an
+    /// error.
+    pub async fn serve_calls(
+        self,
+        control: FleetControl,
+        stop: CancellationToken,
+    ) -> anyhow::Result<()> {
         let cut = CancellationToken::new();
         let _cut_when_dropped = cut.clone().drop_guard();
-        let incoming = connection::incoming(self.listener, self.tls.clone(), cut.clone());
-        let (health, health_service) = health::service();
-        let calls = Calls::new(control.clone(), stop.clone(), self.counts.clone());
-        let (view, seen) = watch::channel(View::default());
+        let incoming = connection::accept_connections(self.listener, self.tls.clone(), cut.clone());
+        let (health, health_service) = health::health_service();
+        let calls = CallContext::new(control.clone(), stop.clone(), self.counts.clone());
+        let (view, seen) = watch::channel(MembershipView::default());
         let access = match &self.members {
-            Some(_) => Access::closed(seen),
-            None => Access::open(),
+            Some(_) => AccessLayer::for_closed_fleet(seen),
+            None => AccessLayer::for_open_fleet(),
         };
         let store =
-            control.store().await.context("open the store that members reach through us")?;
-        let door = door::routes(store);
-        let router = router(&calls, access, self.members.clone(), door)?;
+            control.open_store().await.context("open the store for the gateway's members")?;
+        let door = store_proxy::build_routes(store);
+        let router = build_router(&calls, access, self.members.clone(), door)?;
         let router = router.add_service(health_service);
         let (tls, closed) = (self.tls.is_some(), self.members.is_some());
         tracing::info!(address = %self.address, tls, closed, "the gateway answers gRPC calls");
@@ -191,7 +216,7 @@ impl Bound {
         }
         let serving = router.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
         let stopping = async {
-            health::report(&health, control.bus(), &stop).await;
+            health::report_health(&health, control.bus(), &stop).await;
             sleep(STOP_LIMIT).await;
             cut.cancel();
             std::future::pending::<Infallible>().await
@@ -199,28 +224,31 @@ impl Bound {
         tokio::select! {
             served = serving => served.with_context(|| format!("serve gRPC on {}", self.address)),
             never = stopping => match never {},
-            never = access::attend(self.members.as_ref(), &view) => match never {},
+            never = sweep::sweep_store(store, &self.counts) => match never {},
+            never = access::sync_access(self.members.as_ref(), &view) => match never {},
         }
     }
 }
 
-fn router(
-    calls: &Calls,
-    access: Access,
-    members: Option<Members>,
+/// Builds the router of all services, the store proxy, the page and the OpenAPI document, behind
+/// the access layer and the JSON layer.
+fn build_router(
+    calls: &CallContext,
+    access: AccessLayer,
+    members: Option<MemberRegistry>,
     door: axum::Router,
-) -> anyhow::Result<Router<Stack<Json, Stack<Access, Identity>>>> {
-    let runs = receive::BoundedRuns::new(|| runs::Runs(calls.clone()));
-    let evals = EvalsServer::new(evals::Evals(calls.clone()))
+) -> anyhow::Result<Router<Stack<JsonLayer, Stack<AccessLayer, Identity>>>> {
+    let runs = submission_limit::BoundedRunsService::new(|| runs::RunsService(calls.clone()));
+    let evals = EvalsServer::new(evals::EvalsService(calls.clone()))
         .max_decoding_message_size(REQUEST_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let checkpoints = CheckpointsServer::new(checkpoints::Checkpoints(calls.clone()))
+    let checkpoints = CheckpointsServer::new(checkpoints::CheckpointsService(calls.clone()))
         .max_decoding_message_size(REQUEST_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let fleet = FleetServer::new(fleet::Fleet(calls.clone()))
+    let fleet = FleetServer::new(fleet::FleetService(calls.clone()))
         .max_decoding_message_size(REQUEST_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let members = MembersServer::new(members::Members(calls.clone(), members))
+    let members = MembersServer::new(members::MembersService(calls.clone(), members))
         .max_decoding_message_size(REQUEST_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let reflection = || {
@@ -228,21 +256,21 @@ fn router(
             .register_encoded_file_descriptor_set(wire::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let json = Json::new()?;
+    let json = JsonLayer::new()?;
     let mut routes = Routes::default();
     let grpc = routes.axum_router_mut();
     *grpc = std::mem::take(grpc)
         .merge(door)
-        .merge(page::routes())
-        .merge(openapi::routes(json.services()));
+        .merge(page::build_routes())
+        .merge(openapi::build_routes(json.descriptor_pool()));
     Ok(Server::builder()
         .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
-        .max_concurrent_streams(OPEN_PER_CONNECTION)
+        .max_concurrent_streams(OPEN_CALLS_PER_CONNECTION)
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_LIMIT))
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        // Browsers and curl, where there is no TLS to agree on anything better.
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        // Browsers and curl use HTTP/1.1 if there is no TLS to negotiate HTTP/2.
         .accept_http1(true)
         .layer(access)
         .layer(json)

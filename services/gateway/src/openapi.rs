@@ -1,5 +1,5 @@
-//! The services' JSON as OpenAPI 3.1 (spec.openapis.org), for what makes clients and forms of it. Told
-//! from the descriptors that calls are read by, with the comments of the `.proto` files.
+//! The JSON services as OpenAPI 3.1 (spec.openapis.org), for tools that generate clients and forms.
+//! Built from the descriptors that also parse the calls, with the comments of the `.proto` files.
 
 use std::collections::BTreeMap;
 
@@ -11,81 +11,86 @@ use prost_reflect::{
 };
 use serde_json::{Map, Value, json};
 
-pub(crate) const PATH: &str = "/openapi.json";
+/// Path of the document.
+pub(crate) const DOCUMENT_PATH: &str = "/openapi.json";
 
-const PACKAGE: &str = "flotilla.v1";
+/// Package whose services are documented.
+const API_PACKAGE: &str = "flotilla.v1";
 
-pub(crate) fn routes(services: &DescriptorPool) -> Router {
-    let document = Bytes::from(document(services).to_string());
+/// Builds the route of the document.
+pub(crate) fn build_routes(services: &DescriptorPool) -> Router {
+    let document = Bytes::from(build_document(services).to_string());
     let answer = move || async { ([(header::CONTENT_TYPE, "application/json")], document) };
-    Router::new().route(PATH, get(answer))
+    Router::new().route(DOCUMENT_PATH, get(answer))
 }
 
-fn document(services: &DescriptorPool) -> Value {
-    let ours = || services.services().filter(|service| service.package_name() == PACKAGE);
-    let mut schemas = Schemas::default();
+/// Builds the OpenAPI document.
+fn build_document(services: &DescriptorPool) -> Value {
+    let ours = || services.services().filter(|service| service.package_name() == API_PACKAGE);
+    let mut schemas = SchemaSet::default();
     let mut paths = Map::new();
     for service in ours() {
         for method in service.methods() {
             let path = format!("/{}/{}", service.full_name(), method.name());
-            paths.insert(path, json!({ "post": operation(&service, &method, &mut schemas) }));
+            paths.insert(path, json!({ "post": build_operation(&service, &method, &mut schemas) }));
         }
     }
     let tags = ours().map(|service| {
-        let about = comment(&service.parent_file(), service.path());
+        let about = leading_comment(&service.parent_file(), service.path());
         json!({ "name": service.name(), "description": about })
     });
     json!({
         "openapi": "3.1.1",
         "info": {
             "title": "Flotilla",
-            "version": PACKAGE,
-            "description": "The control API of a fleet as JSON. A closed fleet asks each caller for a bearer.",
+            "version": API_PACKAGE,
+            "description": "The control API of a fleet as JSON. A closed fleet requires a bearer.",
         },
         "security": [{}, { "bearer": [] }],
         "tags": tags.collect::<Vec<_>>(),
         "paths": paths,
         "components": {
             "securitySchemes": { "bearer": { "type": "http", "scheme": "bearer" } },
-            "responses": { "failed": failed() },
-            "schemas": schemas.done,
+            "responses": { "failed": error_response() },
+            "schemas": schemas.by_name,
         },
     })
 }
 
-fn operation(
+/// Builds the operation of one method.
+fn build_operation(
     service: &ServiceDescriptor,
     method: &MethodDescriptor,
-    schemas: &mut Schemas,
+    schemas: &mut SchemaSet,
 ) -> Value {
     let kind = match method.is_server_streaming() {
         true => "application/x-ndjson",
         false => "application/json",
     };
     let what = match method.is_server_streaming() {
-        true => "One JSON object a line, as they come.",
+        true => "One JSON object per line, streamed.",
         false => "The answer.",
     };
     json!({
         "operationId": format!("{}_{}", service.name(), method.name()),
         "tags": [service.name()],
-        "description": comment(&service.parent_file(), method.path()),
+        "description": leading_comment(&service.parent_file(), method.path()),
         "requestBody": {
             "required": true,
-            "content": { "application/json": { "schema": schemas.message(&method.input()) } },
+            "content": { "application/json": { "schema": schemas.message_schema(&method.input()) } },
         },
         "responses": {
             "200": {
                 "description": what,
-                "content": { kind: { "schema": schemas.message(&method.output()) } },
+                "content": { kind: { "schema": schemas.message_schema(&method.output()) } },
             },
             "default": { "$ref": "#/components/responses/failed" },
         },
     })
 }
 
-/// As `json::code` writes it.
-fn failed() -> Value {
+/// Returns the schema of an error, as `json::error_codes` writes it.
+fn error_response() -> Value {
     let text = json!({ "type": "string" });
     let info = json!({ "type": "object", "properties": { "reason": text, "domain": text } });
     let detail =
@@ -96,21 +101,22 @@ fn failed() -> Value {
         "properties": { "code": text, "message": text, "details": { "type": "array", "items": detail } },
     });
     json!({
-        "description": "Why the call was not done; `code` is gRPC's, `reason` a page of ERRORS.md.",
+        "description": "Why the call failed; `code` is the gRPC code, `reason` an entry of ERRORS.md.",
         "content": { "application/json": { "schema": error } },
     })
 }
 
-/// Messages and enumerations by their full names.
+/// The schemas of messages and enumerations by full name.
 #[derive(Default)]
-struct Schemas {
-    done: BTreeMap<String, Value>,
+struct SchemaSet {
+    by_name: BTreeMap<String, Value>,
 }
 
-impl Schemas {
-    fn message(&mut self, message: &MessageDescriptor) -> Value {
+impl SchemaSet {
+    /// Adds the schema of a message and the messages in it, and returns a reference to it.
+    fn message_schema(&mut self, message: &MessageDescriptor) -> Value {
         let name = message.full_name();
-        // Those that JSON writes in ways of their own.
+        // Well-known types with their own JSON format.
         match name {
             "google.protobuf.Timestamp" => {
                 return json!({ "type": "string", "format": "date-time" });
@@ -120,37 +126,38 @@ impl Schemas {
             "google.protobuf.Value" => return json!({}),
             _ => {}
         }
-        if !self.done.contains_key(name) {
-            // One that holds itself finds itself done.
-            self.done.insert(name.to_owned(), Value::Null);
+        if !self.by_name.contains_key(name) {
+            // Inserted first, so that a recursive message terminates.
+            self.by_name.insert(name.to_owned(), Value::Null);
             let fields = message.fields().map(|field| {
-                let mut schema = self.field(&field);
-                let about = comment(&message.parent_file(), field.path());
+                let mut schema = self.field_schema(&field);
+                let about = leading_comment(&message.parent_file(), field.path());
                 if !about.is_empty() {
                     schema["description"] = about.into();
                 }
                 (field.json_name().to_owned(), schema)
             });
             let properties: Map<String, Value> = fields.collect();
-            let about = comment(&message.parent_file(), message.path());
+            let about = leading_comment(&message.parent_file(), message.path());
             let schema =
                 json!({ "type": "object", "description": about, "properties": properties });
-            self.done.insert(name.to_owned(), schema);
+            self.by_name.insert(name.to_owned(), schema);
         }
-        reference(name)
+        schema_reference(name)
     }
 
-    fn field(&mut self, field: &FieldDescriptor) -> Value {
+    /// Returns the schema of a field.
+    fn field_schema(&mut self, field: &FieldDescriptor) -> Value {
         if let (true, Kind::Message(entry)) = (field.is_map(), field.kind()) {
-            let value = self.kind(&entry.map_entry_value_field().kind());
+            let value = self.kind_schema(&entry.map_entry_value_field().kind());
             return json!({ "type": "object", "additionalProperties": value });
         }
-        let one = self.kind(&field.kind());
+        let one = self.kind_schema(&field.kind());
         if field.is_list() { json!({ "type": "array", "items": one }) } else { one }
     }
 
-    /// protobuf.dev/programming-guides/json
-    fn kind(&mut self, kind: &Kind) -> Value {
+    /// Returns the schema of a value, see protobuf.dev/programming-guides/json.
+    fn kind_schema(&mut self, kind: &Kind) -> Value {
         match kind {
             Kind::Bool => json!({ "type": "boolean" }),
             Kind::String => json!({ "type": "string" }),
@@ -166,26 +173,28 @@ impl Schemas {
             Kind::Float | Kind::Double => {
                 json!({ "anyOf": [{ "type": "number" }, { "enum": ["NaN", "Infinity", "-Infinity"] }] })
             }
-            Kind::Enum(all) => self.names(all),
-            Kind::Message(message) => self.message(message),
+            Kind::Enum(all) => self.enum_schema(all),
+            Kind::Message(message) => self.message_schema(message),
         }
     }
 
-    fn names(&mut self, all: &EnumDescriptor) -> Value {
+    /// Adds the schema of an enumeration and returns a reference to it.
+    fn enum_schema(&mut self, all: &EnumDescriptor) -> Value {
         let names: Vec<String> = all.values().map(|value| value.name().to_owned()).collect();
-        let about = comment(&all.parent_file(), all.path());
+        let about = leading_comment(&all.parent_file(), all.path());
         let schema = json!({ "type": "string", "description": about, "enum": names });
-        self.done.insert(all.full_name().to_owned(), schema);
-        reference(all.full_name())
+        self.by_name.insert(all.full_name().to_owned(), schema);
+        schema_reference(all.full_name())
     }
 }
 
-fn reference(name: &str) -> Value {
+/// Returns a reference to a schema.
+fn schema_reference(name: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{name}") })
 }
 
-/// What a `.proto` file says above something, in one line.
-fn comment(file: &FileDescriptor, path: &[i32]) -> String {
+/// Returns the comment above an item of a `.proto` file, in one line.
+fn leading_comment(file: &FileDescriptor, path: &[i32]) -> String {
     let all = file.file_descriptor_proto().source_code_info.as_ref();
     let said = all.and_then(|all| all.location.iter().find(|place| place.path == path));
     let words = said.map_or("", |place| place.leading_comments());

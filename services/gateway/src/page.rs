@@ -1,6 +1,6 @@
-//! The web page: files that are part of the program, which ask for nothing from elsewhere. What
-//! they show, they get by the API like everybody else; so in a closed fleet, too, whoever comes may
-//! have them, and sees nothing without a bearer.
+//! The web page: files that are embedded in the program and load nothing from other hosts. They get
+//! their data from the API like every client. In a closed fleet the files are public, but show no
+//! data without a bearer.
 
 use axum::{
     Router,
@@ -10,6 +10,7 @@ use axum::{
     routing::get,
 };
 
+/// One embedded file and the path it is served at.
 struct File {
     path: &'static str,
     kind: &'static str,
@@ -32,7 +33,8 @@ macro_rules! files {
     };
 }
 
-const FILES: &[File] = files! {
+/// All files of the page.
+const PAGE_FILES: &[File] = files! {
     "/" "index.html" HTML,
     "/ancestry.js" "ancestry.js" SCRIPT,
     "/api.js" "api.js" SCRIPT,
@@ -59,32 +61,35 @@ const FILES: &[File] = files! {
     "/timeline.js" "timeline.js" SCRIPT,
 };
 
-/// Nothing from elsewhere, nothing inline, in no other page's frame.
-const POLICY: &str =
+/// The content security policy: nothing from other hosts, nothing inline, no embedding in frames.
+const SECURITY_POLICY: &str =
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-pub(crate) fn has(path: &str) -> bool {
-    FILES.iter().any(|file| file.path == path)
+/// Returns true if the path is a file of the page.
+pub(crate) fn has_path(path: &str) -> bool {
+    PAGE_FILES.iter().any(|file| file.path == path)
 }
 
-pub(crate) fn routes() -> Router {
-    FILES.iter().fold(Router::new(), |router, file| {
-        let tag = tag(file.bytes);
+/// Builds the routes of all files.
+pub(crate) fn build_routes() -> Router {
+    PAGE_FILES.iter().fold(Router::new(), |router, file| {
+        let tag = content_etag(file.bytes);
         let answer = move |request: Request| {
-            let answer = answer(file, &tag, request.headers());
+            let answer = file_response(file, &tag, request.headers());
             async { answer }
         };
         router.route(file.path, get(answer))
     })
 }
 
-/// Names what a file holds.
-fn tag(bytes: &[u8]) -> String {
-    let digest = wire::Digest::of(bytes).to_string();
+/// Returns the entity tag of a file: the digest of its content in quotes.
+fn content_etag(bytes: &[u8]) -> String {
+    let digest = wire::Digest::hash_bytes(bytes).to_string();
     format!("\"{digest}\"")
 }
 
-fn answer(file: &'static File, tag: &str, asked: &HeaderMap) -> Response<Body> {
+/// Returns a file with its headers, or 304 if the client already has this version.
+fn file_response(file: &'static File, tag: &str, asked: &HeaderMap) -> Response<Body> {
     let has_it =
         asked.get(header::IF_NONE_MATCH).is_some_and(|has| has.as_bytes() == tag.as_bytes());
     let body = if has_it { Body::empty() } else { Body::from(file.bytes) };
@@ -95,9 +100,9 @@ fn answer(file: &'static File, tag: &str, asked: &HeaderMap) -> Response<Body> {
     let headers = response.headers_mut();
     let fixed = [
         (header::CONTENT_TYPE, file.kind),
-        // Asked for again each time, and sent again when the gateway is another.
+        // Browsers revalidate each time, as a new gateway version has new files.
         (header::CACHE_CONTROL, "no-cache"),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::CONTENT_SECURITY_POLICY, SECURITY_POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
     ];

@@ -1,58 +1,60 @@
-//! From our errors to gRPC statuses: the one place that chooses codes. The message is the
-//! whole error chain, because the caller cannot see our log.
+//! Converts errors to gRPC statuses: the only place that chooses codes. The message is the whole
+//! error chain, because the caller cannot read the gateway's log.
 
 use std::error::Error;
 
 use bus::{PresenceError, PublishError, ReadError, RequestError};
 use control::{AuditError, CheckpointError, DrainError, HistoryError, RunError, SubmitError};
-use store::{Fault, GetError, PathError, PutError};
+use store::{GetError, PathError, PutError, StorageError};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
-use wire::{ErrorCode, IdError, chain};
+use wire::{ErrorCode, IdError, format_error_chain};
 
 use crate::{arguments::ArgumentError, call::CallError};
 
-/// Percent-encoded it is up to three times as long, it stands in the details once more, and
-/// clients refuse headers above 8 KiB.
+/// Longest status message in bytes. Percent-encoding makes it up to three times longer, the details
+/// repeat it, and clients reject headers above 8 KiB.
 const STATUS_BYTES_MAX: usize = 1536;
-/// Of our reasons, in `google.rpc.ErrorInfo`.
-pub(crate) const DOMAIN: &str = "flotilla";
+/// The domain of error reasons in `google.rpc.ErrorInfo`.
+pub(crate) const ERROR_DOMAIN: &str = "flotilla";
 
-/// An error that has a status code.
-pub(crate) trait Coded: Error {
-    fn code(&self) -> Code;
+/// An error with a gRPC status code.
+pub(crate) trait HasStatusCode: Error {
+    /// Returns the gRPC status code.
+    fn status_code(&self) -> Code;
 }
 
-/// Any `Coded` error, as `?` makes it.
+/// The status of a failed call; `?` converts any error with a status code to it.
 #[derive(Debug)]
-pub(crate) struct Refusal(Status);
+pub(crate) struct CallRefusal(Status);
 
-impl<E: Coded> From<E> for Refusal {
+impl<E: HasStatusCode> From<E> for CallRefusal {
     fn from(error: E) -> Self {
-        Self(refused(error.code(), chain(&error)))
+        Self(build_status(error.status_code(), format_error_chain(&error)))
     }
 }
 
-impl From<Refusal> for Status {
-    fn from(refusal: Refusal) -> Self {
+impl From<CallRefusal> for Status {
+    fn from(refusal: CallRefusal) -> Self {
         refusal.0
     }
 }
 
-/// The status of a call that is not done. The code in its words is there for programs as well
-/// (google.aip.dev/193).
-pub(crate) fn refused(code: Code, words: impl Into<String>) -> Status {
-    let words = bounded(words.into());
-    match ErrorCode::in_text(&words) {
+/// Builds a status. If the message contains an error code, the status details contain it too, for
+/// programs (google.aip.dev/193).
+pub(crate) fn build_status(code: Code, words: impl Into<String>) -> Status {
+    let words = truncate_message(words.into());
+    match ErrorCode::find_in_text(&words) {
         None => Status::new(code, words),
         Some(reason) => {
-            let info = ErrorDetails::with_error_info(reason.to_string(), DOMAIN, []);
+            let info = ErrorDetails::with_error_info(reason.to_string(), ERROR_DOMAIN, []);
             Status::with_error_details(code, words, info)
         }
     }
 }
 
-fn bounded(mut message: String) -> String {
+/// Truncates a message to 1536 bytes.
+fn truncate_message(mut message: String) -> String {
     if message.len() > STATUS_BYTES_MAX {
         message.truncate(message.floor_char_boundary(STATUS_BYTES_MAX));
         message.push('…');
@@ -60,120 +62,122 @@ fn bounded(mut message: String) -> String {
     message
 }
 
-impl Coded for ArgumentError {
-    fn code(&self) -> Code {
+impl HasStatusCode for ArgumentError {
+    fn status_code(&self) -> Code {
         Code::InvalidArgument
     }
 }
 
-impl Coded for IdError {
-    fn code(&self) -> Code {
+impl HasStatusCode for IdError {
+    fn status_code(&self) -> Code {
         Code::InvalidArgument
     }
 }
 
-impl Coded for PathError {
-    fn code(&self) -> Code {
+impl HasStatusCode for PathError {
+    fn status_code(&self) -> Code {
         Code::InvalidArgument
     }
 }
 
-impl Coded for CallError {
-    fn code(&self) -> Code {
+impl HasStatusCode for CallError {
+    fn status_code(&self) -> Code {
         match self {
-            Self::BusAway | Self::Stopping | Self::Lost { .. } => Code::Unavailable,
-            Self::Overdue { .. } | Self::Deadline => Code::DeadlineExceeded,
-            Self::TooLarge { .. } | Self::TooManyStreams | Self::TooManyBoards => {
+            Self::BusUnreachable | Self::Stopping | Self::ViewLost { .. } => Code::Unavailable,
+            Self::TimedOut { .. } | Self::DeadlinePassed => Code::DeadlineExceeded,
+            Self::TooLarge { .. } | Self::TooManyStreams | Self::TooManyViews => {
                 Code::ResourceExhausted
             }
         }
     }
 }
 
-impl Coded for SubmitError {
-    fn code(&self) -> Code {
+impl HasStatusCode for SubmitError {
+    fn status_code(&self) -> Code {
         match self {
-            Self::Checkpoint(CheckpointError::Read(error)) | Self::Read(error) => error.code(),
-            Self::Checkpoint(CheckpointError::Get(error)) => error.code(),
-            Self::Store(error) => error.code(),
-            Self::Publish(error) => error.code(),
+            Self::Checkpoint(CheckpointError::Read(error)) | Self::Read(error) => {
+                error.status_code()
+            }
+            Self::Checkpoint(CheckpointError::Get(error)) => error.status_code(),
+            Self::Store(error) => error.status_code(),
+            Self::Publish(error) => error.status_code(),
             Self::OpenStore(_) => Code::Unavailable,
-            error if error.is_callers() => Code::InvalidArgument,
+            error if error.is_caller_fault() => Code::InvalidArgument,
             _ => Code::Internal,
         }
     }
 }
 
-impl Coded for RunError {
-    fn code(&self) -> Code {
+impl HasStatusCode for RunError {
+    fn status_code(&self) -> Code {
         match self {
             Self::Unknown(_) => Code::NotFound,
             Self::Ended { .. } => Code::FailedPrecondition,
             Self::Busy(_) => Code::Aborted,
-            Self::Read(error) => error.code(),
-            Self::Publish(error) => error.code(),
+            Self::Read(error) => error.status_code(),
+            Self::Publish(error) => error.status_code(),
         }
     }
 }
 
-impl Coded for HistoryError {
-    fn code(&self) -> Code {
+impl HasStatusCode for HistoryError {
+    fn status_code(&self) -> Code {
         match self {
             Self::Unknown(_) => Code::NotFound,
             Self::NoRun(_) => Code::InvalidArgument,
             Self::SelectsNothing(_) | Self::NotYet { .. } => Code::FailedPrecondition,
             Self::Archive { .. } | Self::Store(_) => Code::Unavailable,
             Self::Page(_) => Code::Internal,
-            Self::Read(error) => error.code(),
+            Self::Read(error) => error.status_code(),
         }
     }
 }
 
-impl Coded for AuditError {
-    fn code(&self) -> Code {
+impl HasStatusCode for AuditError {
+    fn status_code(&self) -> Code {
         match self {
             Self::Unknown(_) => Code::NotFound,
-            Self::Read(error) => error.code(),
+            Self::Read(error) => error.status_code(),
         }
     }
 }
 
-impl Coded for CheckpointError {
-    fn code(&self) -> Code {
+impl HasStatusCode for CheckpointError {
+    fn status_code(&self) -> Code {
         match self {
             Self::Reference(_) => Code::InvalidArgument,
             Self::Unknown(_) => Code::NotFound,
-            Self::Read(error) => error.code(),
-            Self::Get(error) => error.code(),
+            Self::Read(error) => error.status_code(),
+            Self::Get(error) => error.status_code(),
             Self::OpenStore(_) => Code::Unavailable,
             Self::Write { .. } => Code::Internal,
         }
     }
 }
 
-impl Coded for DrainError {
-    fn code(&self) -> Code {
+impl HasStatusCode for DrainError {
+    fn status_code(&self) -> Code {
         match self {
             Self::Unknown(_) => Code::NotFound,
-            Self::Presence(error) => error.code(),
+            Self::Presence(error) => error.status_code(),
         }
     }
 }
 
-impl Coded for PresenceError {
-    fn code(&self) -> Code {
+impl HasStatusCode for PresenceError {
+    fn status_code(&self) -> Code {
         match self {
-            Self::Request { source, .. } => source.code(),
+            Self::Request { source, .. } => source.status_code(),
             Self::Malformed { .. } => Code::DataLoss,
             Self::NotListening { .. } | Self::Closed { .. } => Code::Unavailable,
         }
     }
 }
 
-impl Coded for ReadError {
-    fn code(&self) -> Code {
+impl HasStatusCode for ReadError {
+    fn status_code(&self) -> Code {
         match self {
-            Self::Request { source, .. } => source.code(),
+            Self::Request { source, .. } => source.status_code(),
             Self::NoStream { .. } => Code::Unavailable,
             Self::Unreadable { .. } => Code::DataLoss,
             Self::WentBack { .. } => Code::OutOfRange,
@@ -181,31 +185,31 @@ impl Coded for ReadError {
     }
 }
 
-impl Coded for PublishError {
-    fn code(&self) -> Code {
+impl HasStatusCode for PublishError {
+    fn status_code(&self) -> Code {
         match self {
             Self::TooLarge { .. } => Code::InvalidArgument,
             Self::Full { .. } => Code::ResourceExhausted,
             Self::Unacknowledged { .. } => Code::Unavailable,
-            Self::Refused { source, .. } => source.code(),
+            Self::Refused { source, .. } => source.status_code(),
         }
     }
 }
 
-impl Coded for RequestError {
-    fn code(&self) -> Code {
+impl HasStatusCode for RequestError {
+    fn status_code(&self) -> Code {
         match self {
             Self::Closed => Code::Unavailable,
             error if error.is_transient() => Code::Unavailable,
-            // The gateway's own credentials: nothing the caller may lack.
+            // The bus denies the gateway's own credentials; the caller lacks nothing.
             Self::Denied { .. } => Code::FailedPrecondition,
             _ => Code::Internal,
         }
     }
 }
 
-impl Coded for Fault {
-    fn code(&self) -> Code {
+impl HasStatusCode for StorageError {
+    fn status_code(&self) -> Code {
         match self {
             Self::Denied { .. } | Self::Refused { .. } => Code::FailedPrecondition,
             Self::Full { .. } => Code::ResourceExhausted,
@@ -215,11 +219,11 @@ impl Coded for Fault {
     }
 }
 
-impl Coded for GetError {
-    fn code(&self) -> Code {
+impl HasStatusCode for GetError {
+    fn status_code(&self) -> Code {
         match self {
-            Self::Fault(fault) => fault.code(),
-            Self::NoSuchFile { .. } | Self::Nowhere { .. } => Code::NotFound,
+            Self::Storage(fault) => fault.status_code(),
+            Self::NoSuchFile { .. } | Self::Unavailable { .. } => Code::NotFound,
             Self::Digest(_) | Self::Path(_) | Self::Corrupt { .. } | Self::Manifest { .. } => {
                 Code::DataLoss
             }
@@ -229,10 +233,10 @@ impl Coded for GetError {
     }
 }
 
-impl Coded for PutError {
-    fn code(&self) -> Code {
+impl HasStatusCode for PutError {
+    fn status_code(&self) -> Code {
         match self {
-            Self::Fault(fault) => fault.code(),
+            Self::Storage(fault) => fault.status_code(),
             Self::Occupied { .. } => Code::DataLoss,
             _ => Code::Internal,
         }

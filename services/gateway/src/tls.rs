@@ -1,4 +1,4 @@
-//! What the gateway proves itself with.
+//! The TLS identity of the gateway.
 
 use std::{io, sync::Arc};
 
@@ -9,50 +9,57 @@ use rustls::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// A certificate and its key, as PEM.
+/// A certificate chain and its key in PEM.
 #[derive(Clone)]
-pub struct Tls {
-    /// The gateway's own certificate first; the authority that signed it last, so that a box that
-    /// joins can compare it with its token.
+pub struct GatewayTls {
+    /// The gateway's own certificate first and its authority last, so that a joining box can
+    /// compare the authority with its token.
     pub cert_pem: Vec<u8>,
+    /// The private key.
     pub key_pem: Vec<u8>,
 }
 
-impl std::fmt::Debug for Tls {
+impl std::fmt::Debug for GatewayTls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tls").finish_non_exhaustive()
     }
 }
 
+/// An unusable certificate or key.
 #[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    #[error("read the gateway's certificate; `flotilla init` makes one (G109)")]
+pub enum GatewayTlsError {
+    /// The certificate cannot be parsed.
+    #[error("read the gateway's certificate; create one with `flotilla init` (G109)")]
     Certificate(#[source] io::Error),
-    #[error("read the key of the gateway's certificate; `flotilla init` makes one (G109)")]
+    /// The key cannot be parsed.
+    #[error("read the key of the gateway's certificate; create one with `flotilla init` (G109)")]
     Key(#[source] io::Error),
+    /// The certificate and the key do not match.
     #[error(
-        "the gateway's certificate and its key do not go together; `flotilla init` makes both (G109)"
+        "the gateway's certificate and key do not match; create both with `flotilla init` (G109)"
     )]
     Pair(#[source] rustls::Error),
 }
 
-pub(crate) fn acceptor(tls: &Tls) -> Result<TlsAcceptor, TlsError> {
+/// Builds a TLS acceptor for HTTP/2 and HTTP/1.1 without client certificates.
+pub(crate) fn build_acceptor(tls: &GatewayTls) -> Result<TlsAcceptor, GatewayTlsError> {
     let chain: Vec<CertificateDer<'_>> = CertificateDer::pem_slice_iter(&tls.cert_pem)
         .collect::<Result<_, _>>()
-        .map_err(|error| TlsError::Certificate(io::Error::other(error)))?;
+        .map_err(|error| GatewayTlsError::Certificate(io::Error::other(error)))?;
     let key = PrivateKeyDer::from_pem_slice(&tls.key_pem)
-        .map_err(|error| TlsError::Key(io::Error::other(error)))?;
+        .map_err(|error| GatewayTlsError::Key(io::Error::other(error)))?;
     let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(TlsError::Pair)?;
+        .map_err(GatewayTlsError::Pair)?;
     let mut config = builder
         .with_no_client_auth()
-        .with_single_cert(owned(chain), key)
-        .map_err(TlsError::Pair)?;
+        .with_single_cert(into_owned_chain(chain), key)
+        .map_err(GatewayTlsError::Pair)?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-fn owned(chain: Vec<CertificateDer<'_>>) -> Vec<CertificateDer<'static>> {
+/// Converts a chain to owned certificates.
+fn into_owned_chain(chain: Vec<CertificateDer<'_>>) -> Vec<CertificateDer<'static>> {
     chain.into_iter().map(CertificateDer::into_owned).collect()
 }

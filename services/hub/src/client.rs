@@ -1,5 +1,5 @@
-//! Files of models, by the hub's own client library, which reads `HF_ENDPOINT`, `HF_TOKEN` and
-//! `HF_HOME` (and their kin) as Hugging Face's other tools do.
+//! The hub client. It uses the hub's own library, which reads `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`
+//! and related variables as Hugging Face's other tools do.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,39 +18,44 @@ use hf_hub::{
 };
 use tokio::sync::OnceCell;
 
-use crate::{ModelId, Revision};
+use crate::{ModelId, ModelRevision};
 
-/// A hub that sends nothing for so long is not waited for.
-const SILENCE: Duration = Duration::from_secs(60);
+/// The time without data after which a request to the hub fails.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A file's bytes as they come.
-pub type Bytes = BoxStream<'static, Result<bytes::Bytes, HubError>>;
+/// A stream of a file's bytes.
+pub type HubByteStream = BoxStream<'static, Result<bytes::Bytes, HubError>>;
 
-/// Told how many bytes of a file have come.
-pub type Seen = Arc<dyn Fn(u64) + Send + Sync>;
+/// A callback that receives the number of bytes downloaded of a file so far.
+pub type BytesCallback = Arc<dyn Fn(u64) + Send + Sync>;
 
-/// The hub and its cache on this machine. Clones share one connection pool, which is set up
-/// when something is first asked for.
+/// A client of the hub and of its cache on this machine. Clones share one connection pool, which is
+/// set up at the first request.
 #[derive(Clone)]
-pub struct Hub {
+pub struct HubClient {
     endpoint: Option<String>,
     cache: PathBuf,
     offline: bool,
     client: Arc<OnceCell<HFClient>>,
 }
 
+/// The reason why the hub did not deliver a file.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
+    /// The environment forbids network access to the hub.
     #[error("HF_HUB_OFFLINE is set, so the hub is not asked (H101)")]
     Offline,
+    /// The client could not be set up.
     #[error("set up the hub's client; check HF_ENDPOINT, HF_TOKEN and HF_HOME (H102)")]
     Settings(#[source] HFError),
+    /// The repository, revision or file does not exist, or is hidden from this token.
     #[error("the hub has no {what} (or HF_TOKEN may not see it) (H103)")]
     Missing {
         what: String,
         #[source]
         source: HFError,
     },
+    /// The hub requires a token or an accepted licence.
     #[error(
         "the hub refuses {what}: accept the model's licence on its page, and set HF_TOKEN (H104)"
     )]
@@ -59,8 +64,10 @@ pub enum HubError {
         #[source]
         source: HFError,
     },
-    #[error("the hub sent nothing of {what} for {} s (H105)", SILENCE.as_secs())]
+    /// The hub sent no data for the silence timeout.
+    #[error("the hub sent nothing of {what} for {} s (H105)", SILENCE_TIMEOUT.as_secs())]
     Silent { what: String },
+    /// The request failed for another reason, such as a network error.
     #[error("fetch {what} from the hub (H105)")]
     Failed {
         what: String,
@@ -70,11 +77,12 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// Whether the same call may succeed later without anybody doing something.
-    pub fn may_pass(&self) -> bool {
+    /// Returns true if the same call may succeed later without a change by the user.
+    pub fn is_transient(&self) -> bool {
         matches!(self, Self::Silent { .. } | Self::Failed { .. })
     }
 
+    /// Creates the error of a request for `what` from the library's error.
     fn new(what: &str, source: HFError) -> Self {
         let what = what.to_owned();
         match source {
@@ -91,25 +99,25 @@ impl HubError {
     }
 }
 
-/// Where Hugging Face's tools keep what they download, on this machine.
-pub fn cache_dir() -> PathBuf {
+/// Returns the directory in which Hugging Face's tools keep downloads on this machine.
+pub fn hub_cache_dir() -> PathBuf {
     hf_hub::resolve_cache_dir()
 }
 
-impl Hub {
-    /// As the environment says. Touches no network.
+impl HubClient {
+    /// Creates a client with the settings of the environment. Uses no network.
     pub fn from_env() -> Self {
         let offline = std::env::var("HF_HUB_OFFLINE").unwrap_or_default().to_lowercase();
         Self {
             endpoint: None,
-            cache: cache_dir(),
+            cache: hub_cache_dir(),
             offline: ["1", "on", "yes", "true"].contains(&offline.as_str()),
             client: Arc::default(),
         }
     }
 
-    /// A hub at another address, with a cache of its own.
-    pub fn at(endpoint: &str, cache: &Path) -> Self {
+    /// Creates a client of a hub at another address, with its own cache.
+    pub fn with_endpoint(endpoint: &str, cache: &Path) -> Self {
         Self {
             endpoint: Some(endpoint.to_owned()),
             cache: cache.to_owned(),
@@ -118,12 +126,13 @@ impl Hub {
         }
     }
 
-    /// Where its files are on this machine.
-    pub fn cache(&self) -> &Path {
+    /// Returns the directory of the client's cache on this machine.
+    pub fn cache_path(&self) -> &Path {
         &self.cache
     }
 
-    async fn model(&self, repo: &str) -> Result<HFRepository<RepoTypeModel>, HubError> {
+    /// Returns the repository of a model. Sets up the connection pool if needed.
+    async fn model_repository(&self, repo: &str) -> Result<HFRepository<RepoTypeModel>, HubError> {
         let build = async || {
             let mut builder = HFClient::builder().cache_dir(&self.cache);
             if let Some(endpoint) = &self.endpoint {
@@ -136,12 +145,12 @@ impl Hub {
         Ok(client.model(owner, name))
     }
 
-    /// The snapshot of a model in the cache, if its `config.json` is there.
+    /// Returns the snapshot directory of a model in the cache, if its `config.json` is there.
     ///
     /// # Errors
     /// When the client cannot be set up.
-    pub async fn cached(&self, id: &ModelId) -> Result<Option<PathBuf>, HubError> {
-        let model = self.model(&id.repo).await?;
+    pub async fn find_snapshot(&self, id: &ModelId) -> Result<Option<PathBuf>, HubError> {
+        let model = self.model_repository(&id.repo).await?;
         let file = model
             .download_file()
             .filename("config.json")
@@ -152,17 +161,24 @@ impl Hub {
         Ok(file.ok().and_then(|file| Some(file.parent()?.to_owned())))
     }
 
-    /// A file of a model in the cache, downloaded if it is not there.
+    /// Returns the path of a model's file in the cache, downloaded if it is missing. `seen`
+    /// receives the progress.
     ///
     /// # Errors
-    /// When the hub does not have it, refuses it, or cannot be reached.
-    pub async fn file(&self, id: &ModelId, name: &str, seen: Seen) -> Result<PathBuf, HubError> {
+    /// When the client is offline, or the hub does not have the file, refuses it or cannot be
+    /// reached.
+    pub async fn download_file(
+        &self,
+        id: &ModelId,
+        name: &str,
+        seen: BytesCallback,
+    ) -> Result<PathBuf, HubError> {
         let what = format!("{name} of {id}");
         if self.offline {
             return Err(HubError::Offline);
         }
-        let heard = Arc::new(Heard { count: AtomicU64::new(0), seen });
-        let model = self.model(&id.repo).await?;
+        let heard = Arc::new(DownloadProgress { event_count: AtomicU64::new(0), on_bytes: seen });
+        let model = self.model_repository(&id.repo).await?;
         let download = model
             .download_file()
             .filename(name)
@@ -171,53 +187,56 @@ impl Hub {
             .send();
         let mut download = std::pin::pin!(download);
         loop {
-            let before = heard.count.load(Ordering::Relaxed);
-            match tokio::time::timeout(SILENCE, &mut download).await {
+            let before = heard.event_count.load(Ordering::Relaxed);
+            match tokio::time::timeout(SILENCE_TIMEOUT, &mut download).await {
                 Ok(done) => return done.map_err(|source| HubError::new(&what, source)),
-                Err(_) if heard.count.load(Ordering::Relaxed) != before => {}
+                Err(_) if heard.event_count.load(Ordering::Relaxed) != before => {}
                 Err(_) => return Err(HubError::Silent { what }),
             }
         }
     }
 
-    /// A file's bytes from an offset on, without the cache. They are whoever's: compare their
-    /// digest.
+    /// Streams a file's bytes from an offset, without the cache. The range is the offset and the
+    /// file's size. The bytes are not verified: compare their digest.
     ///
     /// # Errors
-    /// When the hub does not have it, refuses it, or cannot be reached.
-    pub async fn stream(
+    /// When the client is offline, or the hub does not have the file, refuses it or cannot be
+    /// reached.
+    pub async fn stream_file(
         &self,
-        revision: &Revision,
+        revision: &ModelRevision,
         name: &str,
         (from, bytes): (u64, u64),
-    ) -> Result<Bytes, HubError> {
+    ) -> Result<HubByteStream, HubError> {
         if self.offline {
             return Err(HubError::Offline);
         }
-        let Revision { repo, commit } = revision;
+        let ModelRevision { repo, commit } = revision;
         let what = format!("{name} of {repo}@{commit}");
-        let model = self.model(repo).await?;
+        let model = self.model_repository(repo).await?;
         let asked = model
             .download_file_stream()
             .filename(name)
             .revision(commit.clone())
             .maybe_range((from > 0).then_some(from..bytes))
             .send();
-        let Ok(answered) = tokio::time::timeout(SILENCE, asked).await else {
+        let Ok(answered) = tokio::time::timeout(SILENCE_TIMEOUT, asked).await else {
             return Err(HubError::Silent { what });
         };
         let (_, chunks) = answered.map_err(|source| HubError::new(&what, source))?;
-        Ok(futures::stream::unfold(Some((chunks, what)), next).boxed())
+        Ok(futures::stream::unfold(Some((chunks, what)), next_chunk).boxed())
     }
 }
 
-type Chunks = Box<dyn Stream<Item = hf_hub::HFResult<bytes::Bytes>> + Send + Unpin>;
-type Rest = Option<(Chunks, String)>;
+/// The library's stream of chunks.
+type HubChunks = Box<dyn Stream<Item = hf_hub::HFResult<bytes::Bytes>> + Send + Unpin>;
+/// The remaining chunks and the description of the file; `None` after an error.
+type DownloadRest = Option<(HubChunks, String)>;
 
-/// The next chunk; an error is the last.
-async fn next(rest: Rest) -> Option<(Result<bytes::Bytes, HubError>, Rest)> {
+/// Returns the next chunk and the rest; an error is the last item.
+async fn next_chunk(rest: DownloadRest) -> Option<(Result<bytes::Bytes, HubError>, DownloadRest)> {
     let (mut chunks, what) = rest?;
-    match tokio::time::timeout(SILENCE, chunks.next()).await {
+    match tokio::time::timeout(SILENCE_TIMEOUT, chunks.next()).await {
         Ok(None) => None,
         Ok(Some(Ok(chunk))) => Some((Ok(chunk), Some((chunks, what)))),
         Ok(Some(Err(source))) => Some((Err(HubError::new(&what, source)), None)),
@@ -225,22 +244,22 @@ async fn next(rest: Rest) -> Option<(Result<bytes::Bytes, HubError>, Rest)> {
     }
 }
 
-/// Counts what a download says, to tell a slow one from a dead one.
-struct Heard {
-    count: AtomicU64,
-    seen: Seen,
+/// A counter of a download's events, to distinguish a slow download from a dead one.
+struct DownloadProgress {
+    event_count: AtomicU64,
+    on_bytes: BytesCallback,
 }
 
-impl ProgressHandler for Heard {
+impl ProgressHandler for DownloadProgress {
     fn on_progress(&self, event: &ProgressEvent) {
-        self.count.fetch_add(1, Ordering::Relaxed);
+        self.event_count.fetch_add(1, Ordering::Relaxed);
         let ProgressEvent::Download(event) = event else { return };
         match event {
             DownloadEvent::Progress { files } => {
-                files.iter().for_each(|file| (self.seen)(file.bytes_completed));
+                files.iter().for_each(|file| (self.on_bytes)(file.bytes_completed));
             }
             DownloadEvent::AggregateProgress { bytes_completed, .. } => {
-                (self.seen)(*bytes_completed);
+                (self.on_bytes)(*bytes_completed);
             }
             DownloadEvent::Start { .. } | DownloadEvent::Complete => {}
         }

@@ -1,8 +1,8 @@
-//! Models of Hugging Face's hub: found in the cache that its tools share on a machine, and
-//! downloaded where the network allows. Only this crate knows hf-hub.
+//! Models of the Hugging Face hub: found in the cache that its tools share on a machine, and
+//! downloaded where the network permits. Only this crate depends on hf-hub.
 
 mod client;
-mod id;
+mod model_id;
 
-pub use client::{Bytes, Hub, HubError, Seen, cache_dir};
-pub use id::{IdError, ModelId, Revision};
+pub use client::{BytesCallback, HubByteStream, HubClient, HubError, hub_cache_dir};
+pub use model_id::{ModelId, ModelIdError, ModelRevision};

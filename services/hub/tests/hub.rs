@@ -5,7 +5,7 @@
 use std::{fs, path::Path, sync::Arc};
 
 use futures::TryStreamExt;
-use hub::{Hub, HubError, ModelId, Revision};
+use hub::{HubClient, HubError, ModelId, ModelRevision};
 use hub_server::{COMMIT, HubServer};
 
 fn serve(root: &Path) -> HubServer {
@@ -24,20 +24,21 @@ fn id(text: &str) -> ModelId {
 async fn a_file_is_downloaded_once_and_found_from_then_on() {
     let root = tempfile::tempdir().unwrap();
     let (server, cache) = (serve(root.path()), tempfile::tempdir().unwrap());
-    let hub = Hub::at(&server.url(), cache.path());
-    assert_eq!(hub.cached(&id("org/tiny")).await.unwrap(), None);
-    let seen: hub::Seen = Arc::new(|_| ());
-    let config = hub.file(&id("org/tiny"), "config.json", seen.clone()).await.unwrap();
-    let weights = hub.file(&id("org/tiny"), "model.safetensors", seen.clone()).await.unwrap();
+    let hub = HubClient::with_endpoint(&server.url(), cache.path());
+    assert_eq!(hub.find_snapshot(&id("org/tiny")).await.unwrap(), None);
+    let seen: hub::BytesCallback = Arc::new(|_| ());
+    let config = hub.download_file(&id("org/tiny"), "config.json", seen.clone()).await.unwrap();
+    let weights =
+        hub.download_file(&id("org/tiny"), "model.safetensors", seen.clone()).await.unwrap();
     assert_eq!(fs::read(&weights).unwrap(), vec![7; 100_000]);
-    let snapshot = hub.cached(&id("org/tiny")).await.unwrap().unwrap();
+    let snapshot = hub.find_snapshot(&id("org/tiny")).await.unwrap().unwrap();
     assert_eq!(config.parent(), Some(snapshot.as_path()));
-    let revision = Revision::of_snapshot(&snapshot).unwrap();
+    let revision = ModelRevision::from_snapshot_path(&snapshot).unwrap();
     assert_eq!((revision.repo.as_str(), revision.commit.as_str()), ("org/tiny", COMMIT));
     // A commit does not change, so nobody need be asked.
     let asked = server.requests().len();
     let pinned = id(&format!("org/tiny@{COMMIT}"));
-    assert_eq!(hub.file(&pinned, "model.safetensors", seen).await.unwrap(), weights);
+    assert_eq!(hub.download_file(&pinned, "model.safetensors", seen).await.unwrap(), weights);
     assert_eq!(server.requests().len(), asked);
 }
 
@@ -45,10 +46,11 @@ async fn a_file_is_downloaded_once_and_found_from_then_on() {
 async fn a_stream_goes_on_where_it_is_told_to() {
     let root = tempfile::tempdir().unwrap();
     let (server, cache) = (serve(root.path()), tempfile::tempdir().unwrap());
-    let hub = Hub::at(&server.url(), cache.path());
-    let revision = Revision { repo: "org/tiny".into(), commit: COMMIT.into() };
+    let hub = HubClient::with_endpoint(&server.url(), cache.path());
+    let revision = ModelRevision { repo: "org/tiny".into(), commit: COMMIT.into() };
     for (from, expected) in [(0, 100_000), (99_000, 1000)] {
-        let chunks = hub.stream(&revision, "model.safetensors", (from, 100_000)).await.unwrap();
+        let chunks =
+            hub.stream_file(&revision, "model.safetensors", (from, 100_000)).await.unwrap();
         let chunks: Vec<_> = chunks.try_collect().await.unwrap();
         assert_eq!(chunks.iter().map(|chunk| chunk.len()).sum::<usize>(), expected);
     }
@@ -58,19 +60,20 @@ async fn a_stream_goes_on_where_it_is_told_to() {
 async fn what_the_hub_lacks_is_told_from_a_hub_that_is_away() {
     let root = tempfile::tempdir().unwrap();
     let (server, cache) = (serve(root.path()), tempfile::tempdir().unwrap());
-    let hub = Hub::at(&server.url(), cache.path());
+    let hub = HubClient::with_endpoint(&server.url(), cache.path());
     for (model, file) in [
         ("org/tiny", "tokenizer.json"),
         ("org/none", "config.json"),
         ("org/tiny@v2", "config.json"),
     ] {
-        let error = hub.file(&id(model), file, Arc::new(|_| ())).await.unwrap_err();
+        let error = hub.download_file(&id(model), file, Arc::new(|_| ())).await.unwrap_err();
         assert!(matches!(error, HubError::Missing { .. }), "{model}: {error:?}");
-        assert!(!error.may_pass() && error.to_string().contains(model), "{error}");
+        assert!(!error.is_transient() && error.to_string().contains(model), "{error}");
     }
     let url = server.url();
     drop(server);
-    let away = Hub::at(&url, cache.path());
-    let error = away.file(&id("org/tiny"), "config.json", Arc::new(|_| ())).await.unwrap_err();
-    assert!(matches!(error, HubError::Failed { .. }) && error.may_pass(), "{error:?}");
+    let away = HubClient::with_endpoint(&url, cache.path());
+    let error =
+        away.download_file(&id("org/tiny"), "config.json", Arc::new(|_| ())).await.unwrap_err();
+    assert!(matches!(error, HubError::Failed { .. }) && error.is_transient(), "{error:?}");
 }

@@ -1,4 +1,4 @@
-//! `GET /metrics` and nothing else.
+//! The HTTP endpoint, which serves only `GET /metrics`.
 
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -15,85 +15,92 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::registry::Registry;
 use tokio::{net::TcpListener, sync::Semaphore};
 
-use crate::page::{Source, registry, render};
+use crate::metrics_page::{MetricsSource, build_registry, render_registry};
 
-/// What the text is, for those who ask over HTTP.
-const CONTENT_TYPE_TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// The content type of the metrics.
+const OPENMETRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Served at once; more wait.
+/// The number of connections served at once; more wait.
 const CONNECTIONS_MAX: usize = 16;
 
-/// A request's head may take so long, …
-const HEAD_LIMIT: Duration = Duration::from_secs(5);
+/// The time limit for a request's head.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// … and all that comes over one connection so long.
-const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
+/// The time limit of one connection, with all its requests.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A request's head is no longer.
+/// The size limit of a request's head.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// Where metrics are served.
+/// A bound address at which metrics are served.
 #[derive(Debug)]
-pub struct Endpoint(TcpListener);
+pub struct MetricsEndpoint(TcpListener);
 
-impl Endpoint {
-    /// At the address that somebody asked for, if they did.
+impl MetricsEndpoint {
+    /// Binds to an address, if there is one.
     ///
     /// # Errors
-    /// As [`Endpoint::bind`].
-    pub async fn bind_if_any(address: Option<SocketAddr>) -> anyhow::Result<Option<Self>> {
+    /// When the address does not belong to this host, or is taken.
+    pub async fn bind_optional(address: Option<SocketAddr>) -> anyhow::Result<Option<Self>> {
         match address {
-            Some(address) => Self::bind(address).await.map(Some),
+            Some(address) => Self::bind_address(address).await.map(Some),
             None => Ok(None),
         }
     }
 
+    /// Binds to an address.
+    ///
     /// # Errors
-    /// When the address is not this box's, or taken.
-    pub async fn bind(address: SocketAddr) -> anyhow::Result<Self> {
+    /// When the address does not belong to this host, or is taken.
+    pub async fn bind_address(address: SocketAddr) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(address).await;
         let listener = listener.with_context(|| format!("serve metrics at {address}"))?;
         tracing::info!(address = %listener.local_addr()?, "metrics are served at /metrics");
         Ok(Self(listener))
     }
 
-    /// Serves for as long as it is polled, and what it began for as long as that may take.
-    pub async fn serve(self, source: impl Source) -> Infallible {
-        let registry = Arc::new(registry(source));
+    /// Serves a source's metrics for as long as it is polled. Connections that are already accepted
+    /// are served until they end or reach their time limit.
+    pub async fn serve_source(self, source: impl MetricsSource) -> Infallible {
+        let registry = Arc::new(build_registry(source));
         let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
             let Ok(permit) = room.clone().acquire_owned().await else {
                 unreachable!("nobody closes it");
             };
             let Ok((stream, _)) = self.0.accept().await else {
-                // Out of file descriptors, most likely.
+                // The likely cause is a lack of file descriptors.
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 continue;
             };
             let registry = registry.clone();
             tokio::spawn(async move {
                 let _permit = permit;
-                let answer = service_fn(|request| std::future::ready(answer(&request, &registry)));
+                let answer =
+                    service_fn(|request| std::future::ready(answer_request(&request, &registry)));
                 let connection = http1::Builder::new()
                     .timer(TokioTimer::new())
-                    .header_read_timeout(HEAD_LIMIT)
+                    .header_read_timeout(HEAD_TIMEOUT)
                     .max_buf_size(HEAD_BYTES_MAX)
                     .serve_connection(TokioIo::new(stream), answer);
-                // Whoever asked may have gone.
-                let _ = tokio::time::timeout(CONNECTION_LIMIT, connection).await;
+                // The client may have closed the connection.
+                let _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection).await;
             });
         }
     }
 }
 
-fn answer(
+/// Answers one request: the metrics, or status 404 or 405.
+fn answer_request(
     request: &Request<Incoming>,
     registry: &Registry,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let (status, kind, text) = match (request.method(), request.uri().path()) {
-        (&Method::GET, "/metrics") => (StatusCode::OK, CONTENT_TYPE_TEXT, render(registry)),
+        (&Method::GET, "/metrics") => {
+            (StatusCode::OK, OPENMETRICS_CONTENT_TYPE, render_registry(registry))
+        }
         (_, "/metrics") => (StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET\n".to_owned()),
-        _ => (StatusCode::NOT_FOUND, "text/plain", "there is only /metrics\n".to_owned()),
+        _ => (StatusCode::NOT_FOUND, "text/plain", "unknown path; use /metrics\n".to_owned()),
     };
     let mut response = Response::new(Full::new(Bytes::from(text)));
     *response.status_mut() = status;

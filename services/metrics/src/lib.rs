@@ -1,8 +1,11 @@
-//! What a process tells Prometheus, and where. Names are node_exporter's where it has them; all
-//! are in docs/METRICS.md. Knows nothing of what is measured.
+//! Metrics of a process for Prometheus, and their HTTP endpoint. Names follow node_exporter where
+//! it has them; docs/METRICS.md lists all. This crate does not know what is measured.
 
 mod endpoint;
-mod page;
+mod metrics_page;
 
-pub use endpoint::Endpoint;
-pub use page::{Labels, Page, Source, count, documented, flag, names, text};
+pub use endpoint::MetricsEndpoint;
+pub use metrics_page::{
+    MetricLabels, MetricsPage, MetricsSource, count_value, flag_value, parse_documented_names,
+    parse_metric_names, render_source,
+};

@@ -1,4 +1,4 @@
-//! Reading objects in order, in bounded memory, and comparing them with their digest.
+//! Reads of objects in order, in bounded memory, verified against their digest.
 
 use std::{
     fs::File,
@@ -16,81 +16,99 @@ use tokio_util::{io::ReaderStream, task::AbortOnDropHandle};
 use wire::Digest;
 
 use crate::{
-    error::{CacheError, Fault, GetError},
-    files,
-    store::{Store, Wanted, blocking},
-    tree::ByteStream,
+    error::{CacheError, GetError, StorageError},
+    file_hashing,
+    store::{Store, WantedObject, run_blocking},
+    tree::VerifiedStream,
     upload::PART_BYTES,
 };
 
-/// Ranges asked for at once; each is its own request, so none meets the request timeout.
+/// Number of ranges requested at the same time. Each is its own request, so none reaches the
+/// request timeout.
 const RANGES_IN_FLIGHT: usize = 4;
+/// Size of a read from a local file, in bytes.
 const LOCAL_CHUNK: usize = 1 << 20;
-/// Chunks that are there already and go to another thread together.
+/// Largest number of chunks that are passed to a blocking thread together.
 const WRITTEN_AT_ONCE: usize = 256;
-/// What came damaged from a remote store is asked for so often in all: bits flip on the way too.
-const FETCHES: u32 = 4;
-/// Below this, hashing is shorter than a trip to another thread.
-const HASH_INLINE: usize = 128 << 10;
+/// Total number of fetches of an object that arrives damaged from a remote store; bits can also
+/// flip in transit.
+const FETCH_ATTEMPTS: u32 = 4;
+/// Largest chunk that is hashed on the current thread; for less, a switch to another thread takes
+/// more time.
+const INLINE_HASH_BYTES: usize = 128 << 10;
 
-impl Wanted {
-    pub(crate) fn corrupt(&self, found: impl Into<String>, same_size: bool) -> GetError {
+impl WantedObject {
+    /// Builds the error for content that is not the expected one.
+    pub(crate) fn corrupt_error(&self, found: impl Into<String>, same_size: bool) -> GetError {
         let expected = format!("{} of {} bytes", self.digest, self.bytes);
         GetError::Corrupt { url: self.url.clone(), expected, found: found.into(), same_size }
     }
 
+    /// Checks a size against the expected one.
     pub(crate) fn check_size(&self, size: u64) -> Result<(), GetError> {
-        if size == self.bytes { Ok(()) } else { Err(self.corrupt(format!("{size} bytes"), false)) }
+        if size == self.bytes {
+            Ok(())
+        } else {
+            Err(self.corrupt_error(format!("{size} bytes"), false))
+        }
     }
 
-    pub(crate) fn check(&self, (digest, size): (Digest, u64)) -> Result<(), GetError> {
+    /// Checks a digest and a size against the expected ones.
+    pub(crate) fn check_content(&self, (digest, size): (Digest, u64)) -> Result<(), GetError> {
         self.check_size(size)?;
-        if digest == self.digest { Ok(()) } else { Err(self.corrupt(digest.to_string(), true)) }
+        if digest == self.digest {
+            Ok(())
+        } else {
+            Err(self.corrupt_error(digest.to_string(), true))
+        }
     }
 }
 
 impl Store {
-    /// Unverified chunks in order, after the object's size was compared.
-    pub(crate) async fn chunks(
+    /// Streams the unverified chunks of an object in order, after a check of its size.
+    pub(crate) async fn stream_chunks(
         &self,
-        wanted: &Wanted,
-    ) -> Result<BoxStream<'static, Result<Bytes, Fault>>, GetError> {
+        wanted: &WantedObject,
+    ) -> Result<BoxStream<'static, Result<Bytes, StorageError>>, GetError> {
         if let Some(path) = self.local_path(&wanted.key) {
             let url = wanted.url.clone();
-            let fault = move |source| Fault::from_io(url.clone(), source);
+            let fault = move |source| StorageError::from_io(url.clone(), source);
             let file = tokio::fs::File::open(path?).await.map_err(&fault)?;
             wanted.check_size(file.metadata().await.map_err(&fault)?.len())?;
             return Ok(ReaderStream::with_capacity(file, LOCAL_CHUNK).map_err(fault).boxed());
         }
-        let at = self.at.clone();
+        let at = self.backend.clone();
         let key = wanted.key.clone();
-        let fault = move |source| at.fault(&key, source);
+        let fault = move |source| at.storage_error(&key, source);
         if wanted.bytes <= PART_BYTES {
-            let got = self.at.objects.get(&wanted.key).await.map_err(&fault)?;
+            let got = self.backend.objects.get(&wanted.key).await.map_err(&fault)?;
             wanted.check_size(got.meta.size)?;
             return Ok(got.into_stream().map_err(fault).boxed());
         }
-        let meta = self.at.objects.head(&wanted.key).await.map_err(&fault)?;
+        let meta = self.backend.objects.head(&wanted.key).await.map_err(&fault)?;
         wanted.check_size(meta.size)?;
-        Ok(self.ranges(wanted).map_err(fault).boxed())
+        Ok(self.stream_ranges(wanted).map_err(fault).boxed())
     }
 
-    fn ranges(
+    /// Streams a large remote object in ranges that are requested ahead.
+    fn stream_ranges(
         &self,
-        wanted: &Wanted,
+        wanted: &WantedObject,
     ) -> impl futures::Stream<Item = object_store::Result<Bytes>> + Send + 'static {
-        let (objects, key, bytes) = (self.at.objects.clone(), wanted.key.clone(), wanted.bytes);
+        let (objects, key, bytes) =
+            (self.backend.objects.clone(), wanted.key.clone(), wanted.bytes);
         let starts = (0..bytes.div_ceil(PART_BYTES)).map(|n| n * PART_BYTES);
         let get = move |start: u64| {
             let (objects, key): (_, Path) = (objects.clone(), key.clone());
             let range = start..bytes.min(start + PART_BYTES);
             let options = GetOptions::new().with_range(Some(range));
-            // As it comes: making one piece of it would copy all once more.
+            // The pieces are kept as they arrive; joining them would copy all bytes again.
             async move {
                 objects.get_opts(&key, options).await?.into_stream().try_collect::<Vec<_>>().await
             }
         };
-        // Each is read while what came before is hashed and written, and ended with the stream.
+        // A range is read while earlier ones are hashed and written. Dropping the stream ends the
+        // tasks.
         let task = move |start| AbortOnDropHandle::new(tokio::spawn(get(start)));
         let got = stream::iter(starts).map(task).buffered(RANGES_IN_FLIGHT);
         let pieces = got.map(|got| match got {
@@ -100,13 +118,17 @@ impl Store {
         pieces.map_ok(|pieces| stream::iter(pieces.into_iter().map(Ok))).try_flatten()
     }
 
-    /// Chunks in order; the last item is an error when the whole is not what was wanted.
-    pub(crate) async fn verified(&self, wanted: Wanted) -> Result<ByteStream, GetError> {
-        let chunks = self.chunks(&wanted).await?;
+    /// Streams the chunks of an object in order. The last item is an error if the content is not
+    /// the expected one.
+    pub(crate) async fn stream_verified(
+        &self,
+        wanted: WantedObject,
+    ) -> Result<VerifiedStream, GetError> {
+        let chunks = self.stream_chunks(&wanted).await?;
         let state = (chunks, blake3::Hasher::new(), wanted);
         Ok(stream::try_unfold(state, |(mut chunks, hasher, wanted)| async move {
             let Some(chunk) = chunks.try_next().await? else {
-                wanted.check((hasher.finalize().into(), hasher.count()))?;
+                wanted.check_content((hasher.finalize().into(), hasher.count()))?;
                 return Ok(None);
             };
             let (hasher, chunk) = hash_chunk(hasher, chunk).await;
@@ -115,14 +137,19 @@ impl Store {
         .boxed())
     }
 
-    pub(crate) async fn read_all(&self, wanted: &Wanted, limit: u64) -> Result<Bytes, GetError> {
+    /// Returns the verified content of an object of at most `limit` bytes.
+    pub(crate) async fn read_verified(
+        &self,
+        wanted: &WantedObject,
+        limit: u64,
+    ) -> Result<Bytes, GetError> {
         let (url, bytes) = (wanted.url.clone(), wanted.bytes);
         let Some(capacity) = usize::try_from(bytes).ok().filter(|_| bytes <= limit) else {
             return Err(GetError::TooLarge { url, bytes, limit });
         };
-        self.until_undamaged(|| async {
+        self.retry_if_damaged(|| async {
             let mut all = BytesMut::with_capacity(capacity);
-            let mut chunks = self.verified(wanted.clone()).await?;
+            let mut chunks = self.stream_verified(wanted.clone()).await?;
             while let Some(chunk) = chunks.try_next().await? {
                 all.extend_from_slice(&chunk);
             }
@@ -131,19 +158,20 @@ impl Store {
         .await
     }
 
-    /// Fetches again what came damaged over a network. What is damaged in the store stays so.
-    pub(crate) async fn until_undamaged<T, F>(
+    /// Repeats a fetch from a remote store that arrived damaged, up to 4 fetches in total. An
+    /// object that is damaged in the store stays damaged.
+    pub(crate) async fn retry_if_damaged<T, F>(
         &self,
         mut fetch: impl FnMut() -> F,
     ) -> Result<T, GetError>
     where
         F: Future<Output = Result<T, GetError>>,
     {
-        let fetches = if self.at.local.is_some() { 1 } else { FETCHES };
+        let fetches = if self.backend.local.is_some() { 1 } else { FETCH_ATTEMPTS };
         for _ in 1..fetches {
             match fetch().await {
                 Err(error @ GetError::Corrupt { same_size: true, .. }) => {
-                    tracing::warn!(%error, "fetched damaged; fetching again");
+                    tracing::warn!(%error, "a file arrived damaged; fetching it again");
                 }
                 done => return done,
             }
@@ -151,19 +179,19 @@ impl Store {
         fetch().await
     }
 
-    /// Fills an empty file of this machine; what it holds after an error is to be thrown away.
-    /// `at` is its path, for messages.
-    pub(crate) async fn fetch_into(
+    /// Fills an empty file of this machine and verifies it. After an error the file's content must
+    /// be discarded. `at` is the file's path, for messages.
+    pub(crate) async fn fetch_into_file(
         &self,
-        wanted: &Wanted,
+        wanted: &WantedObject,
         file: File,
         at: &FsPath,
     ) -> Result<File, GetError> {
         if let Some(path) = self.local_path(&wanted.key) {
             let (path, wanted, at) = (path?, wanted.clone(), at.to_owned());
-            return blocking(move || copy_local(&path, file, &at, &wanted)).await;
+            return run_blocking(move || copy_local_object(&path, file, &at, &wanted)).await;
         }
-        let mut chunks = self.chunks(wanted).await?.try_ready_chunks(WRITTEN_AT_ONCE);
+        let mut chunks = self.stream_chunks(wanted).await?.try_ready_chunks(WRITTEN_AT_ONCE);
         let mut sink = (file, blake3::Hasher::new());
         while let Some(chunks) = chunks.try_next().await.map_err(|failed| failed.1)? {
             let write = move || {
@@ -173,35 +201,42 @@ impl Store {
                 }
                 Ok(sink)
             };
-            let written: io::Result<_> = blocking(write).await;
-            sink = written.map_err(|source| CacheError::io("write", at, source))?;
+            let written: io::Result<_> = run_blocking(write).await;
+            sink = written.map_err(|source| CacheError::from_io("write", at, source))?;
         }
-        wanted.check((sink.1.finalize().into(), sink.1.count()))?;
+        wanted.check_content((sink.1.finalize().into(), sink.1.count()))?;
         Ok(sink.0)
     }
 }
 
-/// Shares the blocks where the file system can, else copies. Never a hard link: the store's
-/// file must not be writable through a job's directory.
-fn copy_local(path: &FsPath, to: File, at: &FsPath, wanted: &Wanted) -> Result<File, GetError> {
-    let fault = |source| Fault::from_io(wanted.url.clone(), source);
+/// Copies an object of a local store and verifies it; shares the blocks where the file system can.
+/// Never makes a hard link, because the store's file must not be writable through a job's
+/// directory. Blocking.
+fn copy_local_object(
+    path: &FsPath,
+    to: File,
+    at: &FsPath,
+    wanted: &WantedObject,
+) -> Result<File, GetError> {
+    let fault = |source| StorageError::from_io(wanted.url.clone(), source);
     let from = File::open(path).map_err(fault)?;
     wanted.check_size(from.metadata().map_err(fault)?.len())?;
-    let copied = files::copy(&from, &to);
-    let (digest, bytes, _) = copied.map_err(|source| CacheError::io("write", at, source))?;
-    wanted.check((digest, bytes))?;
+    let copied = file_hashing::copy_and_hash(&from, &to);
+    let (digest, bytes, _) = copied.map_err(|source| CacheError::from_io("write", at, source))?;
+    wanted.check_content((digest, bytes))?;
     Ok(to)
 }
 
+/// Hashes a chunk, on a blocking thread if it is large.
 pub(crate) async fn hash_chunk(
     mut hasher: blake3::Hasher,
     chunk: Bytes,
 ) -> (blake3::Hasher, Bytes) {
-    if chunk.len() <= HASH_INLINE {
+    if chunk.len() <= INLINE_HASH_BYTES {
         hasher.update(&chunk);
         return (hasher, chunk);
     }
-    blocking(move || {
+    run_blocking(move || {
         hasher.update(&chunk);
         (hasher, chunk)
     })

@@ -1,19 +1,20 @@
-//! Immutable files: published once, found by digest, verified on every read. Knows
-//! object storage and the local cache; knows nothing of runs' meaning or of the bus.
+//! Immutable files: published once, addressed by digest, verified on every read. This crate knows
+//! object storage and the local cache; it does not know what a run means, and it does not know the
+//! log.
 //!
-//! A *blob* is one file under `blobs/<aa>/<hex>`. A *tree* is a plain directory that
-//! Hugging Face tools can load, with a `manifest.json` that was written last: until it
-//! is there the tree does not exist, and its digest is the tree's identity.
+//! A *blob* is one file at `blobs/<aa>/<hex>`. A *tree* is a plain directory that Hugging Face
+//! tools can load, with a `manifest.json` that is written last: until the manifest exists the tree
+//! does not exist. The digest of the manifest is the identity of the tree.
 
-mod base;
+mod backend;
+mod base_model;
 mod cache;
-mod digests;
-mod door;
+mod digest_cache;
 mod download;
 mod error;
-mod examine;
-mod files;
-mod location;
+mod file_hashing;
+mod gateway_store;
+mod leftovers;
 mod manifest;
 mod objects;
 mod parts;
@@ -24,20 +25,22 @@ mod scan;
 mod store;
 mod tree;
 mod upload;
+mod verification;
 
-pub use authority::Fingerprint;
-pub use base::{AdoptError, Directory, Upload};
-pub use cache::{Cache, CachedBlob, CachedTree, Elsewhere};
-pub use digests::Digests;
-pub use door::{Door, Refusal, protocol as door_protocol};
-pub use error::{CacheError, CheckError, Fault, GetError, OpenError, PutError, RemoveError};
-pub use examine::{Examined, Flaw, Seen};
-pub use manifest::{About, Manifest, ManifestError, TreeFile};
+pub use base_model::{RegisterInPlaceError, StoreDirectory, UploadMode};
+pub use cache::{CachedBlob, CachedTree, ExternalSources, FileCache};
+pub use digest_cache::DigestCache;
+pub use error::{CacheError, CheckError, GetError, OpenError, PutError, RemoveError, StorageError};
+pub use gateway_store::{GatewayRefusal, GatewayStore, protocol as door_protocol};
+pub use identity::Fingerprint;
+pub use leftovers::{LEFTOVER_AGE, UploadLeftovers};
+pub use manifest::{ManifestError, TreeFile, TreeManifest, TreeMetadata};
 pub use objects::{
-    LISTED_MAX, OBJECT_BYTES_MAX, Objects, PARTS_MAX, PIECE_BYTES_MAX, Part, Pieces, ReceiveError,
-    Signed,
+    LISTED_MAX, OBJECT_BYTES_MAX, ObjectStream, PARTS_MAX, PIECE_BYTES_MAX, PartPosition,
+    ReceiveError, SignedAction, StoreObjects,
 };
 pub use path::{PathError, RelativePath, TreePlace};
-pub use peers::{Exchanged, Peer, Peers, Roll};
+pub use peers::{PeerAgent, PeerDirectory, PeerNode, TransferTotals};
 pub use store::Store;
-pub use tree::ByteStream;
+pub use tree::VerifiedStream;
+pub use verification::{ByteProgress, ObjectDefect, VerifyReport};

@@ -1,5 +1,5 @@
-//! `manifest.json`: the files of a tree with their digests, and what they are. The same
-//! files and the same `about` give the same bytes, hence the same digest, on any machine.
+//! `manifest.json`: the files of a tree with their digests, and the tree's metadata. The same files
+//! and the same metadata give the same bytes, and therefore the same digest, on any machine.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,89 +10,114 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use wire::Digest;
 
-use crate::{parts::PARTS, path::RelativePath};
+use crate::{parts::PARTS_FILE, path::RelativePath};
 
+/// The name of the manifest in the directory of a tree.
 pub(crate) const MANIFEST: &str = "manifest.json";
-pub(crate) const SUMS: &str = "B3SUMS";
+/// The name of the file with the digests of a tree's files, in the format of `b3sum`.
+pub(crate) const SUMS_FILE: &str = "B3SUMS";
+/// Largest number of files in a tree.
 pub(crate) const MAX_FILES: usize = 10_000;
+/// Largest size of a manifest in bytes.
 pub(crate) const MAX_MANIFEST_BYTES: u64 = 16 << 20;
+/// The schema name inside a manifest.
 const SCHEMA: &str = "flotilla.tree/1";
 
-/// Lineage and kind of a tree. It is part of the tree's identity: times, hosts, agents and
-/// run names do not belong here, or two equal runs get different digests.
-pub type About = BTreeMap<String, Value>;
+/// Lineage and kind of a tree: the key `about` of its manifest. It is part of the tree's identity.
+/// Times, hosts, agents and run names do not belong here, because two equal runs would get
+/// different digests.
+pub type TreeMetadata = BTreeMap<String, Value>;
 
+/// The files of a tree with their sizes and digests, and the tree's metadata.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Manifest {
-    /// In order of their paths.
+pub struct TreeManifest {
+    /// The files, sorted by path.
     pub files: Vec<TreeFile>,
-    pub about: About,
+    /// Lineage and kind of the tree.
+    pub about: TreeMetadata,
 }
 
+/// One file of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeFile {
+    /// The path below the directory of the tree.
     pub path: RelativePath,
+    /// Size in bytes.
     pub bytes: u64,
+    /// BLAKE3 digest of the content.
     pub digest: Digest,
 }
 
+/// The reason why a manifest cannot be used or written.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
+    /// The text is not the JSON of a manifest.
     #[error("it is not a manifest (S106)")]
     Syntax(#[source] serde_json::Error),
+    /// The manifest has a schema that this version does not read.
     #[error("its schema is {0:?}, this version reads {SCHEMA:?}: update flotilla (E111)")]
     Schema(String),
+    /// The manifest lists more than 10 000 files.
     #[error("it lists {0} files, the limit is {MAX_FILES} (S107)")]
     TooManyFiles(usize),
+    /// The manifest is larger than 16 MiB.
     #[error("it is larger than {MAX_MANIFEST_BYTES} bytes (S107)")]
     TooLarge,
+    /// A file has a name that the store uses itself.
     #[error("it lists {0}, a name the store keeps for itself (S106)")]
     Reserved(RelativePath),
+    /// A path is listed twice, or is both a file and a directory.
     #[error("it lists {0} more than once, or both as a file and as a directory (S106)")]
     Clash(RelativePath),
 }
 
+/// The JSON form of a manifest, for writing.
 #[derive(Serialize)]
-struct Written<'a> {
+struct ManifestJson<'a> {
     schema: &'static str,
     files: &'a [TreeFile],
-    about: &'a About,
+    about: &'a TreeMetadata,
 }
 
+/// The JSON form of a manifest, as read and not yet checked.
 #[derive(Deserialize)]
-struct Read {
+struct ParsedManifest {
     schema: String,
     files: Vec<TreeFile>,
     #[serde(default)]
-    about: About,
+    about: TreeMetadata,
 }
 
-impl Manifest {
-    pub(crate) fn new(mut files: Vec<TreeFile>, about: About) -> Result<Self, ManifestError> {
+impl TreeManifest {
+    /// Builds a manifest: sorts and checks the files, and sorts the keys of the metadata.
+    pub(crate) fn new(
+        mut files: Vec<TreeFile>,
+        about: TreeMetadata,
+    ) -> Result<Self, ManifestError> {
         files.sort_by(|a, b| a.path.cmp(&b.path));
         check_files(&files)?;
-        let about = about.into_iter().map(|(key, value)| (key, sorted(value))).collect();
+        let about = about.into_iter().map(|(key, value)| (key, sort_keys(value))).collect();
         Ok(Self { files, about })
     }
 
     /// Reads a `manifest.json`.
     ///
     /// # Errors
-    /// When it is none, or lists a file that could not be published.
+    /// When the bytes are not a manifest, or it lists a file that could not be published.
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
-        let read: Read = serde_json::from_slice(bytes).map_err(ManifestError::Syntax)?;
+        let read: ParsedManifest = serde_json::from_slice(bytes).map_err(ManifestError::Syntax)?;
         if read.schema != SCHEMA {
             return Err(ManifestError::Schema(read.schema));
         }
         Self::new(read.files, read.about)
     }
 
-    /// The bytes of `manifest.json`.
+    /// Returns the bytes of `manifest.json`.
     ///
     /// # Errors
-    /// When it is larger than a store accepts.
+    /// When the manifest is larger than a store accepts.
     pub fn to_json(&self) -> Result<Vec<u8>, ManifestError> {
-        let written = Written { schema: SCHEMA, files: &self.files, about: &self.about };
+        let written = ManifestJson { schema: SCHEMA, files: &self.files, about: &self.about };
         let mut json = serde_json::to_vec_pretty(&written).map_err(ManifestError::Syntax)?;
         json.push(b'\n');
         if json.len() as u64 > MAX_MANIFEST_BYTES {
@@ -101,31 +126,33 @@ impl Manifest {
         Ok(json)
     }
 
-    /// The text `b3sum -c` reads.
+    /// Returns the text of `B3SUMS`, which `b3sum -c` reads.
     pub(crate) fn to_sums(&self) -> String {
         let mut sums = String::new();
         for file in &self.files {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = writeln!(sums, "{}  {}", file.digest.to_hex(), file.path);
         }
         sums
     }
 
-    /// The digest of the files alone (of `B3SUMS`), whatever `about` says.
+    /// Returns the digest of the files alone (of `B3SUMS`), independent of the metadata.
     pub fn content_digest(&self) -> Digest {
-        Digest::of(self.to_sums().as_bytes())
+        Digest::hash_bytes(self.to_sums().as_bytes())
     }
 
-    /// Of all files together.
-    pub fn bytes(&self) -> u64 {
+    /// Returns the size of all files together, in bytes.
+    pub fn total_bytes(&self) -> u64 {
         self.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 
-    pub fn file(&self, path: &str) -> Option<&TreeFile> {
+    /// Returns the file with the given path, if the tree has it.
+    pub fn find_file(&self, path: &str) -> Option<&TreeFile> {
         self.files.iter().find(|file| file.path.as_str() == path)
     }
 }
 
+/// Checks the number of files, and that no path is reserved, repeated or below another file.
 fn check_files(files: &[TreeFile]) -> Result<(), ManifestError> {
     if files.len() > MAX_FILES {
         return Err(ManifestError::TooManyFiles(files.len()));
@@ -133,7 +160,7 @@ fn check_files(files: &[TreeFile]) -> Result<(), ManifestError> {
     let mut taken = BTreeSet::new();
     for file in files {
         let path = file.path.as_str();
-        if [MANIFEST, SUMS, PARTS].contains(&path) {
+        if [MANIFEST, SUMS_FILE, PARTS_FILE].contains(&path) {
             return Err(ManifestError::Reserved(file.path.clone()));
         }
         if !taken.insert(path) {
@@ -148,14 +175,15 @@ fn check_files(files: &[TreeFile]) -> Result<(), ManifestError> {
     }
 }
 
-/// `serde_json`'s maps keep insertion order when any crate of the build asks for it.
-fn sorted(value: Value) -> Value {
+/// Sorts the keys of all objects in a JSON value, because the maps of `serde_json` keep insertion
+/// order when any crate of the build enables that feature.
+fn sort_keys(value: Value) -> Value {
     match value {
         Value::Object(map) => {
-            let by_key: BTreeMap<_, _> = map.into_iter().map(|(k, v)| (k, sorted(v))).collect();
+            let by_key: BTreeMap<_, _> = map.into_iter().map(|(k, v)| (k, sort_keys(v))).collect();
             Value::Object(by_key.into_iter().collect())
         }
-        Value::Array(items) => Value::Array(items.into_iter().map(sorted).collect()),
+        Value::Array(items) => Value::Array(items.into_iter().map(sort_keys).collect()),
         other => other,
     }
 }
@@ -168,41 +196,44 @@ mod tests {
 
     fn file(path: &str) -> TreeFile {
         let path = RelativePath::new(path).unwrap();
-        TreeFile { bytes: 1, digest: Digest::of(path.as_str().as_bytes()), path }
+        TreeFile { bytes: 1, digest: Digest::hash_bytes(path.as_str().as_bytes()), path }
     }
 
     #[test]
     fn the_same_content_gives_the_same_bytes_in_any_order() {
-        let about = |text: &str| serde_json::from_str::<About>(text).unwrap();
-        let one = Manifest::new(
+        let about = |text: &str| serde_json::from_str::<TreeMetadata>(text).unwrap();
+        let one = TreeManifest::new(
             vec![file("b"), file("a/c")],
             about(r#"{"base":{"x":1,"a":[{"q":1,"b":2}]},"alpha":2}"#),
         );
-        let two = Manifest::new(
+        let two = TreeManifest::new(
             vec![file("a/c"), file("b")],
             about(r#"{"alpha":2,"base":{"a":[{"b":2,"q":1}],"x":1}}"#),
         );
         let json = one.unwrap().to_json().unwrap();
         assert_eq!(json, two.unwrap().to_json().unwrap());
-        assert_eq!(Manifest::parse(&json).unwrap().to_json().unwrap(), json);
+        assert_eq!(TreeManifest::parse(&json).unwrap().to_json().unwrap(), json);
     }
 
     #[test]
     fn a_manifest_that_could_write_elsewhere_is_refused() {
-        let digest = Digest::of(b"").to_string();
+        let digest = Digest::hash_bytes(b"").to_string();
         for path in
             ["../x", "/x", "a\\b", "", "a/../../x", "a\u{0}b", "manifest.json", "B3SUMS", "B3PARTS"]
         {
             let file = json!({"path": path, "bytes": 0, "digest": digest});
             let text = json!({"schema": SCHEMA, "files": [file]}).to_string();
-            assert!(Manifest::parse(text.as_bytes()).is_err(), "{path:?} was accepted");
+            assert!(TreeManifest::parse(text.as_bytes()).is_err(), "{path:?} was accepted");
         }
     }
 
     #[test]
     fn a_name_is_either_one_file_or_one_directory() {
-        assert!(Manifest::new(vec![file("a"), file("a")], About::new()).is_err());
-        assert!(Manifest::new(vec![file("a"), file("a-b"), file("a/b")], About::new()).is_err());
-        assert!(Manifest::new(vec![file("a-b"), file("a/b")], About::new()).is_ok());
+        assert!(TreeManifest::new(vec![file("a"), file("a")], TreeMetadata::new()).is_err());
+        assert!(
+            TreeManifest::new(vec![file("a"), file("a-b"), file("a/b")], TreeMetadata::new())
+                .is_err()
+        );
+        assert!(TreeManifest::new(vec![file("a-b"), file("a/b")], TreeMetadata::new()).is_ok());
     }
 }

@@ -1,11 +1,12 @@
-//! Objects by key, for who serves a store to others: read in ranges, received in one piece or in
-//! parts, or signed for, so that their bytes need not pass. Knows no callers and no HTTP; what a
-//! caller may do was decided before.
+//! Objects by key, for a process that serves a store to others: read in ranges, received in one
+//! piece or in parts, or signed so that the bytes do not pass through the server. This module knows
+//! no callers and no HTTP; the caller decides on permissions.
 //!
-//! What comes over the network counts when it is whole: it is received beside the store's files
-//! and renamed, or received by S3. A key that says what its bytes must be is held to it.
+//! Bytes from the network count when the object is complete: they are received beside the store's
+//! files and renamed, or received by S3. If the key contains a digest, the bytes must match it.
 
-mod stage;
+mod register;
+mod staged_uploads;
 
 use std::{
     collections::BTreeMap,
@@ -28,93 +29,122 @@ use object_store::{
 use tokio_util::io::ReaderStream;
 
 use crate::{
-    error::Fault,
-    location::Location,
+    backend::StoreBackend,
+    error::StorageError,
     manifest::{MANIFEST, MAX_FILES},
     path::RelativePath,
-    store::{Store, blocking},
+    store::{Store, run_blocking},
 };
-pub use stage::ReceiveError;
-pub(crate) use stage::identity_file;
+pub use staged_uploads::ReceiveError;
+pub(crate) use staged_uploads::{identity_file, uploads_directory};
 
-/// As large as a part may be, and what is sent in one piece.
+/// Largest part of an upload in bytes, and largest object that is sent in one piece.
 pub const PIECE_BYTES_MAX: u64 = 64 << 20;
-/// No file of a model is larger.
+/// Largest object in bytes; no file of a model is larger.
 pub const OBJECT_BYTES_MAX: u64 = 1 << 40;
-/// S3 allows 10 000.
+/// Largest number of parts of an upload; S3 allows 10 000.
 pub const PARTS_MAX: usize = 10_000;
-/// A tree's files, and as many that do not belong to it.
+/// Largest number of keys in a listing: the files of a tree, and as many that do not belong to it.
 pub const LISTED_MAX: usize = 2 * MAX_FILES + 3;
-/// How long a signed address is good for: one piece over a slow uplink.
-const SIGNED_FOR: Duration = Duration::from_secs(900);
+/// Validity of a signed URL: time for one piece over a slow uplink.
+const SIGNED_URL_TTL: Duration = Duration::from_secs(900);
+/// Size of a read from a local file, in bytes.
 const READ_CHUNK: usize = 256 << 10;
-/// Of the name of a tree's directory, as `TreePlace` makes it.
+/// Number of hex digits of the manifest digest in the name of a tree's directory, as
+/// [`TreePlace`](crate::TreePlace) writes it.
 const SUFFIX_HEX: usize = 12;
 
-/// A store's objects.
+/// The objects of a store, addressed by key.
+///
+/// A small object arrives with [`put_object`](Self::put_object). A large one arrives in parts:
+///
+/// ```text
+/// begin_upload(owner, key)              -> upload
+/// put_part((owner, key), part, body)    -> name   (repeat; the same part again is allowed)
+/// complete_upload((owner, key), names)            (or abort_upload)
+/// ```
+///
+/// In a directory an upload belongs to its owner and key, so one member cannot reach the upload of
+/// another.
 #[derive(Clone)]
-pub struct Objects {
-    at: Arc<Location>,
+pub struct StoreObjects {
+    /// The storage of the store.
+    backend: Arc<StoreBackend>,
 }
 
-/// Bytes of an object, in order.
-pub type Pieces = BoxStream<'static, Result<Bytes, Fault>>;
+/// The unverified bytes of an object, in order.
+pub type ObjectStream = BoxStream<'static, Result<Bytes, StorageError>>;
 
-/// One piece of an upload.
+/// The position of one part in an upload.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct PartPosition {
+    /// The upload that the part belongs to.
     pub upload: String,
-    /// From 0.
+    /// Number of the part, from 0.
     pub index: usize,
+    /// Offset of the part in the object, in bytes.
     pub offset: u64,
 }
 
-/// What a signed address lets its holder do.
+/// The one action that a signed URL permits.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Signed {
+pub enum SignedAction {
+    /// Read the object.
     Get,
+    /// Write the object in one piece.
     Put,
+    /// Write one part of an upload; `index` counts from 0.
     Part { upload: String, index: usize },
 }
 
 impl Store {
-    pub fn objects(&self) -> Objects {
-        Objects { at: self.at.clone() }
+    /// Returns the objects of this store by key, to serve them to others.
+    pub fn objects_by_key(&self) -> StoreObjects {
+        StoreObjects { backend: self.backend.clone() }
     }
 }
 
-impl Objects {
+impl StoreObjects {
+    /// Returns the size of an object in bytes.
+    ///
     /// # Errors
     /// When there is no such object, or the store fails.
-    pub async fn size(&self, key: &RelativePath) -> Result<u64, Fault> {
-        let key = path(key);
-        let head = self.at.objects.head(&key).await;
-        head.map(|meta| meta.size).map_err(|source| self.at.fault(&key, source))
+    pub async fn object_size(&self, key: &RelativePath) -> Result<u64, StorageError> {
+        let key = object_path(key);
+        let head = self.backend.objects.head(&key).await;
+        head.map(|meta| meta.size).map_err(|source| self.backend.storage_error(&key, source))
     }
 
+    /// Streams a byte range of an object.
+    ///
     /// # Errors
     /// When there is no such object, or the store fails.
-    pub async fn read(&self, key: &RelativePath, range: Range<u64>) -> Result<Pieces, Fault> {
-        let key = path(key);
-        if let Some(file) = self.file(&key) {
-            return self.read_file(&key, file?, range).await;
+    pub async fn read_range(
+        &self,
+        key: &RelativePath,
+        range: Range<u64>,
+    ) -> Result<ObjectStream, StorageError> {
+        let key = object_path(key);
+        if let Some(file) = self.local_file(&key) {
+            return self.read_local_range(&key, file?, range).await;
         }
-        let (at, at_key) = (self.at.clone(), key.clone());
+        let (at, at_key) = (self.backend.clone(), key.clone());
         let options = GetOptions::new().with_range(Some(range));
-        let got = self.at.objects.get_opts(&key, options).await;
-        let got = got.map_err(|source| self.at.fault(&key, source))?;
-        Ok(got.into_stream().map_err(move |source| at.fault(&at_key, source)).boxed())
+        let got = self.backend.objects.get_opts(&key, options).await;
+        let got = got.map_err(|source| self.backend.storage_error(&key, source))?;
+        Ok(got.into_stream().map_err(move |source| at.storage_error(&at_key, source)).boxed())
     }
 
-    async fn read_file(
+    /// Streams a byte range of an object that is a file of this machine.
+    async fn read_local_range(
         &self,
         key: &Path,
         file: PathBuf,
         range: Range<u64>,
-    ) -> Result<Pieces, Fault> {
-        let url = self.at.url_of(key);
-        let fault = move |source| Fault::from_io(url.clone(), source);
-        let opened = blocking(move || {
+    ) -> Result<ObjectStream, StorageError> {
+        let url = self.backend.object_url(key);
+        let fault = move |source| StorageError::from_io(url.clone(), source);
+        let opened = run_blocking(move || {
             let mut file = File::open(file)?;
             file.seek(SeekFrom::Start(range.start))?;
             Ok::<_, std::io::Error>((file, range.end - range.start))
@@ -124,131 +154,152 @@ impl Objects {
         Ok(ReaderStream::with_capacity(file, READ_CHUNK).map_err(fault).boxed())
     }
 
-    /// An address that does this one thing for some minutes, whoever has it; `None` when the
-    /// store is a directory.
+    /// Returns a URL that permits one action for 15 minutes to anyone who has it, or `None` when
+    /// the store is a directory.
     ///
     /// # Errors
     /// When there are no keys to sign with.
-    pub async fn sign(&self, key: &RelativePath, what: &Signed) -> Result<Option<String>, Fault> {
-        let Some(bucket) = &self.at.bucket else { return Ok(None) };
-        let key = path(key);
+    pub async fn sign_url(
+        &self,
+        key: &RelativePath,
+        what: &SignedAction,
+    ) -> Result<Option<String>, StorageError> {
+        let Some(bucket) = &self.backend.bucket else { return Ok(None) };
+        let key = object_path(key);
         let (method, options) = match what {
-            Signed::Get => (Method::GET, SignedUrlOptions::default()),
-            Signed::Put => (Method::PUT, SignedUrlOptions::default()),
-            Signed::Part { upload, index } => {
+            SignedAction::Get => (Method::GET, SignedUrlOptions::default()),
+            SignedAction::Put => (Method::PUT, SignedUrlOptions::default()),
+            SignedAction::Part { upload, index } => {
                 let query = [("partNumber", (index + 1).to_string()), ("uploadId", upload.clone())];
                 (Method::PUT, SignedUrlOptions::default().with_query(query))
             }
         };
-        let at = bucket.path(&key);
-        let signed = bucket.s3.signed_url_opts(method, &at, SIGNED_FOR, &options).await;
-        signed.map(|url| Some(url.to_string())).map_err(|source| self.at.fault(&key, source))
+        let at = bucket.full_key(&key);
+        let signed = bucket.s3.signed_url_opts(method, &at, SIGNED_URL_TTL, &options).await;
+        signed
+            .map(|url| Some(url.to_string()))
+            .map_err(|source| self.backend.storage_error(&key, source))
     }
 
-    /// Receives an object of that size, of at most [`PIECE_BYTES_MAX`]. `owner` and key make
-    /// uploads of others unreachable.
+    /// Receives an object of `bytes` bytes, at most [`PIECE_BYTES_MAX`]. In a directory the staged
+    /// upload is named after `owner` and key, so that no other member can reach it.
     ///
     /// # Errors
-    /// When it is too large, not what its key says or not whole, or the store fails.
-    pub async fn put(
+    /// When the object is too large, incomplete or does not match the digest in its key, or the
+    /// store fails.
+    pub async fn put_object(
         &self,
         (owner, key): (&str, &RelativePath),
         body: impl Stream<Item = Result<Bytes, ReceiveError>> + Send,
         bytes: u64,
     ) -> Result<(), ReceiveError> {
-        at_most(bytes, PIECE_BYTES_MAX)?;
-        let at = path(key);
-        if let Some(target) = self.file(&at) {
+        check_limit(bytes, PIECE_BYTES_MAX)?;
+        let at = object_path(key);
+        if let Some(target) = self.local_file(&at) {
             let target = target?;
-            let upload = self.stage()?.begin(owner, key).await?;
-            let staged = self.stage()?.at(owner, key, &upload)?;
+            // The staged file is removed unless it becomes an object, also if this future is
+            // dropped.
+            let piece = self.upload_staging()?.begin_piece(owner, key, bytes).await?;
             let received = async {
-                stage::write(&staged, 0, bytes, body).await?;
-                stage::commit(staged.clone(), target, bytes, named(key)).await
+                staged_uploads::write_at_offset(piece.file_path(), 0, bytes, body).await?;
+                staged_uploads::commit_upload(
+                    piece.file_path().to_owned(),
+                    target,
+                    bytes,
+                    digest_prefix(key),
+                )
+                .await
             };
-            let received = received.await;
-            if received.is_err() {
-                stage::discard(staged).await;
-            }
-            return received.map_err(|error| error.at(&self.at.url_of(&at)));
+            return received.await.map_err(|error| error.with_url(&self.backend.object_url(&at)));
         }
-        let body = collect(body, bytes).await?;
-        stage::check_named(key, &body)?;
-        let put = self.at.objects.put(&at, body.into()).await;
-        put.map_err(|source| self.at.fault(&at, source))?;
+        let body = collect_body(body, bytes).await?;
+        staged_uploads::check_key_digest(key, &body)?;
+        let put = self.backend.objects.put(&at, body.into()).await;
+        put.map_err(|source| self.backend.storage_error(&at, source))?;
         Ok(())
     }
 
-    /// Begins an upload in parts; they are kept until it is completed or aborted, whatever
-    /// becomes of this process, but not for ever.
+    /// Begins an upload in parts and returns its name. The parts survive a restart of this process;
+    /// they are kept until the upload is completed, aborted or abandoned.
     ///
     /// # Errors
-    /// When too many are in progress, or the store fails.
-    pub async fn begin(&self, owner: &str, key: &RelativePath) -> Result<String, ReceiveError> {
-        let at = path(key);
-        let Some(bucket) = &self.at.bucket else { return self.stage()?.begin(owner, key).await };
-        let begun = bucket.s3.create_multipart(&bucket.path(&at)).await;
-        Ok(begun.map_err(|source| self.at.fault(&at, source))?)
+    /// When too many uploads are in progress, or the store fails.
+    pub async fn begin_upload(
+        &self,
+        owner: &str,
+        key: &RelativePath,
+    ) -> Result<String, ReceiveError> {
+        let at = object_path(key);
+        match &self.backend.bucket {
+            None => self.upload_staging()?.begin_upload(owner, key).await,
+            Some(_) => register::begin_recorded(self.backend.clone(), owner, at).await,
+        }
     }
 
-    /// Receives a part; the same one again is fine. What comes back names it for `complete`.
+    /// Receives a part of `bytes` bytes and returns its name for
+    /// [`complete_upload`](Self::complete_upload). Receiving the same part again is allowed.
     ///
     /// # Errors
-    /// When it is too large or not whole, there is no such upload, or the store fails.
+    /// When the part is too large or incomplete, there is no such upload, or the store fails.
     pub async fn put_part(
         &self,
         (owner, key): (&str, &RelativePath),
-        part: &Part,
+        part: &PartPosition,
         body: impl Stream<Item = Result<Bytes, ReceiveError>> + Send,
         bytes: u64,
     ) -> Result<String, ReceiveError> {
-        at_most(bytes, PIECE_BYTES_MAX)?;
-        at_most(part.offset.saturating_add(bytes), OBJECT_BYTES_MAX)?;
-        let at = path(key);
-        let Some(bucket) = &self.at.bucket else {
-            let staged = self.stage()?.at(owner, key, &part.upload)?;
-            let written = stage::write(&staged, part.offset, bytes, body).await;
-            written.map_err(|error| error.at(&self.at.url_of(&at)))?;
+        check_limit(bytes, PIECE_BYTES_MAX)?;
+        check_limit(part.offset.saturating_add(bytes), OBJECT_BYTES_MAX)?;
+        let at = object_path(key);
+        let Some(bucket) = &self.backend.bucket else {
+            let staged = self.upload_staging()?.upload_path(owner, key, &part.upload)?;
+            self.upload_staging()?.check_member_bytes(owner, bytes).await?;
+            let written = staged_uploads::write_at_offset(&staged, part.offset, bytes, body).await;
+            written.map_err(|error| error.with_url(&self.backend.object_url(&at)))?;
             return Ok(format!("{}-{bytes}", part.offset));
         };
-        let body = collect(body, bytes).await?;
-        let (at, upload) = (bucket.path(&at), part.upload.clone());
+        let body = collect_body(body, bytes).await?;
+        let (at, upload) = (bucket.full_key(&at), part.upload.clone());
         let put = bucket.s3.put_part(&at, &upload, part.index, body.into()).await;
-        Ok(put.map_err(|source| self.at.fault(&path(key), source))?.content_id)
+        Ok(put.map_err(|source| self.backend.storage_error(&object_path(key), source))?.content_id)
     }
 
-    /// Makes an upload an object; once more, after its answer was lost, is fine.
+    /// Makes an upload an object. The call may be repeated when its answer was lost.
     ///
     /// # Errors
-    /// When it is not whole or not what its key says, there is no such upload, or the store fails.
-    pub async fn complete(
+    /// When the upload is incomplete or does not match the digest in its key, there is no such
+    /// upload, or the store fails.
+    pub async fn complete_upload(
         &self,
         (owner, key): (&str, &RelativePath),
         upload: &str,
         parts: Vec<String>,
         bytes: u64,
     ) -> Result<(), ReceiveError> {
-        let at = path(key);
-        let completed = match &self.at.bucket {
+        let at = object_path(key);
+        let completed = match &self.backend.bucket {
             None => {
-                let staged = self.stage()?.at(owner, key, upload)?;
-                let target = self.file(&at).ok_or(ReceiveError::NoUpload)??;
-                let committed = stage::commit(staged.clone(), target, bytes, named(key)).await;
-                if matches!(committed, Err(ReceiveError::Differs { .. })) {
-                    stage::discard(staged).await;
-                }
-                committed.map_err(|error| error.at(&self.at.url_of(&at)))
+                let staged = self.upload_staging()?.upload_path(owner, key, upload)?;
+                let target = self.local_file(&at).ok_or(ReceiveError::NoUpload)??;
+                let committed =
+                    staged_uploads::commit_upload(staged, target, bytes, digest_prefix(key)).await;
+                committed.map_err(|error| error.with_url(&self.backend.object_url(&at)))
             }
             Some(bucket) => {
                 let parts = parts.into_iter().map(|content_id| PartId { content_id }).collect();
-                let (place, upload) = (bucket.path(&at), upload.to_owned());
+                let (place, upload) = (bucket.full_key(&at), upload.to_owned());
                 let completed = bucket.s3.complete_multipart(&place, &upload, parts).await;
-                completed.map(|_| ()).map_err(|source| self.at.fault(&at, source).into())
+                if completed.is_ok() {
+                    register::remove_record(&self.backend, owner, &at, &upload).await;
+                }
+                completed
+                    .map(|_| ())
+                    .map_err(|source| self.backend.storage_error(&at, source).into())
             }
         };
         match completed {
-            Err(ReceiveError::NoUpload | ReceiveError::Fault(_))
-                if self.size(key).await.is_ok_and(|size| size == bytes) =>
+            Err(ReceiveError::NoUpload | ReceiveError::Storage(_))
+                if self.object_size(key).await.is_ok_and(|size| size == bytes) =>
             {
                 Ok(())
             }
@@ -256,34 +307,44 @@ impl Objects {
         }
     }
 
+    /// Ends an upload and removes its parts.
+    ///
     /// # Errors
     /// When the store fails.
-    pub async fn abort(
+    pub async fn abort_upload(
         &self,
         owner: &str,
         key: &RelativePath,
         upload: &str,
     ) -> Result<(), ReceiveError> {
-        let at = path(key);
-        let Some(bucket) = &self.at.bucket else {
-            stage::discard(self.stage()?.at(owner, key, upload)?).await;
+        let at = object_path(key);
+        let Some(bucket) = &self.backend.bucket else {
+            staged_uploads::discard_upload(self.upload_staging()?.upload_path(owner, key, upload)?)
+                .await;
             return Ok(());
         };
-        let aborted = bucket.s3.abort_multipart(&bucket.path(&at), &upload.to_owned()).await;
-        Ok(aborted.map_err(|source| self.at.fault(&at, source))?)
+        let aborted = bucket.s3.abort_multipart(&bucket.full_key(&at), &upload.to_owned()).await;
+        if matches!(aborted, Ok(()) | Err(object_store::Error::NotFound { .. })) {
+            register::remove_record(&self.backend, owner, &at, upload).await;
+        }
+        Ok(aborted.map_err(|source| self.backend.storage_error(&at, source))?)
     }
 
-    /// Removes an object, and the directories of its tree that are empty without it.
+    /// Removes an object, and the directories of its tree that become empty.
     ///
     /// # Errors
     /// When there is no such object, or the store fails.
-    pub async fn remove(&self, key: &RelativePath) -> Result<(), Fault> {
-        let at = path(key);
-        self.at.objects.delete(&at).await.map_err(|source| self.at.fault(&at, source))?;
-        if let Some(file) = self.file(&at) {
-            let (file, directories) = (file?, directories_of_tree(key));
-            // One that is not empty stays.
-            blocking(move || {
+    pub async fn remove_object(&self, key: &RelativePath) -> Result<(), StorageError> {
+        let at = object_path(key);
+        self.backend
+            .objects
+            .delete(&at)
+            .await
+            .map_err(|source| self.backend.storage_error(&at, source))?;
+        if let Some(file) = self.local_file(&at) {
+            let (file, directories) = (file?, tree_directory_count(key));
+            // A directory that is not empty stays.
+            run_blocking(move || {
                 let above = file.ancestors().skip(1).take(directories);
                 above.map(std::fs::remove_dir).take_while(Result::is_ok).for_each(drop);
             })
@@ -292,36 +353,57 @@ impl Objects {
         Ok(())
     }
 
+    /// Copies an object within the store.
+    ///
     /// # Errors
     /// When there is no such object, or the store refuses or fails.
-    pub async fn copy(&self, from: &RelativePath, to: &RelativePath) -> Result<(), Fault> {
-        let (from, to) = (path(from), path(to));
-        self.at.objects.copy(&from, &to).await.map_err(|source| self.at.fault(&to, source))
+    pub async fn copy_object(
+        &self,
+        from: &RelativePath,
+        to: &RelativePath,
+    ) -> Result<(), StorageError> {
+        let (from, to) = (object_path(from), object_path(to));
+        self.backend
+            .copy(&from, &to)
+            .await
+            .map_err(|source| self.backend.storage_error(&to, source))
     }
 
-    /// The keys below a directory with their sizes, [`LISTED_MAX`] at most.
+    /// Returns true if the key contains a digest of its bytes. The bytes of such objects are
+    /// verified as they arrive.
+    pub fn is_content_addressed(key: &RelativePath) -> bool {
+        digest_prefix(key).is_some()
+    }
+
+    /// Lists the keys below a directory with their sizes, at most [`LISTED_MAX`].
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn list(&self, below: &RelativePath) -> Result<BTreeMap<String, u64>, Fault> {
-        let prefix = path(below);
-        let listed = self.at.objects.list(Some(&prefix)).take(LISTED_MAX);
+    pub async fn list_objects(
+        &self,
+        below: &RelativePath,
+    ) -> Result<BTreeMap<String, u64>, StorageError> {
+        let prefix = object_path(below);
+        let listed = self.backend.objects.list(Some(&prefix)).take(LISTED_MAX);
         let listed = listed.map_ok(|meta| (meta.location.to_string(), meta.size));
         match listed.try_collect().await {
             Err(object_store::Error::NotFound { .. }) => Ok(BTreeMap::new()),
-            listed => listed.map_err(|source| self.at.fault(&prefix, source)),
+            listed => listed.map_err(|source| self.backend.storage_error(&prefix, source)),
         }
     }
 
-    /// The directories directly below one, [`LISTED_MAX`] at most.
+    /// Lists the directories directly below a directory, at most [`LISTED_MAX`].
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn directories(&self, below: &RelativePath) -> Result<Vec<String>, Fault> {
-        let prefix = path(below);
-        match self.at.objects.list_with_delimiter(Some(&prefix)).await {
+    pub async fn list_directories(
+        &self,
+        below: &RelativePath,
+    ) -> Result<Vec<String>, StorageError> {
+        let prefix = object_path(below);
+        match self.backend.objects.list_with_delimiter(Some(&prefix)).await {
             Err(object_store::Error::NotFound { .. }) => Ok(Vec::new()),
-            Err(source) => Err(self.at.fault(&prefix, source)),
+            Err(source) => Err(self.backend.storage_error(&prefix, source)),
             Ok(listed) => {
                 let names = listed.common_prefixes.iter().take(LISTED_MAX);
                 Ok(names.map(ToString::to_string).collect())
@@ -329,54 +411,63 @@ impl Objects {
         }
     }
 
-    /// Whether the store answers.
+    /// Checks that the store answers.
     ///
     /// # Errors
     /// When it does not.
-    pub async fn answers(&self) -> Result<(), Fault> {
+    pub async fn check_reachable(&self) -> Result<(), StorageError> {
         let key = Path::from("check");
-        match self.at.objects.head(&key).await {
+        match self.backend.objects.head(&key).await {
             Ok(_) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(source) => Err(self.at.fault(&key, source)),
+            Err(source) => Err(self.backend.storage_error(&key, source)),
         }
     }
 
-    /// A name for this directory that no other store has, so that who sees a directory of that
-    /// path can tell whether it is this one. `None` for a bucket, whose name is enough.
+    /// Returns an identity that only this directory has, so that a process that sees a directory at
+    /// the same path can check that it is the same one. Returns `None` for a bucket, whose name
+    /// identifies it.
     ///
     /// # Errors
     /// When the directory cannot be written to.
-    pub async fn identity(&self) -> Result<Option<String>, Fault> {
-        let Some(root) = self.root() else { return Ok(None) };
-        let url = self.at.url.clone();
-        let identity = blocking(move || stage::identity(&root)).await;
-        identity.map(Some).map_err(|source| Fault::from_io(url, source))
+    pub async fn store_identity(&self) -> Result<Option<String>, StorageError> {
+        let Some(root) = self.root_directory() else { return Ok(None) };
+        let url = self.backend.url.clone();
+        let identity = run_blocking(move || staged_uploads::read_or_create_identity(&root)).await;
+        identity.map(Some).map_err(|source| StorageError::from_io(url, source))
     }
 
-    fn root(&self) -> Option<PathBuf> {
-        self.at.url.strip_prefix("file://").map(PathBuf::from)
+    /// Returns the directory of a store with a `file://` URL.
+    fn root_directory(&self) -> Option<PathBuf> {
+        self.backend.url.strip_prefix("file://").map(PathBuf::from)
     }
 
-    fn stage(&self) -> Result<stage::Stage, ReceiveError> {
-        let root = self.root().ok_or(ReceiveError::NoUpload)?;
-        Ok(stage::Stage::new(root, self.at.url.clone()))
+    /// Returns the staging area for uploads to a directory.
+    fn upload_staging(&self) -> Result<staged_uploads::UploadStaging, ReceiveError> {
+        let root = self.root_directory().ok_or(ReceiveError::NoUpload)?;
+        Ok(staged_uploads::UploadStaging::new(root, self.backend.url.clone()))
     }
 
-    fn file(&self, key: &Path) -> Option<Result<PathBuf, Fault>> {
-        let local = self.at.local.as_ref()?;
-        Some(local.path_to_filesystem(key).map_err(|source| self.at.fault(key, source)))
+    /// Returns the file of an object, if the store is a directory.
+    fn local_file(&self, key: &Path) -> Option<Result<PathBuf, StorageError>> {
+        let local = self.backend.local.as_ref()?;
+        Some(
+            local.path_to_filesystem(key).map_err(|source| self.backend.storage_error(key, source)),
+        )
     }
 }
 
-fn path(key: &RelativePath) -> Path {
+/// Converts a key to a path of `object_store`.
+fn object_path(key: &RelativePath) -> Path {
     Path::parse(key.as_str()).expect("stricter than object_store's")
 }
 
-fn at_most(bytes: u64, limit: u64) -> Result<(), ReceiveError> {
+/// Checks that a size is at most `limit` bytes.
+fn check_limit(bytes: u64, limit: u64) -> Result<(), ReceiveError> {
     if bytes > limit { Err(ReceiveError::TooLarge { bytes, limit }) } else { Ok(()) }
 }
 
-async fn collect(
+/// Collects a body of exactly `bytes` bytes in memory.
+async fn collect_body(
     body: impl Stream<Item = Result<Bytes, ReceiveError>>,
     bytes: u64,
 ) -> Result<Bytes, ReceiveError> {
@@ -392,9 +483,9 @@ async fn collect(
     if got == bytes { Ok(all.freeze()) } else { Err(ReceiveError::Size { expected: bytes, got }) }
 }
 
-/// What the digest of a key's bytes begins with, in hex, for keys that say it: blobs and the
-/// manifests of trees that were published.
-fn named(key: &RelativePath) -> Option<String> {
+/// Returns the first hex digits of the digest that the bytes of a key must have, for keys that
+/// contain a digest: blobs, and the manifests of published trees.
+fn digest_prefix(key: &RelativePath) -> Option<String> {
     let segments: Vec<&str> = key.as_str().split('/').collect();
     let hex = |text: &str| text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     match segments[..] {
@@ -407,8 +498,9 @@ fn named(key: &RelativePath) -> Option<String> {
     }
 }
 
-/// How many directories of a key are its tree's: of `runs/r-1/resume/c0-s8-…/a/b`, two.
-fn directories_of_tree(key: &RelativePath) -> usize {
+/// Returns the number of directories of a key that belong to its tree: two for
+/// `runs/r-1/resume/c0-s8-…/a/b`.
+fn tree_directory_count(key: &RelativePath) -> usize {
     const TREES_LIE_AT: usize = 3;
     key.as_str().split('/').count().saturating_sub(TREES_LIE_AT + 1)
 }
@@ -429,7 +521,7 @@ mod tests {
             ("blobs/ab/short".into(), None),
         ] {
             let key = RelativePath::new(key).unwrap();
-            assert_eq!(named(&key).as_deref(), expected, "{key}");
+            assert_eq!(digest_prefix(&key).as_deref(), expected, "{key}");
         }
     }
 }

@@ -1,8 +1,9 @@
-//! The parts of a large file, so that whoever gets one can tell at once whether it is right.
+//! Hashes of the parts of a large file, so that a receiver can verify each part as soon as it
+//! arrives.
 //!
-//! BLAKE3 is a tree: the values of aligned parts merge to the digest of the whole. So a list of
-//! them needs no trust and is no part of a tree's identity; it lies beside the manifest in
-//! `B3PARTS`, and a tree without one is fetched as it always was.
+//! BLAKE3 is a hash tree: the chaining values of aligned parts merge to the digest of the whole
+//! file. Therefore a list of them needs no trust and is not part of a tree's identity. The list is
+//! stored beside the manifest in `B3PARTS`; files of a tree without the list are fetched whole.
 
 use std::{collections::BTreeMap, fmt::Write as _, ops::Range};
 
@@ -12,61 +13,76 @@ use blake3::hazmat::{
 use serde::{Deserialize, Serialize};
 use wire::Digest;
 
-/// Beside a tree's manifest.
-pub(crate) const PARTS: &str = "B3PARTS";
-/// A list of parts is not worth a request for less.
+/// The name of the file with the part hashes, beside a tree's manifest.
+pub(crate) const PARTS_FILE: &str = "B3PARTS";
+/// Files up to this size have no part hashes: reading them is not worth a request.
 pub(crate) const FILE_BYTES_MIN: u64 = 1 << 20;
-/// Of a part: at 1 Gb/s a millisecond, which is how long a box that has it keeps the others.
+/// Smallest size of a part in bytes. A part takes a millisecond at 1 Gb/s, which is how long a host
+/// that sends it delays its other peers.
 const PART_BYTES_MIN: u64 = 128 << 10;
-/// Of a file; larger files have larger parts.
+/// Largest number of parts of one file; larger files have larger parts.
 pub(crate) const PARTS_MAX: u64 = 2048;
-/// Of `B3PARTS`; what does not fit is left out.
+/// Largest size of `B3PARTS` in bytes; a larger list is not written.
 pub(crate) const LIST_BYTES_MAX: u64 = 16 << 20;
-const SCHEMA: &str = "flotilla.parts/1";
+/// The schema name inside `B3PARTS`.
+const PARTS_SCHEMA: &str = "flotilla.parts/1";
 
-/// What the parts of one file must be.
+/// The expected hashes of the parts of one file. All parts have the same size except the last.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Parts {
+pub(crate) struct PartHashes {
+    /// Size of the file in bytes.
     bytes: u64,
+    /// Size of each part but the last, in bytes.
     part_bytes: u64,
+    /// BLAKE3 chaining values in the order of the parts.
     values: Vec<ChainingValue>,
 }
 
-impl Parts {
-    /// How large the parts of such a file are; `None` when it has none.
-    pub(crate) fn part_bytes(bytes: u64) -> Option<u64> {
+impl PartHashes {
+    /// Returns the size of the parts of a file of `bytes` bytes, or `None` if such a file is too
+    /// small for parts.
+    pub(crate) fn part_size(bytes: u64) -> Option<u64> {
         let enough = bytes.div_ceil(PARTS_MAX).next_power_of_two();
         (bytes > FILE_BYTES_MIN).then(|| PART_BYTES_MIN.max(enough))
     }
 
-    /// If these are the parts of that file.
-    fn checked(digest: Digest, bytes: u64, values: Vec<ChainingValue>) -> Option<Self> {
-        let part_bytes = Self::part_bytes(bytes)?;
+    /// Builds the hashes from a list, or returns `None` if their number is wrong or they do not
+    /// merge to the file's digest.
+    fn from_listed(digest: Digest, bytes: u64, values: Vec<ChainingValue>) -> Option<Self> {
+        let part_bytes = Self::part_size(bytes)?;
         let as_many = values.len() as u64 == bytes.div_ceil(part_bytes);
-        (as_many && root(&values) == digest).then_some(Self { bytes, part_bytes, values })
+        (as_many && merge_root(&values) == digest).then_some(Self { bytes, part_bytes, values })
     }
 
-    /// The parts of a file by their values, of which there are two at least, and its digest.
-    pub(crate) fn merge(bytes: u64, part_bytes: u64, values: Vec<ChainingValue>) -> (Digest, Self) {
-        (root(&values), Self { bytes, part_bytes, values })
+    /// Merges the chaining values of at least two parts, and returns the digest of the file with
+    /// its part hashes.
+    pub(crate) fn from_values(
+        bytes: u64,
+        part_bytes: u64,
+        values: Vec<ChainingValue>,
+    ) -> (Digest, Self) {
+        (merge_root(&values), Self { bytes, part_bytes, values })
     }
 
-    pub(crate) fn count(&self) -> usize {
+    /// Returns the number of parts.
+    pub(crate) fn part_count(&self) -> usize {
         self.values.len()
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
+    /// Returns the size of the file in bytes.
+    pub(crate) fn file_bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Where a part lies.
-    pub(crate) fn range(&self, index: usize) -> Range<u64> {
+    /// Returns the byte range of a part in the file.
+    pub(crate) fn part_range(&self, index: usize) -> Range<u64> {
         let start = index as u64 * self.part_bytes;
         start..self.bytes.min(start + self.part_bytes)
     }
 
-    pub(crate) fn is(&self, index: usize, bytes: &[u8]) -> bool {
-        let range = self.range(index);
+    /// Returns true if `bytes` are the content of the part at `index`.
+    pub(crate) fn matches_part(&self, index: usize, bytes: &[u8]) -> bool {
+        let range = self.part_range(index);
         if range.end - range.start != bytes.len() as u64 {
             return false;
         }
@@ -76,41 +92,49 @@ impl Parts {
     }
 }
 
-/// As `blake3` would: the left side is the largest power of two that leaves something.
-fn root(values: &[ChainingValue]) -> Digest {
-    let (left, right) = halves(values);
+/// Merges chaining values to the digest of the file, as `blake3` does: the left side is the largest
+/// power of two that leaves a value for the right side.
+fn merge_root(values: &[ChainingValue]) -> Digest {
+    let (left, right) = merge_halves(values);
     merge_subtrees_root(&left, &right, Mode::Hash).into()
 }
 
-fn merged(values: &[ChainingValue]) -> ChainingValue {
+/// Merges chaining values of a subtree to one value.
+fn merge_values(values: &[ChainingValue]) -> ChainingValue {
     if let [value] = values {
         return *value;
     }
-    let (left, right) = halves(values);
+    let (left, right) = merge_halves(values);
     merge_subtrees_non_root(&left, &right, Mode::Hash)
 }
 
-/// Of two values at least: a file with parts has more than three.
-fn halves(values: &[ChainingValue]) -> (ChainingValue, ChainingValue) {
+/// Merges the left and the right half of at least two values. A file with parts has more than
+/// three.
+fn merge_halves(values: &[ChainingValue]) -> (ChainingValue, ChainingValue) {
     let (left, right) = values.split_at(values.len().next_power_of_two() / 2);
-    (merged(left), merged(right))
+    (merge_values(left), merge_values(right))
 }
 
-/// Hashes a file of known size, and its parts on the way.
+/// A hasher for a file of known size that also computes the hashes of its parts in the same pass.
 pub(crate) struct PartHasher {
+    /// Size of the parts, or `None` when the file has no parts.
     part_bytes: Option<u64>,
+    /// The hasher of the current part, or of the whole file when it has no parts.
     part: blake3::Hasher,
+    /// Chaining values of the finished parts.
     values: Vec<ChainingValue>,
-    /// Of all that came.
+    /// Number of bytes received so far.
     count: u64,
 }
 
 impl PartHasher {
+    /// Creates a hasher for a file of `bytes` bytes.
     pub(crate) fn new(bytes: u64) -> Self {
-        let (part_bytes, part) = (Parts::part_bytes(bytes), blake3::Hasher::new());
+        let (part_bytes, part) = (PartHashes::part_size(bytes), blake3::Hasher::new());
         Self { part_bytes, part, values: Vec::new(), count: 0 }
     }
 
+    /// Adds the next bytes of the file.
     pub(crate) fn update(&mut self, mut bytes: &[u8]) {
         self.count += bytes.len() as u64;
         let Some(part_bytes) = self.part_bytes else {
@@ -128,14 +152,16 @@ impl PartHasher {
         }
     }
 
+    /// Stores the value of the current part and starts the next one.
     fn end_part(&mut self, part_bytes: u64) {
         self.values.push(self.part.finalize_non_root());
         self.part = blake3::Hasher::new();
         self.part.set_input_offset(self.values.len() as u64 * part_bytes);
     }
 
-    /// A digest of what came so far, for who compares two readings of one file.
-    pub(crate) fn so_far(&self) -> Digest {
+    /// Returns a digest of the bytes received so far, to compare two readings of one file. It is
+    /// not the BLAKE3 digest of those bytes.
+    pub(crate) fn running_digest(&self) -> Digest {
         let mut hasher = blake3::Hasher::new();
         for value in &self.values {
             hasher.update(value);
@@ -146,70 +172,79 @@ impl PartHasher {
         hasher.finalize().into()
     }
 
-    /// The digest of what came, how much it was, and its parts if there are any.
-    pub(crate) fn finish(mut self) -> (Digest, u64, Option<Parts>) {
+    /// Returns the digest of the received bytes, their number, and the part hashes if the file has
+    /// parts.
+    pub(crate) fn finish(mut self) -> (Digest, u64, Option<PartHashes>) {
         let Some(part_bytes) = self.part_bytes else {
             return (self.part.finalize().into(), self.count, None);
         };
         if self.values.is_empty() {
-            // Shorter than was said.
+            // The file is shorter than announced.
             return (self.part.finalize().into(), self.count, None);
         }
         self.values.push(self.part.finalize_non_root());
-        let (digest, parts) = Parts::merge(self.count, part_bytes, self.values);
+        let (digest, parts) = PartHashes::from_values(self.count, part_bytes, self.values);
         (digest, self.count, Some(parts))
     }
 }
 
-/// The parts of a tree's large files, by their digests.
+/// The part hashes of a tree's large files, by file digest: the content of `B3PARTS`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PartLists(BTreeMap<Digest, Vec<ChainingValue>>);
 
+/// The JSON form of `B3PARTS`.
 #[derive(Serialize, Deserialize)]
-struct Written {
+struct PartListsJson {
+    /// The schema name, `flotilla.parts/1`.
     schema: String,
-    /// In hex, one after the other.
+    /// Chaining values in hex, concatenated, by file digest.
     parts: BTreeMap<Digest, String>,
 }
 
 impl PartLists {
-    pub(crate) fn add(&mut self, digest: Digest, parts: Option<Parts>) {
+    /// Adds the part hashes of a file; a file without part hashes is skipped.
+    pub(crate) fn add_parts(&mut self, digest: Digest, parts: Option<PartHashes>) {
         if let Some(parts) = parts {
             self.0.insert(digest, parts.values);
         }
     }
 
-    /// The text of `B3PARTS`; `None` when there is nothing to say, or too much.
+    /// Returns the text of `B3PARTS`, or `None` when the list is empty or larger than
+    /// [`LIST_BYTES_MAX`].
     pub(crate) fn to_json(&self) -> Option<Vec<u8>> {
         let hex = |values: &Vec<ChainingValue>| {
             let mut text = String::with_capacity(values.len() * 64);
             for byte in values.iter().flatten() {
-                // Writing to a string does not fail.
+                // Writing to a string cannot fail.
                 let _ = write!(text, "{byte:02x}");
             }
             text
         };
         let parts = self.0.iter().map(|(digest, values)| (*digest, hex(values))).collect();
-        let written = Written { schema: SCHEMA.to_owned(), parts };
+        let written = PartListsJson { schema: PARTS_SCHEMA.to_owned(), parts };
         let json = serde_json::to_vec(&written).ok()?;
         (!self.0.is_empty() && json.len() as u64 <= LIST_BYTES_MAX).then_some(json)
     }
 
-    /// What can be read of it; that it is right is found when parts are asked for.
+    /// Reads `B3PARTS` and skips entries that cannot be parsed. The values are verified later, in
+    /// [`PartLists::parts_for`].
     pub(crate) fn parse(json: &[u8]) -> Self {
-        let read = serde_json::from_slice::<Written>(json).ok();
-        let read = read.filter(|read| read.schema == SCHEMA).map(|read| read.parts);
+        let read = serde_json::from_slice::<PartListsJson>(json).ok();
+        let read = read.filter(|read| read.schema == PARTS_SCHEMA).map(|read| read.parts);
         let listed = read.unwrap_or_default().into_iter();
-        Self(listed.filter_map(|(digest, hex)| Some((digest, values(&hex)?))).collect())
+        Self(listed.filter_map(|(digest, hex)| Some((digest, parse_values(&hex)?))).collect())
     }
 
-    /// The parts of a file, if they are in the list and merge to its digest.
-    pub(crate) fn of(&self, digest: Digest, bytes: u64) -> Option<Parts> {
-        Parts::checked(digest, bytes, self.0.get(&digest)?.clone())
+    /// Returns the part hashes of a file, if the list contains them and they merge to the file's
+    /// digest.
+    pub(crate) fn parts_for(&self, digest: Digest, bytes: u64) -> Option<PartHashes> {
+        PartHashes::from_listed(digest, bytes, self.0.get(&digest)?.clone())
     }
 }
 
-fn values(hex: &str) -> Option<Vec<ChainingValue>> {
+/// Parses concatenated chaining values from hex; returns `None` for malformed text or too many
+/// values.
+fn parse_values(hex: &str) -> Option<Vec<ChainingValue>> {
     let digit = |byte: u8| u8::try_from(char::from(byte).to_digit(16)?).ok();
     let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
     let bytes: Option<Vec<u8>> =
@@ -238,9 +273,9 @@ mod tests {
         // In pieces that are no parts.
         bytes.chunks(100_003).for_each(|piece| hasher.update(piece));
         let (digest, count, parts) = hasher.finish();
-        assert_eq!((digest, count), (Digest::of(bytes), bytes.len() as u64));
+        assert_eq!((digest, count), (Digest::hash_bytes(bytes), bytes.len() as u64));
         let mut lists = PartLists::default();
-        lists.add(digest, parts);
+        lists.add_parts(digest, parts);
         (digest, lists)
     }
 
@@ -250,17 +285,17 @@ mod tests {
             let bytes = noise(len);
             let (digest, lists) = listed(&bytes);
             let lists = PartLists::parse(&lists.to_json().unwrap());
-            let parts = lists.of(digest, len as u64).unwrap();
-            for index in 0..parts.count() {
-                let range = parts.range(index);
+            let parts = lists.parts_for(digest, len as u64).unwrap();
+            for index in 0..parts.part_count() {
+                let range = parts.part_range(index);
                 let mut part = bytes
                     [usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap()]
                     .to_vec();
-                assert!(parts.is(index, &part), "part {index} of {len}");
-                assert!(!parts.is((index + 1) % parts.count(), &part));
+                assert!(parts.matches_part(index, &part), "part {index} of {len}");
+                assert!(!parts.matches_part((index + 1) % parts.part_count(), &part));
                 part[0] ^= 1;
-                assert!(!parts.is(index, &part));
-                assert!(!parts.is(index, &part[1..]));
+                assert!(!parts.matches_part(index, &part));
+                assert!(!parts.matches_part(index, &part[1..]));
             }
         }
     }
@@ -273,21 +308,22 @@ mod tests {
         let hex = json.rsplit_once("\":\"").unwrap().1;
         let digit = if hex.starts_with('0') { '1' } else { '0' };
         let other = json.replace(hex, &format!("{digit}{}", &hex[1..]));
-        assert!(PartLists::parse(json.as_bytes()).of(digest, 3 << 20).is_some());
-        assert!(PartLists::parse(other.as_bytes()).of(digest, 3 << 20).is_none());
-        assert!(PartLists::parse(json.as_bytes()).of(digest, (3 << 20) + 1).is_none());
-        for broken in ["", "{}", "[1]", &json.replace(SCHEMA, "other"), &json.replace(hex, "0\"}}")]
+        assert!(PartLists::parse(json.as_bytes()).parts_for(digest, 3 << 20).is_some());
+        assert!(PartLists::parse(other.as_bytes()).parts_for(digest, 3 << 20).is_none());
+        assert!(PartLists::parse(json.as_bytes()).parts_for(digest, (3 << 20) + 1).is_none());
+        for broken in
+            ["", "{}", "[1]", &json.replace(PARTS_SCHEMA, "other"), &json.replace(hex, "0\"}}")]
         {
-            assert!(PartLists::parse(broken.as_bytes()).of(digest, 3 << 20).is_none());
+            assert!(PartLists::parse(broken.as_bytes()).parts_for(digest, 3 << 20).is_none());
         }
     }
 
     #[test]
     fn small_files_have_no_parts_and_the_largest_have_no_more_than_others() {
         assert!(listed(&noise(1 << 20)).1.to_json().is_none());
-        assert_eq!(Parts::part_bytes(40_000_000), Some(128 << 10));
+        assert_eq!(PartHashes::part_size(40_000_000), Some(128 << 10));
         for bytes in [1_u64 << 30, 60_000_000_000, 1 << 40] {
-            assert!(bytes.div_ceil(Parts::part_bytes(bytes).unwrap()) <= PARTS_MAX);
+            assert!(bytes.div_ceil(PartHashes::part_size(bytes).unwrap()) <= PARTS_MAX);
         }
     }
 }

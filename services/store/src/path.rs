@@ -1,49 +1,62 @@
-//! Names inside the store. What comes from outside (manifests, facts, directories)
-//! becomes a `RelativePath` once, and can then neither leave its root nor surprise a shell.
+//! Names inside the store. Input from outside (manifests, facts, directories) is parsed into a
+//! [`RelativePath`] once. The path can then neither leave its root nor contain characters that are
+//! dangerous in a shell.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use wire::{Digest, RunId};
 
+/// Longest path in bytes.
 const MAX_PATH_BYTES: usize = 768;
+/// Longest segment of a path in bytes.
 const MAX_SEGMENT_BYTES: usize = 200;
-/// Of the manifest's 64 hex digits: enough that two contents of one place do not meet.
+/// Number of the manifest's 64 hex digits in a directory name: enough that two contents of one
+/// place do not collide.
 const SUFFIX_HEX: usize = 12;
 
-/// `a/b/c`: no `..`, no `.`, no empty part, no backslash, no control character, not absolute.
+/// A path such as `a/b/c`, relative to a root. It has no `..`, no `.`, no empty segment, no
+/// backslash and no control character, and it is not absolute.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RelativePath(String);
 
+/// The reason why a path may not be used in the store.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("path {path:?} may not be used in the store: {reason} (S109)")]
 pub struct PathError {
+    /// The rejected path, shortened to 100 characters.
     pub path: String,
+    /// The rule that the path breaks.
     pub reason: &'static str,
 }
 
 impl RelativePath {
+    /// Checks a path and wraps it.
+    ///
     /// # Errors
-    /// When the path could leave its root or cannot be written everywhere.
+    /// When the path could leave its root, or cannot be written on every file system and store.
     pub fn new(path: impl Into<String>) -> Result<Self, PathError> {
         let path = path.into();
-        match path_fault(&path) {
-            Some(reason) => Err(PathError { path: shortened(path), reason }),
+        match find_path_fault(&path) {
+            Some(reason) => Err(PathError { path: shorten_path(path), reason }),
             None => Ok(Self(path)),
         }
     }
 
+    /// Returns the path as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
+    /// Appends a path below this one. Fails when the result is too long.
     pub(crate) fn join(&self, below: &Self) -> Result<Self, PathError> {
         Self::new(format!("{self}/{below}"))
     }
 }
 
-fn path_fault(path: &str) -> Option<&'static str> {
+/// Returns the rule that a path breaks, or `None` if the path is valid.
+fn find_path_fault(path: &str) -> Option<&'static str> {
     if path.is_empty() {
         return Some("it is empty");
     }
@@ -53,10 +66,11 @@ fn path_fault(path: &str) -> Option<&'static str> {
     if path.starts_with('/') {
         return Some("it is absolute");
     }
-    path.split('/').find_map(segment_fault)
+    path.split('/').find_map(find_segment_fault)
 }
 
-fn segment_fault(segment: &str) -> Option<&'static str> {
+/// Returns the rule that one segment of a path breaks, or `None` if it is valid.
+fn find_segment_fault(segment: &str) -> Option<&'static str> {
     match segment {
         "" => return Some("a part of it is empty"),
         "." | ".." => return Some("a part of it is '.' or '..'"),
@@ -71,15 +85,16 @@ fn segment_fault(segment: &str) -> Option<&'static str> {
     if segment.chars().any(char::is_control) {
         return Some("it holds a control character");
     }
-    // `name#3` is how object_store calls its own unfinished local files.
+    // `object_store` names its own unfinished local files like `name#3`.
     let ends_like_staging = segment
         .rsplit_once('#')
         .is_some_and(|(_, n)| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()));
     ends_like_staging.then_some("a part of it ends in '#' and digits")
 }
 
-/// Keeps an error message readable when the path is hostile.
-fn shortened(path: String) -> String {
+/// Shortens a path to 100 characters, so that an error message stays readable when the path is
+/// hostile.
+fn shorten_path(path: String) -> String {
     if path.chars().count() <= 100 { path } else { path.chars().take(100).chain(['…']).collect() }
 }
 
@@ -109,8 +124,8 @@ impl From<RelativePath> for String {
     }
 }
 
-/// Where a tree goes: `parent/name-<12 hex of its manifest>`. The suffix lets two writers
-/// publish different bytes for one place side by side, so neither overwrites a commit.
+/// The place of a tree: `parent/name-<12 hex of its manifest>`. Because of the suffix, two writers
+/// can publish different bytes for one place side by side, and neither overwrites a committed tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TreePlace {
     parent: RelativePath,
@@ -118,8 +133,10 @@ pub struct TreePlace {
 }
 
 impl TreePlace {
+    /// Builds a place from a parent directory and a name.
+    ///
     /// # Errors
-    /// When parent or name may not be used in the store, or the name has more than one part.
+    /// When parent or name may not be used in the store, or the name has more than one segment.
     pub fn new(parent: &str, name: &str) -> Result<Self, PathError> {
         let (parent, name) = (RelativePath::new(parent)?, RelativePath::new(name)?);
         if name.as_str().contains('/') {
@@ -129,35 +146,38 @@ impl TreePlace {
         Ok(Self { parent, name })
     }
 
-    /// `runs/<run>/checkpoints/c<cycle>-s<step>-…`
-    pub fn checkpoint(run: &RunId, cycle: u32, step: u32) -> Self {
+    /// Returns the place of a checkpoint: `runs/<run>/checkpoints/c<cycle>-s<step>-…`.
+    pub fn for_checkpoint(run: &RunId, cycle: u32, step: u32) -> Self {
         Self {
             parent: RelativePath(format!("runs/{run}/checkpoints")),
             name: RelativePath(format!("c{cycle}-s{step}")),
         }
     }
 
-    /// `runs/<run>/resume/c<cycle>-s<step>-…`: what the optimizer remembers at a checkpoint.
-    pub fn resume(run: &RunId, cycle: u32, step: u32) -> Self {
+    /// Returns the place of the optimizer state of a checkpoint:
+    /// `runs/<run>/resume/c<cycle>-s<step>-…`.
+    pub fn for_resume_state(run: &RunId, cycle: u32, step: u32) -> Self {
         Self {
             parent: RelativePath(format!("runs/{run}/resume")),
             name: RelativePath(format!("c{cycle}-s{step}")),
         }
     }
 
-    /// `models/<name>-…`
+    /// Returns the place of a model: `models/<name>-…`.
     ///
     /// # Errors
-    /// When the name may not be used in the store, or has more than one part.
-    pub fn model(name: &str) -> Result<Self, PathError> {
+    /// When the name may not be used in the store, or has more than one segment.
+    pub fn for_model(name: &str) -> Result<Self, PathError> {
         Self::new("models", name)
     }
 
-    pub(crate) fn parent(&self) -> &RelativePath {
+    /// Returns the directory that contains the trees of this place.
+    pub(crate) fn parent_path(&self) -> &RelativePath {
         &self.parent
     }
 
-    pub(crate) fn path(&self, manifest: Digest) -> RelativePath {
+    /// Returns the directory of the tree with the given manifest digest.
+    pub(crate) fn tree_path(&self, manifest: Digest) -> RelativePath {
         let hex = manifest.to_hex();
         RelativePath(format!("{}/{}-{}", self.parent, self.name, &hex[..SUFFIX_HEX]))
     }
@@ -197,10 +217,10 @@ mod tests {
     #[test]
     fn the_place_of_a_checkpoint_names_its_content() {
         let run = RunId::new("raft-1").unwrap();
-        let digest = Digest::of(b"manifest");
-        let path = TreePlace::checkpoint(&run, 3, 200).path(digest);
+        let digest = Digest::hash_bytes(b"manifest");
+        let path = TreePlace::for_checkpoint(&run, 3, 200).tree_path(digest);
         let expected = format!("runs/raft-1/checkpoints/c3-s200-{}", &digest.to_hex()[..12]);
         assert_eq!(path.as_str(), expected);
-        assert!(TreePlace::model("a/b").is_err());
+        assert!(TreePlace::for_model("a/b").is_err());
     }
 }

@@ -1,17 +1,17 @@
-//! Agents that fetch the same file get it from each other: each part comes from the store once or
-//! so, and the last of many boxes is hardly later than the first.
+//! File exchange between agents that fetch the same file: each part leaves the store about once,
+//! and the last of many hosts finishes hardly later than the first.
 //!
-//! Peers are found by what agents say on the bus, which this crate is told as a [`Roll`]. Both ends
-//! of a connection show a key that stands there. What a peer sends is compared part by part
-//! ([`parts`](crate::parts)), so that nobody needs to be trusted for more than patience; and the
-//! store has whatever no peer has.
+//! Agents announce themselves on the bus; this crate sees them as a [`PeerDirectory`]. Both ends of
+//! a connection present a key that the directory lists. Bytes from a peer are verified part by part
+//! ([`parts`](crate::parts)), so a bad peer can only waste time, and the store remains the source
+//! for parts that no peer has.
 
-mod counts;
-mod fetch;
-mod link;
+mod active_downloads;
+mod peer_connection;
+mod peer_download;
+mod peer_server;
 mod plan;
-mod serve;
-mod shelf;
+mod transfer_counts;
 
 use std::{
     collections::BTreeMap,
@@ -21,144 +21,169 @@ use std::{
 };
 
 use async_trait::async_trait;
-use authority::{Fingerprint, PeerError, PeerIdentity};
+use identity::{Fingerprint, PeerIdentity, PeerTlsError};
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 use wire::AgentId;
 
-use self::{counts::Counts, shelf::Shelf};
+use self::{active_downloads::ActiveDownloads, transfer_counts::TransferCounters};
 
-pub use self::counts::Exchanged;
-pub(crate) use self::{fetch::fetch, shelf::Entry};
+pub use self::transfer_counts::TransferTotals;
+pub(crate) use self::{active_downloads::ActiveDownloadGuard, peer_download::fetch_with_peers};
 
-/// Asked for one file.
+/// Largest number of peers that are asked for one file.
 const PEERS_MAX: usize = 16;
-/// The bus may take so long to say who is there.
-const ROLL_LIMIT: Duration = Duration::from_millis(500);
-/// Who was there is there still.
-const ROLL_FRESH: Duration = Duration::from_secs(5);
-/// Who sent what was wrong is not asked again so soon.
-const SHUNNED: Duration = Duration::from_secs(300);
-/// Whether somebody is a member is asked again after this.
-const MEMBER_FRESH: Duration = Duration::from_secs(10);
-/// Of who was looked up, and of who is shunned.
+/// Longest time to wait for the peer directory.
+const DIRECTORY_TIMEOUT: Duration = Duration::from_millis(500);
+/// Time for which a list of peers is reused.
+const DIRECTORY_TTL: Duration = Duration::from_secs(5);
+/// Time for which a peer that sent wrong bytes is not asked.
+const BAN_DURATION: Duration = Duration::from_secs(300);
+/// Time for which the result of a membership check is reused.
+const MEMBER_TTL: Duration = Duration::from_secs(10);
+/// Largest number of remembered membership checks, and of banned peers.
 const REMEMBERED_MAX: usize = 256;
 
 /// An agent that exchanges files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
+pub struct PeerAgent {
+    /// The name of the agent.
     pub name: AgentId,
-    /// Of the certificate that it shows.
+    /// The fingerprint of the certificate that it presents.
     pub key: Fingerprint,
-    /// Where it listens, the likeliest first.
+    /// Addresses on which it listens, the likeliest first.
     pub addresses: Vec<SocketAddr>,
 }
 
-/// Who is in the fleet, as its members can see and others cannot forge.
+/// The agents of the fleet that are online, from a source that non-members cannot forge.
 #[async_trait]
-pub trait Roll: Send + Sync {
-    /// Some agents that are there now; not all of a large fleet, nor the same ones each time.
-    async fn some(&self) -> Vec<Peer>;
-    /// What an agent goes by, if it is there now.
-    async fn key_of(&self, name: &AgentId) -> Option<Fingerprint>;
+pub trait PeerDirectory: Send + Sync {
+    /// Returns some agents that are online now. The list is a sample of a large fleet, and differs
+    /// between calls.
+    async fn sample_peers(&self) -> Vec<PeerAgent>;
+    /// Returns the key of an agent, if it is online now.
+    async fn find_key(&self, name: &AgentId) -> Option<Fingerprint>;
 }
 
-/// This agent among its peers. Clones are the same.
+/// This agent as a node of the file exchange with its peers. Clones share one state.
+///
+/// A fetch asks the directory for up to 16 peers, connects to them, and follows which parts each
+/// has. A `DownloadPlan` decides which part to request from whom.
+/// [`serve_files`](Self::serve_files) offers the cache and the parts of unfinished files to others.
+/// A peer that sends wrong bytes is banned for 5 minutes.
 #[derive(Clone)]
-pub struct Peers {
-    inner: Arc<Inner>,
+pub struct PeerNode {
+    inner: Arc<PeerNodeInner>,
 }
 
-struct Inner {
+/// The shared state of the clones.
+struct PeerNodeInner {
+    /// The name of this agent.
     name: AgentId,
     identity: PeerIdentity,
     acceptor: TlsAcceptor,
-    roll: Arc<dyn Roll>,
-    shelf: Shelf,
-    counts: Counts,
-    some: tokio::sync::Mutex<Option<(Instant, Vec<Peer>)>>,
-    shunned: Mutex<BTreeMap<String, Instant>>,
+    /// The directory of peers.
+    directory: Arc<dyn PeerDirectory>,
+    /// Files that are being fetched.
+    active: ActiveDownloads,
+    /// Counters of transferred bytes.
+    counts: TransferCounters,
+    /// The last list of peers and its time.
+    sampled: tokio::sync::Mutex<Option<(Instant, Vec<PeerAgent>)>>,
+    /// Keys of banned peers, and the time of the ban.
+    banned: Mutex<BTreeMap<String, Instant>>,
+    /// Results of membership checks and their time, by name and key.
     members: Mutex<BTreeMap<(AgentId, String), (Instant, bool)>>,
 }
 
-impl Peers {
+impl PeerNode {
+    /// Creates the exchange of an agent, with a fresh key.
+    ///
     /// # Errors
     /// When no key can be made.
-    pub fn new(name: AgentId, roll: Arc<dyn Roll>) -> Result<Self, PeerError> {
+    pub fn new(name: AgentId, roll: Arc<dyn PeerDirectory>) -> Result<Self, PeerTlsError> {
         let identity = PeerIdentity::new()?;
-        let acceptor = TlsAcceptor::from(Arc::new(identity.server()?));
-        let inner = Inner {
+        let acceptor = TlsAcceptor::from(Arc::new(identity.server_config()?));
+        let inner = PeerNodeInner {
             name,
             identity,
             acceptor,
-            roll,
-            shelf: Shelf::default(),
-            counts: Counts::default(),
-            some: Default::default(),
-            shunned: Mutex::default(),
+            directory: roll,
+            active: ActiveDownloads::default(),
+            counts: TransferCounters::default(),
+            sampled: Default::default(),
+            banned: Mutex::default(),
             members: Mutex::default(),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// What the roll must say of this agent.
-    pub fn key(&self) -> Fingerprint {
-        self.inner.identity.fingerprint()
+    /// Returns the fingerprint that the directory must list for this agent.
+    pub fn own_key(&self) -> Fingerprint {
+        self.inner.identity.own_fingerprint()
     }
 
-    /// What came and went so far.
-    pub fn exchanged(&self) -> Exchanged {
-        self.inner.counts.now()
+    /// Returns the number of transferred bytes so far.
+    pub fn transfer_totals(&self) -> TransferTotals {
+        self.inner.counts.current_totals()
     }
 
-    /// A file came from the store as a whole.
-    pub(crate) fn count_whole(&self, bytes: u64) {
-        self.inner.counts.came_from_store(bytes);
+    /// Counts a file that came from the store as a whole.
+    pub(crate) fn count_from_store(&self, bytes: u64) {
+        self.inner.counts.add_from_store(bytes);
     }
 
-    /// Whom to ask, and which place in their row is one's own.
-    async fn around(&self) -> (Vec<Peer>, (usize, usize)) {
-        let mut known = self.inner.some.lock().await;
-        if known.as_ref().is_none_or(|(at, _)| at.elapsed() > ROLL_FRESH) {
-            // Without an answer it is tried without peers, and not asked again at once.
-            let some = timeout(ROLL_LIMIT, self.inner.roll.some()).await.unwrap_or_default();
+    /// Returns the peers to ask, and the rank of this agent among them with their number. The rank
+    /// decides which share of a file this agent takes from the store first.
+    async fn select_peers(&self) -> (Vec<PeerAgent>, (usize, usize)) {
+        let mut known = self.inner.sampled.lock().await;
+        if known.as_ref().is_none_or(|(at, _)| at.elapsed() > DIRECTORY_TTL) {
+            // If the directory does not answer, the fetch starts without peers, and the empty list
+            // is reused for a while.
+            let some = timeout(DIRECTORY_TIMEOUT, self.inner.directory.sample_peers())
+                .await
+                .unwrap_or_default();
             *known = Some((Instant::now(), some));
         }
         let mut peers = known.as_ref().map(|(_, peers)| peers.clone()).unwrap_or_default();
         drop(known);
-        peers.retain(|peer| peer.name != self.inner.name && !self.is_shunned(peer.key));
+        peers.retain(|peer| peer.name != self.inner.name && !self.is_banned(peer.key));
         peers.truncate(PEERS_MAX);
         let place = peers.iter().filter(|peer| peer.name < self.inner.name).count();
         let count = peers.len() + 1;
         (peers, (place, count))
     }
 
-    /// It sent what it should not have.
-    fn shun(&self, key: Fingerprint) {
-        let mut shunned = lock(&self.inner.shunned);
-        shunned.retain(|_, at| at.elapsed() < SHUNNED);
+    /// Bans a peer that sent wrong bytes.
+    fn ban_peer(&self, key: Fingerprint) {
+        let mut shunned = lock_mutex(&self.inner.banned);
+        shunned.retain(|_, at| at.elapsed() < BAN_DURATION);
         if shunned.len() < REMEMBERED_MAX {
             shunned.insert(key.to_string(), Instant::now());
         }
     }
 
-    fn is_shunned(&self, key: Fingerprint) -> bool {
-        lock(&self.inner.shunned).get(&key.to_string()).is_some_and(|at| at.elapsed() < SHUNNED)
+    /// Returns true if a peer is banned.
+    fn is_banned(&self, key: Fingerprint) -> bool {
+        lock_mutex(&self.inner.banned)
+            .get(&key.to_string())
+            .is_some_and(|at| at.elapsed() < BAN_DURATION)
     }
 
-    /// Whether that agent goes by that key now.
+    /// Returns true if the directory lists this agent with this key. Results are cached.
     async fn is_member(&self, name: &AgentId, key: Fingerprint) -> bool {
         let who = (name.clone(), key.to_string());
-        let known = lock(&self.inner.members).get(&who).copied();
-        if let Some((at, is)) = known.filter(|(at, _)| at.elapsed() < MEMBER_FRESH) {
-            // Who just came may not have been seen yet.
-            if is || at.elapsed() < ROLL_LIMIT {
+        let known = lock_mutex(&self.inner.members).get(&who).copied();
+        if let Some((at, is)) = known.filter(|(at, _)| at.elapsed() < MEMBER_TTL) {
+            // A negative result is reused only briefly, because a new agent may not have been
+            // listed yet.
+            if is || at.elapsed() < DIRECTORY_TIMEOUT {
                 return is;
             }
         }
-        let is = self.inner.roll.key_of(name).await == Some(key);
-        let mut members = lock(&self.inner.members);
-        members.retain(|_, (at, _)| at.elapsed() < MEMBER_FRESH);
+        let is = self.inner.directory.find_key(name).await == Some(key);
+        let mut members = lock_mutex(&self.inner.members);
+        members.retain(|_, (at, _)| at.elapsed() < MEMBER_TTL);
         if members.len() < REMEMBERED_MAX {
             members.insert(who, (Instant::now(), is));
         }
@@ -166,6 +191,7 @@ impl Peers {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks a mutex and ignores poisoning.
+fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

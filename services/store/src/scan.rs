@@ -1,4 +1,4 @@
-//! What is in a directory that is to be published: names, sizes, digests. Blocking.
+//! The files of a directory that is to be published: names, sizes, digests. Blocking.
 
 use std::{
     fs::{self, File},
@@ -10,39 +10,45 @@ use wire::Digest;
 
 use crate::{
     error::PutError,
-    files,
-    manifest::{MANIFEST, MAX_FILES, Manifest, ManifestError, SUMS, TreeFile},
-    parts::PARTS,
+    file_hashing,
+    manifest::{MANIFEST, MAX_FILES, ManifestError, SUMS_FILE, TreeFile, TreeManifest},
+    parts::PARTS_FILE,
     path::RelativePath,
 };
 
-/// All regular files below `dir`, hashed. Links to files are followed (as in the Hugging Face
-/// cache); links to directories are refused, for they may be loops.
-pub(crate) fn scan(dir: &Path) -> Result<Vec<TreeFile>, PutError> {
+/// Finds and hashes all regular files below `dir`. Links to files are followed (as in the Hugging
+/// Face cache); links to directories are refused, because they may form loops.
+pub(crate) fn scan_directory(dir: &Path) -> Result<Vec<TreeFile>, PutError> {
     let mut files = Vec::new();
-    walk(dir, None, &mut files)?;
+    collect_files(dir, None, &mut files)?;
     if files.is_empty() {
         return Err(PutError::Empty { path: dir.to_owned() });
     }
     files
         .into_iter()
         .map(|(path, disk)| {
-            let hashed = hash_file(&disk).map_err(|source| PutError::Read { path: disk, source });
+            let hashed = hash_path(&disk).map_err(|source| PutError::Read { path: disk, source });
             let (digest, bytes) = hashed?;
             Ok(TreeFile { path, bytes, digest })
         })
         .collect()
 }
 
-type Found = Vec<(RelativePath, PathBuf)>;
+/// Paths in the tree and on disk.
+type FoundFiles = Vec<(RelativePath, PathBuf)>;
 
-fn walk(dir: &Path, below: Option<&RelativePath>, found: &mut Found) -> Result<(), PutError> {
+/// Collects the files below a directory, without the files that the store writes itself.
+fn collect_files(
+    dir: &Path,
+    below: Option<&RelativePath>,
+    found: &mut FoundFiles,
+) -> Result<(), PutError> {
     let unread = |source| PutError::Read { path: dir.to_owned(), source };
     for entry in fs::read_dir(dir).map_err(unread)? {
         let disk = entry.map_err(unread)?.path();
         let path =
-            name_of(&disk, below).map_err(|(path, source)| PutError::Path { path, source })?;
-        if below.is_none() && is_ours(&disk, path.as_str())? {
+            path_in_tree(&disk, below).map_err(|(path, source)| PutError::Path { path, source })?;
+        if below.is_none() && is_store_file(&disk, path.as_str())? {
             continue;
         }
         let unread = |source| PutError::Read { path: disk.clone(), source };
@@ -50,7 +56,7 @@ fn walk(dir: &Path, below: Option<&RelativePath>, found: &mut Found) -> Result<(
         if target.is_file() {
             found.push((path, disk));
         } else if fs::symlink_metadata(&disk).map_err(unread)?.is_dir() {
-            walk(&disk, Some(&path), found)?;
+            collect_files(&disk, Some(&path), found)?;
         } else {
             return Err(PutError::Kind { path: disk });
         }
@@ -62,11 +68,13 @@ fn walk(dir: &Path, below: Option<&RelativePath>, found: &mut Found) -> Result<(
     Ok(())
 }
 
-fn name_of(
+/// Returns the path of a file or directory in the tree.
+fn path_in_tree(
     disk: &Path,
     below: Option<&RelativePath>,
 ) -> Result<RelativePath, (PathBuf, crate::path::PathError)> {
-    // A name that is not UTF-8 keeps U+FFFD here and then fails to open: it is never renamed.
+    // A name that is not UTF-8 contains U+FFFD here, so opening the file fails later. It is never
+    // renamed.
     let name = disk.file_name().unwrap_or_default().to_string_lossy();
     let joined = match below {
         Some(below) => RelativePath::new(format!("{below}/{name}")),
@@ -75,10 +83,11 @@ fn name_of(
     joined.map_err(|source| (disk.to_owned(), source))
 }
 
-/// A fetched tree may be published again: its manifest and sums are written anew. A stranger's
-/// `manifest.json` is not silently dropped.
-fn is_ours(disk: &Path, name: &str) -> Result<bool, PutError> {
-    if name == SUMS || name == PARTS {
+/// Reports whether a file is written by the store itself. A fetched tree may be published again:
+/// its manifest and sums are generated. A `manifest.json` of another program is an error and is not
+/// silently dropped.
+fn is_store_file(disk: &Path, name: &str) -> Result<bool, PutError> {
+    if name == SUMS_FILE || name == PARTS_FILE {
         return Ok(true);
     }
     if name != MANIFEST {
@@ -86,13 +95,14 @@ fn is_ours(disk: &Path, name: &str) -> Result<bool, PutError> {
     }
     let bytes =
         fs::read(disk).map_err(|source| PutError::Read { path: disk.to_owned(), source })?;
-    match Manifest::parse(&bytes) {
+    match TreeManifest::parse(&bytes) {
         Ok(_) => Ok(true),
         Err(source) => Err(PutError::Manifest { path: disk.to_owned(), source }),
     }
 }
 
-pub(crate) fn hash_file(path: &Path) -> io::Result<(Digest, u64)> {
-    let (digest, bytes, _) = files::hash(&File::open(path)?, &|_| ())?;
+/// Returns the digest and the size of the file at `path`.
+pub(crate) fn hash_path(path: &Path) -> io::Result<(Digest, u64)> {
+    let (digest, bytes, _) = file_hashing::hash_open_file(&File::open(path)?, &|_| ())?;
     Ok((digest, bytes))
 }

@@ -1,4 +1,4 @@
-//! A store and its blobs. Trees are in `tree`.
+//! A store and its blobs. Module `tree` contains the operations on trees.
 
 use std::{
     ffi::OsString,
@@ -15,40 +15,58 @@ use object_store::{ObjectStoreExt, path::Path};
 use wire::{Digest, v1};
 
 use crate::{
-    door::Door,
-    error::{CheckError, Fault, GetError, OpenError, PutError},
-    location::{self, Location},
-    parts::Parts,
+    backend::{self, StoreBackend},
+    error::{CheckError, GetError, OpenError, PutError, StorageError},
+    gateway_store::GatewayStore,
+    parts::PartHashes,
     scan,
 };
 
+/// Longest time for a check of a store.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A place for immutable files. Clones share one connection pool.
+/// A store of immutable files: a directory, an S3 bucket, or a fleet's store behind its gateway.
+/// Clones share one connection pool.
+///
+/// It contains blobs (one file, named by its digest) and trees (directories, named by the digest of
+/// their manifest). Every read is verified against a digest; every write is atomic.
+///
+/// ```text
+/// let store = Store::open("s3://bucket/prefix").await?;
+/// store.check_access().await?;
+/// let tree = store.publish_tree(dir, &place, metadata).await?;   // a writer
+/// let cached = cache.fetch_tree(&store, &tree).await?;           // a reader
+/// ```
 #[derive(Clone)]
 pub struct Store {
-    pub(crate) at: Arc<Location>,
+    /// The storage behind the URL.
+    pub(crate) backend: Arc<StoreBackend>,
 }
 
-/// An object and what its bytes must be.
+/// An object and its expected content.
 #[derive(Debug, Clone)]
-pub(crate) struct Wanted {
+pub(crate) struct WantedObject {
+    /// The key in the store.
     pub(crate) key: Path,
+    /// The URL of the object, for messages.
     pub(crate) url: String,
+    /// The expected digest.
     pub(crate) digest: Digest,
+    /// The expected size in bytes.
     pub(crate) bytes: u64,
-    /// Where they are known: so that each can be had from anybody.
-    pub(crate) parts: Option<Arc<Parts>>,
+    /// The expected part hashes, if known: they allow to fetch each part from any peer.
+    pub(crate) parts: Option<Arc<PartHashes>>,
 }
 
 impl Store {
-    /// `file:///directory` (created if absent) or `s3://bucket/prefix` with `AWS_*` from the
-    /// environment. Touches no network: ask [`Store::check`] whether the store answers.
+    /// Opens `file:///directory` (created if absent) or `s3://bucket/prefix` with `AWS_*` from the
+    /// environment. Touches no network; use [`Store::check_access`] to check that the store
+    /// answers.
     ///
     /// # Errors
     /// When the URL or the environment cannot be used.
     pub async fn open(url: &str) -> Result<Self, OpenError> {
-        // `vars` would panic on a variable of somebody else's that is not UTF-8.
+        // `vars` would panic on a variable that is not UTF-8.
         let text = |(name, value): (OsString, OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         };
@@ -56,7 +74,7 @@ impl Store {
         Self::open_with_env(url, env).await
     }
 
-    /// As [`Store::open`], with the environment given.
+    /// Opens a store as [`Store::open`] does, with the given environment.
     ///
     /// # Errors
     /// When the URL or the environment cannot be used.
@@ -64,116 +82,128 @@ impl Store {
         url: &str,
         env: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, OpenError> {
-        Ok(Self { at: Arc::new(location::open(url, env).await?) })
+        Ok(Self { backend: Arc::new(backend::open_backend(url, env).await?) })
     }
 
-    /// A fleet's store through its gateway. Touches no network.
+    /// Opens a fleet's store through its gateway. Touches no network.
     ///
     /// # Errors
-    /// When the fleet's authority cannot be read, or the address is none.
-    pub fn through(door: &Door) -> Result<Self, OpenError> {
-        Ok(Self { at: Arc::new(location::through(door)?) })
+    /// When the fleet's certificate authority cannot be read, or the address is invalid.
+    pub fn open_gateway(door: &GatewayStore) -> Result<Self, OpenError> {
+        Ok(Self { backend: Arc::new(backend::open_gateway(door)?) })
     }
 
-    /// As given to `open`, without a slash at its end; a gateway's address for a door.
+    /// Returns the URL given to `open`, without a slash at its end, or the gateway's URL of the
+    /// store.
     pub fn url(&self) -> &str {
-        &self.at.url
+        &self.backend.url
     }
 
-    /// Whether it is a directory of this machine, used as such.
+    /// Returns true if the store is opened as a directory of this machine.
     pub fn is_local(&self) -> bool {
-        self.at.local.is_some()
+        self.backend.local.is_some()
     }
 
-    /// Writes, reads and removes a small object, so that a wrong address, key or mode shows
-    /// within seconds and not in the middle of a run. A gateway is asked whether it could, for
-    /// not everybody may write.
+    /// Writes, reads and removes a small object, so that a wrong address, key or mode shows within
+    /// seconds and not in the middle of a run. For a gateway it only checks that the gateway
+    /// reaches the store, because not every member may write.
     ///
     /// # Errors
-    /// When the store refuses, does not answer, or gives back other bytes.
-    pub async fn check(&self) -> Result<(), CheckError> {
-        tokio::time::timeout(CHECK_TIMEOUT, self.probe()).await.unwrap_or_else(|_| {
-            let url = self.at.url.clone();
+    /// When the store refuses, does not answer within 15 s, or returns other bytes.
+    pub async fn check_access(&self) -> Result<(), CheckError> {
+        tokio::time::timeout(CHECK_TIMEOUT, self.probe_access()).await.unwrap_or_else(|_| {
+            let url = self.backend.url.clone();
             Err(CheckError::Silent { url, seconds: CHECK_TIMEOUT.as_secs() })
         })
     }
 
-    async fn probe(&self) -> Result<(), CheckError> {
+    /// Performs the check without its time limit.
+    async fn probe_access(&self) -> Result<(), CheckError> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let text = format!("check-{}-{now}", process::id());
         let key = Path::from(text.as_str());
-        let fault = |source| self.at.fault(&key, source);
-        if let Some(door) = &self.at.door {
-            return Ok(door.check().await.map_err(fault)?);
+        let fault = |source| self.backend.storage_error(&key, source);
+        if let Some(door) = &self.backend.gateway {
+            return Ok(door.check_access().await.map_err(fault)?);
         }
-        let objects = &self.at.objects;
+        let objects = &self.backend.objects;
         objects.put(&key, text.clone().into()).await.map_err(fault)?;
         let found = objects.get(&key).await.map_err(fault)?.bytes().await.map_err(fault)?;
         objects.delete(&key).await.map_err(fault)?;
         if found != text.as_bytes() {
-            return Err(CheckError::Differs { url: self.at.url_of(&key) });
+            return Err(CheckError::Differs { url: self.backend.object_url(&key) });
         }
         Ok(())
     }
 
-    /// Stores a blob; one that is there already is left alone.
+    /// Stores a blob, unless it exists already.
     ///
     /// # Errors
     /// When the store refuses or fails.
     pub async fn put_blob(&self, bytes: Bytes) -> Result<v1::Blob, PutError> {
         let hashed = bytes.clone();
-        let digest = blocking(move || Digest::of(&hashed)).await;
+        let digest = run_blocking(move || Digest::hash_bytes(&hashed)).await;
         let size = bytes.len() as u64;
         let key = blob_key(digest);
-        if !self.holds(&key, size).await? {
+        if !self.has_object(&key, size).await? {
             self.put_bytes(&key, bytes).await?;
         }
         Ok(v1::Blob { digest: digest.to_string(), bytes: size })
     }
 
-    /// As [`Store::put_blob`], from a file of any size in bounded memory.
+    /// Stores a file of any size as a blob, in bounded memory, unless it exists already.
     ///
     /// # Errors
     /// When the file cannot be read or changes, or the store refuses or fails.
     pub async fn put_blob_file(&self, path: &FsPath) -> Result<v1::Blob, PutError> {
         let (file, read) = (path.to_owned(), path.to_owned());
-        let hashed = blocking(move || scan::hash_file(&file)).await;
+        let hashed = run_blocking(move || scan::hash_path(&file)).await;
         let (digest, size) = hashed.map_err(|source| PutError::Read { path: read, source })?;
         let key = blob_key(digest);
-        if !self.holds(&key, size).await? {
+        if !self.has_object(&key, size).await? {
             self.put_file(&key, path, digest, size).await?;
         }
         Ok(v1::Blob { digest: digest.to_string(), bytes: size })
     }
 
-    /// The bytes of a blob of at most `limit` bytes, verified.
+    /// Returns the verified bytes of a blob of at most `limit` bytes.
     ///
     /// # Errors
-    /// When it is too large, missing or damaged, or the store fails.
+    /// When the blob is too large, missing or damaged, or the store fails.
     pub async fn get_blob(&self, blob: &v1::Blob, limit: u64) -> Result<Bytes, GetError> {
         let wanted = self.wanted_blob(blob)?;
-        self.read_all(&wanted, limit).await
+        self.read_verified(&wanted, limit).await
     }
 
-    pub(crate) fn wanted_blob(&self, blob: &v1::Blob) -> Result<Wanted, GetError> {
+    /// Returns the object of a blob with its expected content.
+    pub(crate) fn wanted_blob(&self, blob: &v1::Blob) -> Result<WantedObject, GetError> {
         let digest = blob.digest.parse()?;
         let key = blob_key(digest);
-        Ok(Wanted { url: self.at.url_of(&key), key, digest, bytes: blob.bytes, parts: None })
+        Ok(WantedObject {
+            url: self.backend.object_url(&key),
+            key,
+            digest,
+            bytes: blob.bytes,
+            parts: None,
+        })
     }
 
-    /// Whether an object of that size is there; its name says what its content should be.
-    pub(crate) async fn holds(&self, key: &Path, size: u64) -> Result<bool, Fault> {
-        match self.at.objects.head(key).await {
+    /// Reports whether an object of the given size exists. The content is not read; the name
+    /// contains its digest.
+    pub(crate) async fn has_object(&self, key: &Path, size: u64) -> Result<bool, StorageError> {
+        match self.backend.objects.head(key).await {
             Ok(meta) => Ok(meta.size == size),
             Err(object_store::Error::NotFound { .. }) => Ok(false),
-            Err(source) => Err(self.at.fault(key, source)),
+            Err(source) => Err(self.backend.storage_error(key, source)),
         }
     }
 
-    /// Where the object is a file of this machine.
-    pub(crate) fn local_path(&self, key: &Path) -> Option<Result<PathBuf, Fault>> {
-        let local = self.at.local.as_ref()?;
-        Some(local.path_to_filesystem(key).map_err(|source| self.at.fault(key, source)))
+    /// Returns the file of an object, if the store is a directory of this machine.
+    pub(crate) fn local_path(&self, key: &Path) -> Option<Result<PathBuf, StorageError>> {
+        let local = self.backend.local.as_ref()?;
+        Some(
+            local.path_to_filesystem(key).map_err(|source| self.backend.storage_error(key, source)),
+        )
     }
 }
 
@@ -183,20 +213,21 @@ impl fmt::Debug for Store {
     }
 }
 
+/// Returns the key of a blob: `blobs/<aa>/<hex>`.
 fn blob_key(digest: Digest) -> Path {
     let hex = digest.to_hex();
     Path::from(format!("blobs/{}/{hex}", &hex[..2]))
 }
 
-/// Runs file work and hashing off the runtime's own threads.
-pub(crate) fn blocking<T: Send + 'static>(
+/// Runs file I/O and hashing on the runtime's blocking threads, and propagates panics.
+pub(crate) fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> impl Future<Output = T> {
     let task = tokio::task::spawn_blocking(work);
     async {
         match task.await {
             Ok(value) => value,
-            // Cancelled only when the runtime shuts down, which drops this future too.
+            // The task is cancelled only when the runtime shuts down, which also drops this future.
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         }
     }

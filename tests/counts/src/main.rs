@@ -2,8 +2,9 @@
 
 use anyhow::{Context, bail};
 use engine::{
-    Decay, Device, Dtype, Example, Generator, LoraSpec, Method, Model, Module, Prompt, Request,
-    Sampling, Shape, Tokenizer, TrainSpec, Trainer, write_scratch,
+    BatchGenerator, CompletionExample, Device, LanguageModel, LayerModule, LearningRateDecay,
+    LoraSpec, MatrixDtype, ModelTokenizer, ModelTrainer, PromptInput, PromptRequest,
+    SamplingParameters, ScratchShape, TrainMethod, TrainSpec, write_scratch_model,
 };
 
 /// A small fleet in trouble; any seed that holds would do.
@@ -20,35 +21,42 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-fn model() -> anyhow::Result<(Model, Tokenizer)> {
+fn model() -> anyhow::Result<(LanguageModel, ModelTokenizer)> {
     let directory = tempfile::tempdir()?;
-    let config = write_scratch(directory.path(), &Shape::default())?;
-    Model::init(config, 1, &Device::Cpu)?.save(directory.path())?;
-    let model = Model::load_as(directory.path(), &Device::Cpu, Dtype::Bf16)?;
-    Ok((model, Tokenizer::load(directory.path())?))
+    let config = write_scratch_model(directory.path(), &ScratchShape::default())?;
+    LanguageModel::init_random(config, 1, &Device::Cpu)?.save_directory(directory.path())?;
+    let model = LanguageModel::load_with_dtype(directory.path(), &Device::Cpu, MatrixDtype::Bf16)?;
+    Ok((model, ModelTokenizer::load_tokenizer(directory.path())?))
 }
 
 fn generate() -> anyhow::Result<()> {
     let (model, tokenizer) = model()?;
-    let mut generator = Generator::new(model, tokenizer, 8);
-    let sampling = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, max_new_tokens: 16 };
-    let prompt = Prompt::Text("what is counted here".into());
-    generator.admit(Request { tag: (), prompt, seeds: (0..8).collect(), sampling })?;
+    let mut generator = BatchGenerator::new(model, tokenizer, 8);
+    let sampling =
+        SamplingParameters { temperature: 0.8, top_k: 0, top_p: 1.0, max_new_tokens: 16 };
+    let prompt = PromptInput::Text("what is counted here".into());
+    generator.admit_request(PromptRequest {
+        tag: (),
+        prompt,
+        seeds: (0..8).collect(),
+        sampling,
+    })?;
     while !generator.is_idle() {
-        generator.step()?;
+        generator.generate_step()?;
     }
     Ok(())
 }
 
 fn train() -> anyhow::Result<()> {
     let (model, tokenizer) = model()?;
-    let modules = Module::ALL.into_iter().collect();
-    let method = Method::Lora(LoraSpec { rank: 8, alpha: 16.0, modules, rslora: false });
-    let example = Example { prompt: "one prompt".into(), completion: "and what follows".into() };
+    let modules = LayerModule::ALL.into_iter().collect();
+    let method = TrainMethod::Lora(LoraSpec { rank: 8, alpha: 16.0, modules, rslora: false });
+    let example =
+        CompletionExample { prompt: "one prompt".into(), completion: "and what follows".into() };
     let spec = TrainSpec {
         learning_rate: 1e-3,
         warmup_ratio: 0.0,
-        decay: Decay::Constant,
+        decay: LearningRateDecay::Constant,
         final_ratio: 1.0,
         betas: (0.9, 0.999),
         epsilon: 1e-8,
@@ -63,7 +71,7 @@ fn train() -> anyhow::Result<()> {
         max_tokens: 64,
         seed: 1,
     };
-    let mut trainer = Trainer::new(model, &tokenizer, method, &vec![example; 4], spec)?;
-    while trainer.step()?.is_some() {}
+    let mut trainer = ModelTrainer::new(model, &tokenizer, method, &vec![example; 4], spec)?;
+    while trainer.run_step()?.is_some() {}
     Ok(())
 }

@@ -153,7 +153,7 @@ struct Service {
 #[test]
 fn the_compose_file_is_whole_and_lets_in_members_alone() {
     let compose: Compose = serde_saphyr::from_str(&read("deploy/compose.yaml")).expect("YAML");
-    let sources = ["cli.rs", "cli/closed.rs", "cli/members.rs", "fleet.rs"]
+    let sources = ["args.rs", "args/access.rs", "args/members.rs", "args/verify.rs", "fleet.rs"]
         .map(|name| read(format!("services/flotilla/src/{name}")))
         .concat();
     for (name, service) in &compose.services {

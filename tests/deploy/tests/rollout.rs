@@ -153,7 +153,7 @@ fn a_box_that_does_not_answer_is_named_and_the_others_get_theirs() {
 fn what_a_shell_would_read_and_what_is_missing_is_refused_before_any_box_is_asked() {
     let rack = Rack::new();
     for (arguments, environment, reason) in [
-        (vec!["join", "one"], vec![], "which fleet?"),
+        (vec!["join", "one"], vec![], "no fleet given;"),
         (
             vec!["join", "one"],
             vec![("FLOTILLA_NATS", "x;rm -rf /"), ("ROLES", "a")],

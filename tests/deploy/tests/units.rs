@@ -115,7 +115,7 @@ fn services_of_ours_are_ended_gently_and_watched() {
 
 #[test]
 fn settings_name_only_variables_that_the_program_reads() {
-    let sources = ["cli.rs", "cli/closed.rs", "cli/members.rs", "fleet.rs"];
+    let sources = ["args.rs", "args/access.rs", "args/members.rs", "args/verify.rs", "fleet.rs"];
     let sources = sources.map(|name| read(format!("services/flotilla/src/{name}")));
     let known = |name: &str| sources.iter().any(|source| source.contains(&format!("\"{name}\"")));
     for path in files("deploy/env", ".env").into_iter().chain(files(UNITS, ".service")) {

@@ -5,7 +5,7 @@ use std::{
     fs,
 };
 
-use docs::root;
+use docs::{is_program_source, root};
 use proc_macro2::{Span, TokenStream, TokenTree};
 use regex::Regex;
 use syn::{
@@ -26,9 +26,7 @@ fn sources() -> Vec<(String, syn::File)> {
         for entry in WalkDir::new(root().join(part)).sort_by_file_name() {
             let path = entry.expect("an entry").into_path();
             let name = path.strip_prefix(root()).expect("below the root").display().to_string();
-            let is_source = name.contains("/src/") && name.ends_with(".rs");
-            let is_test = name.ends_with("/tests.rs") || name.contains("/tests/");
-            if is_source && !is_test {
+            if is_program_source(&name) {
                 let text = fs::read_to_string(&path).expect("a source");
                 sources.push((name.clone(), syn::parse_file(&text).expect(&name)));
             }

@@ -14,14 +14,14 @@ use std::{
     time::Duration,
 };
 
-use authority::{Caller, Role, Scope};
 use axum::{Router, extract::Request, http::HeaderValue, response::Response};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto::Builder,
     service::TowerToHyperService,
 };
-use store::{Door, Store};
+use identity::{GatewayCaller, MemberRole, UserScope};
+use store::{GatewayStore, Store};
 use tempfile::TempDir;
 use tokio::{net::TcpListener, runtime::Runtime};
 use wire::AgentId;
@@ -65,10 +65,10 @@ impl DoorServer {
     ///
     /// # Errors
     /// When the bearer cannot be written.
-    pub fn door(&self, who: &str) -> io::Result<Door> {
+    pub fn door(&self, who: &str) -> io::Result<GatewayStore> {
         let bearer = self.bearers.path().join(who);
         fs::write(&bearer, format!("{who}\n"))?;
-        Ok(Door { gateway: self.address.to_string(), ca: None, bearer: Some(bearer) })
+        Ok(GatewayStore { gateway: self.address.to_string(), ca: None, bearer: Some(bearer) })
     }
 
     /// `METHOD /path?query` of every request so far.
@@ -110,7 +110,7 @@ impl DoorServer {
         let listener = net::TcpListener::bind(self.address)?;
         listener.set_nonblocking(true)?;
         self.address = listener.local_addr()?;
-        let routes = gateway::door::routes(&store);
+        let routes = gateway::store_proxy::build_routes(&store);
         let seen = self.seen.clone();
         runtime.spawn(async move { serve(listener, routes, seen).await });
         self.runtime = Some(runtime);
@@ -158,18 +158,18 @@ async fn serve(listener: net::TcpListener, routes: Router, seen: Seen) {
     }
 }
 
-fn caller(bearer: &str) -> Option<Caller> {
+fn caller(bearer: &str) -> Option<GatewayCaller> {
     let (name, parts) = bearer.rsplit_once('.')?;
     let name = AgentId::new(name).ok()?;
     let (scope, roles, expires_at) = (None, [].into(), None);
-    let mut caller = Caller { name, scope, roles, key: String::new(), expires_at };
+    let mut caller = GatewayCaller { name, scope, roles, public_key: String::new(), expires_at };
     for part in parts.split('+') {
         match part {
-            "reader" => caller.scope = Some(Scope::Reader),
-            "operator" => caller.scope = Some(Scope::Operator),
-            "admin" => caller.scope = Some(Scope::Admin),
+            "reader" => caller.scope = Some(UserScope::Reader),
+            "operator" => caller.scope = Some(UserScope::Operator),
+            "admin" => caller.scope = Some(UserScope::Admin),
             role => {
-                caller.roles.insert(role.parse::<Role>().ok()?);
+                caller.roles.insert(role.parse::<MemberRole>().ok()?);
             }
         }
     }

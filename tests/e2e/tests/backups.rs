@@ -69,5 +69,5 @@ fn a_damaged_backup_is_refused_before_anything_is_made() {
     flotilla(&restore, []).refuses(&["FLOTILLA.snapshot is damaged"]);
     assert!(!Path::new(&at).exists(), "nothing was begun");
     std::fs::remove_file(backup.join("backup.json")).unwrap();
-    flotilla(&restore, []).refuses(&["is that a backup, and was it finished?"]);
+    flotilla(&restore, []).refuses(&["not a backup, or an unfinished one"]);
 }

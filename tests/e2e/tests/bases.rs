@@ -131,8 +131,7 @@ fn a_base_that_the_store_never_holds_is_found_on_the_box_and_never_used_once_it_
         let shown = fleet.json(&["run", "show", &again]).ok()?;
         Some(shown["failures"].as_array()?.first()?["message"].as_str()?.to_owned())
     });
-    for words in ["model.safetensors", "nowhere to be had", models.as_str(), "base.upload: always"]
-    {
+    for words in ["model.safetensors", "cannot be found", models.as_str(), "base.upload: always"] {
         assert!(message.contains(words), "{words}: {message}");
     }
 }
@@ -146,7 +145,7 @@ fn a_model_of_the_hub_is_downloaded_once_and_named_by_its_commit() {
     let fleet = Fleet::up_with("trainer,evaluator", &[], home.environment(&[]));
     home.submit(&fleet, "model: org/tiny", &[]).refuses(&[
         "base.model",
-        "org/tiny is no directory here",
+        "org/tiny is not a directory here",
         "`hf download org/tiny`",
     ]);
     let server = HubServer::start(&hub).unwrap();
@@ -200,7 +199,7 @@ fn what_cannot_be_a_base_is_refused_before_anything_is_stored() {
         ("model: ../models/none", ["is not a directory", "org/name"]),
         ("model: 'store:models/none'", ["the store has no", "models/none"]),
         ("model: 'store:../x'", ["'..'", "store"]),
-        ("model: 'store:x', upload: never", ["base.upload", "leave it away"]),
+        ("model: 'store:x', upload: never", ["base.upload", "omit it"]),
         ("model: ../models/tiny, upload: perhaps", ["perhaps", "never"]),
     ] {
         home.submit(&fleet, base, &[]).refuses(&names);

@@ -192,7 +192,7 @@ fn a_storm_ends_the_workers_and_their_job_is_done_later() {
         fleet.json(&["run", "show", &run]).ok()?["failures"].as_array()?.first().cloned()
     });
     let message = failure["message"].as_str().unwrap();
-    assert!(message.contains("ended for a storm of TLB shootdowns"), "{failure}");
+    assert!(message.contains("ended because of a storm of TLB shootdowns"), "{failure}");
     assert_eq!((&failure["cause"], &failure["agents"]), (&"SURROUNDINGS".into(), &Value::Null));
     there.shoot_down(110);
     fleet.finish(&run, LIMIT);
@@ -216,7 +216,7 @@ fn a_training_is_ended_before_unified_memory_runs_out_and_goes_on_when_there_is_
         fleet.json(&["run", "show", &run]).ok()?["failures"].as_array()?.first().cloned()
     });
     let message = failure["message"].as_str().unwrap();
-    assert!(message.contains("2.0 GiB of memory were left (--keep-free)"), "{failure}");
+    assert!(message.contains("2.0 GiB of memory were free (--keep-free)"), "{failure}");
     assert_eq!(failure["final"], Value::Null, "{failure}");
     available(64 << 20);
     fleet.finish(&run, LIMIT);
@@ -239,6 +239,6 @@ fn a_kept_sample_s_energy_is_known_where_the_box_tells_its_power() {
     let (joules, seconds) = (done["joules"].as_f64().unwrap(), done["generateS"].as_f64().unwrap());
     assert!(joules > 0.0 && joules < 212.0 * (seconds + 2.0), "{joules} J in {seconds} s");
     let shown = fleet.run(&["run", "show", &run]).stdout;
-    assert!(shown.contains("J for each kept sample"), "{shown}");
+    assert!(shown.contains("J per kept sample"), "{shown}");
     fleet.audit_clean(&run);
 }

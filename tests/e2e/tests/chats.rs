@@ -140,14 +140,14 @@ fn what_cannot_be_rendered_or_is_held_out_twice_is_refused_with_its_line() {
     write_lines(&files.path("held.jsonl"), [json!({"prompt": "x"}), plain(4)].into_iter());
     let overlapping = RAFT.replace("{ share: 0.3 }", "held.jsonl");
     let said = submit(&overlapping);
-    for words in ["raft.heldout", "line 2 asks what line 5 of questions.jsonl", "allow_overlap"] {
+    for words in ["raft.heldout", "line 2 repeats line 5 of questions.jsonl", "allow_overlap"] {
         assert!(said.contains(words), "no {words:?} in {said}");
     }
     write_lines(&files.path("others.jsonl"), [plain(77)].into_iter());
     let others = RAFT.replace("{ share: 0.3 }", "others.jsonl");
     let suite = "{ name: held, prompts: held.jsonl, verifier: { exact: {} } }";
     let said = submit(&format!("evals: [{suite}]\n{others}"));
-    for words in ["evals[0].prompts", "line 2 asks what line 5 of questions.jsonl"] {
+    for words in ["evals[0].prompts", "line 2 repeats line 5 of questions.jsonl"] {
         assert!(said.contains(words), "no {words:?} in {said}");
     }
     let allowed = overlapping.replace("cycles: 1", "allow_overlap: true\n  cycles: 1");

@@ -144,5 +144,5 @@ fn a_box_in_a_container_joins_a_closed_fleet_once_and_is_a_member_when_it_comes_
     await_ready(&fleet);
     let said = docker(&["logs", &container.name]).stderr;
     let said = String::from_utf8_lossy(&said);
-    assert!(said.contains("boxed is a member already"), "{said}");
+    assert!(said.contains("boxed is already a member"), "{said}");
 }

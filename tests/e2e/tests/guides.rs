@@ -20,7 +20,7 @@ use tempfile::TempDir;
 const LIMIT: Duration = Duration::from_secs(120);
 /// What is said in a terminal that stays, once it works.
 const READY: [&str; 4] =
-    ["the fleet is up", "is a member now", "Server is ready", "the gateway answers gRPC calls"];
+    ["the fleet is up", "joined the fleet", "Server is ready", "the gateway answers gRPC calls"];
 
 /// Where the program, its nats-server and other tools are.
 fn tools() -> Vec<PathBuf> {

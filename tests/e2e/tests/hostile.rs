@@ -18,7 +18,8 @@ use tokio::{
 use crate::wire::{Client, call, number, text};
 
 /// For one answer, on a machine busy with builds.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// More than the 30 s that the gateway waits for the next request of an idle HTTP/1.1 connection.
+const PATIENCE: Duration = Duration::from_secs(45);
 
 /// What the gateway's process may hold beyond what it held before, whatever it is sent.
 const GROWTH_BYTES_MAX: u64 = 512 << 20;

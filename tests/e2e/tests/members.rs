@@ -369,7 +369,7 @@ fn refusals_of_a_join_name_what_is_wrong_and_what_helps() {
     let theirs = other.file()["gateway"].as_str().unwrap().to_owned();
     let made = fleet.run(&["token", "create", "--roles", "generator", "--gateway", &theirs]);
     let wrong = said("box-2", made.stdout.trim(), &[]);
-    assert!(wrong.contains("another fleet's") && wrong.contains("in between"), "{wrong}");
+    assert!(wrong.contains("another fleet:") && wrong.contains("interception"), "{wrong}");
     let made = fleet.run(&["token", "create", "--roles", "generator", "--expires", "1s"]);
     std::thread::sleep(Duration::from_millis(2100));
     assert!(said("box-2", made.stdout.trim(), &[]).contains("expired"));

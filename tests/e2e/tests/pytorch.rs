@@ -61,7 +61,7 @@ fn beginnings(fleet: &Fleet, run: &str) -> Vec<u64> {
     });
     let lines = logs.iter().flat_map(|log| log.lines());
     let of_run = lines.filter(|line| {
-        line.contains(&format!("run={run} ")) && line.contains("training begins behind a step")
+        line.contains(&format!("run={run} ")) && line.contains("training begins after a step")
     });
     let mut steps: Vec<u64> =
         of_run.filter_map(|line| line.rsplit_once("step=")?.1.trim().parse().ok()).collect();
@@ -152,12 +152,12 @@ fn an_agent_that_cannot_train_with_pytorch_says_so_at_its_start() {
     };
     let absent = agent(&["--trainer-engine", "pytorch", "--python", "/nonexistent/python"]);
     assert_eq!(absent.code, 1, "{}", absent.stderr);
-    assert!(absent.stderr.contains("there is no such file"), "{}", absent.stderr);
+    assert!(absent.stderr.contains("no such file; pass an interpreter"), "{}", absent.stderr);
     let bare = directory.path().join("venv/bin");
     std::fs::create_dir_all(&bare).expect("a directory");
     std::fs::write(bare.join("python"), "").expect("a file");
     let python = bare.join("python").display().to_string();
     let bare = agent(&["--trainer-engine", "pytorch", "--python", &python]);
     assert_eq!(bare.code, 1, "{}", bare.stderr);
-    assert!(bare.stderr.contains("there is no torch beside"), "{}", bare.stderr);
+    assert!(bare.stderr.contains("torch is not installed beside"), "{}", bare.stderr);
 }

@@ -63,7 +63,7 @@ fn kill_worker(fleet: &Fleet) {
 fn beginnings(fleet: &Fleet, run: &str) -> Vec<u64> {
     let log = std::fs::read_to_string(log(fleet)).expect("the trainer's log");
     let of_run = log.lines().filter(|line| line.contains(&format!("run={run} ")));
-    let begins = of_run.filter(|line| line.contains("training begins behind a step"));
+    let begins = of_run.filter(|line| line.contains("training begins after a step"));
     begins.filter_map(|line| line.rsplit_once("step=")?.1.trim().parse().ok()).collect()
 }
 
@@ -123,7 +123,7 @@ fn a_training_whose_state_is_damaged_starts_over_and_ends_the_same() {
     assert_eq!(beginnings(&fleet, &run), [0, 0]);
     let log = std::fs::read_to_string(log(&fleet)).expect("the trainer's log");
     let warned =
-        log.lines().any(|line| line.contains("cannot go on from") && line.contains("is damaged"));
+        log.lines().any(|line| line.contains("cannot resume from") && line.contains("is damaged"));
     assert!(warned, "{log}");
     none_is_left(&fleet, &run);
     fleet.audit_clean(&run);

@@ -126,7 +126,7 @@ fn it_can_be_told_what_made_what(fleet: &Fleet, run: &str, base: &str) {
     let makers: BTreeSet<&str> = samples.iter().filter_map(|s| s["generator"].as_str()).collect();
     assert!(makers.iter().all(|maker| maker.starts_with("generator-")), "{makers:?}");
     let told = fleet.run(&["checkpoint", "explain", run]);
-    assert!(told.stdout.contains("it began with"), "{}", told.stdout);
+    assert!(told.stdout.contains("started from"), "{}", told.stdout);
 
     let diff = fleet.json(&["run", "diff", run, base]).expect("a difference");
     let settings = diff["settings"].as_array().expect("a list");

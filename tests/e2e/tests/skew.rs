@@ -19,7 +19,7 @@ use e2e::{Files, Fleet, Sampling, until};
 use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(180);
-const PREVIOUS: &str = "0.1.0";
+const PREVIOUS: &str = "0.2.0";
 const AGENTS: &str = "trainer,generator=2,verifier,evaluator";
 /// Done by then, and archived.
 const DONE: [&str; 3] = ["base-1", "raft-1", "doomed-1"];

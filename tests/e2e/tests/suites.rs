@@ -108,7 +108,7 @@ fn suites_are_judged_by_their_own_verifiers_and_counted_as_they_were_judged() {
     assert!((number(&selected["entropy"]) - nats / tokens).abs() < 1e-9, "{selected:#}");
 
     let shown = fleet.run(&["run", "explain", &run]).stdout;
-    assert!(shown.contains("nats a token") && shown.contains("digits "), "{shown}");
+    assert!(shown.contains("nats per token") && shown.contains("digits "), "{shown}");
     let compared = fleet.run(&["run", "diff", &run, &run]).stdout;
     assert!(compared.contains("digits") && compared.contains("same"), "{compared}");
 }

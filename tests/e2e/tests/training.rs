@@ -54,7 +54,7 @@ fn a_cycle_of_one_step_trains_at_the_whole_rate_and_changes_the_weights() {
     fleet.audit_clean(&run);
 
     let shown = fleet.run(&["checkpoint", "get", &format!("{run}/2")]);
-    let told = ["tokens of answers among", "passes 100 % full", "the weights by", "rate 1e-3"];
+    let told = ["completion tokens of", "batches 100 % full", "weights changed by", "rate 1e-3"];
     assert!(told.iter().all(|part| shown.stdout.contains(part)), "{}", shown.stdout);
 }
 
@@ -109,5 +109,5 @@ fn a_training_is_done_again_to_the_same_bits_or_is_told_to_differ() {
     assert!((1e-6..0.5).contains(&distance), "{distance}");
 
     let adopted = fleet.run(&["run", "reproduce", &format!("{run}/0")]);
-    adopted.refuses(&["not trained by this fleet's order"]);
+    adopted.refuses(&["it was not trained by this fleet"]);
 }

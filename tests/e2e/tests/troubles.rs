@@ -282,7 +282,7 @@ fn what_is_not_there_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let nothing = alone(&["down", "--dir", text(directory.path())]);
     assert_eq!(nothing.code, 0, "down is what it is: {}", nothing.stderr);
-    assert!(nothing.stderr.contains("no fleet is up"), "{}", nothing.stderr);
+    assert!(nothing.stderr.contains("no fleet is running"), "{}", nothing.stderr);
     alone(&["up", "--dir", text(directory.path()), "--agents", "cook"])
         .refuses(&["cook", "trainer, generator, verifier, evaluator"]);
     no_fleet_in(directory.path());

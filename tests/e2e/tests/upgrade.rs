@@ -142,7 +142,7 @@ fn what_is_no_flotilla_is_refused_before_any_agent_is_told() {
     let this = Box::with_agent();
     let before = this.agent().unwrap()["startedAt"].clone();
     let output = this.upgrade(Path::new("/bin/true"), &[]);
-    output.refuses(&["/bin/true", "is no flotilla"]);
+    output.refuses(&["/bin/true", "is not a flotilla binary"]);
     let output = this.upgrade(&this.home.join("missing"), &[]);
     output.refuses(&["missing", "does not run here"]);
     assert_eq!(this.agent().unwrap()["startedAt"], before);

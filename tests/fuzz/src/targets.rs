@@ -7,10 +7,10 @@ mod workers;
 
 use std::path::Path;
 
-use authority::{Caller, Held, JoinToken, Shown};
-use bus::fuzzing::claim;
-use store::{Manifest, RelativePath, Store, TreePlace};
-use wire::{AgentId, Digest, Example, Fact, Prompt, RunId, Subject, v1};
+use bus::fuzzing::follow_claim;
+use identity::{BearerInfo, GatewayCaller, JoinToken, UserJwtInfo};
+use store::{RelativePath, Store, TreeManifest, TreePlace};
+use wire::{AgentId, Digest, Fact, PromptEntry, RunId, Subject, TrainingExample, v1};
 
 use crate::lines;
 
@@ -51,29 +51,29 @@ pub fn target(name: &str) -> Option<Run> {
 fn facts(input: &[u8]) {
     let (subject, payload) = lines::head(input);
     let Ok(subject) = std::str::from_utf8(subject) else { return };
-    let Ok(fact) = Fact::decode(subject, payload) else { return };
+    let Ok(fact) = Fact::from_json(subject, payload) else { return };
     reads_back(&fact);
 }
 
 /// # Panics
 /// When a fact we hold is not what another process would read of it.
 fn reads_back(fact: &Fact) {
-    let written = fact.encode();
-    let again = Fact::decode(&fact.subject.to_string(), &written)
+    let written = fact.to_json();
+    let again = Fact::from_json(&fact.subject.to_string(), &written)
         .unwrap_or_else(|error| panic!("{error:?}: {}", String::from_utf8_lossy(&written)));
-    assert_eq!(again.encode(), written, "{}", fact.subject);
+    assert_eq!(again.to_json(), written, "{}", fact.subject);
 }
 
 /// What lets a box in, what a gateway is shown, and what a bus is.
 fn tokens(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     if let Ok(token) = text.parse::<JoinToken>() {
-        assert_eq!(token.encode().parse::<JoinToken>().ok(), Some(token));
+        assert_eq!(token.encode_token().parse::<JoinToken>().ok(), Some(token));
     }
     // Nobody's signature: nobody may be let in by it.
-    assert!(Caller::of(&text, &["A".repeat(56)], 0).is_err());
-    let _ = Shown::read(&text);
-    let _ = Held::read(&text);
+    assert!(GatewayCaller::verify_bearer(&text, &["A".repeat(56)], 0).is_err());
+    let _ = BearerInfo::read_unverified(&text);
+    let _ = UserJwtInfo::read_unverified(&text);
 }
 
 /// Subjects, ids, digests and checkpoints' names.
@@ -87,22 +87,22 @@ fn names(input: &[u8]) {
         assert_eq!(digest.to_string().parse(), Ok(digest));
     }
     if let Ok(run) = RunId::new(text) {
-        let _ = TreePlace::checkpoint(&run, u32::MAX, u32::MAX);
+        let _ = TreePlace::for_checkpoint(&run, u32::MAX, u32::MAX);
     }
     let _ = AgentId::new(text);
     let _ = control::parse_checkpoint_ref(text);
 }
 
 fn manifests(input: &[u8]) {
-    if let Ok(manifest) = Manifest::parse(input) {
+    if let Ok(manifest) = TreeManifest::parse(input) {
         let written = manifest.to_json().expect("it was shorter when it was read");
-        assert!(Manifest::parse(&written).is_ok_and(|again| again == manifest));
+        assert!(TreeManifest::parse(&written).is_ok_and(|again| again == manifest));
         assert!(manifest.files.iter().all(|file| stays_inside(file.path.as_str())));
-        let _ = (manifest.bytes(), manifest.content_digest());
+        let _ = (manifest.total_bytes(), manifest.content_digest());
     }
     if let Ok(text) = std::str::from_utf8(input) {
         assert!(RelativePath::new(text).map_or(true, |path| stays_inside(path.as_str())));
-        let _ = TreePlace::model(text);
+        let _ = TreePlace::for_model(text);
     }
 }
 
@@ -111,13 +111,13 @@ fn stays_inside(path: &str) -> bool {
 }
 
 fn prompts(input: &[u8]) {
-    if let Ok(prompts) = Prompt::parse_all(input) {
+    if let Ok(prompts) = PromptEntry::parse_all(input) {
         assert!(prompts.iter().all(|prompt| !prompt.id.is_empty() && !prompt.prompt.is_empty()));
     }
 }
 
 fn examples(input: &[u8]) {
-    if let Ok(examples) = Example::parse_all(input) {
+    if let Ok(examples) = TrainingExample::parse_all(input) {
         assert!(examples.iter().all(|example| !example.completion.is_empty()));
     }
 }
@@ -128,7 +128,7 @@ fn specs(input: &[u8]) {
 
 /// What stands in the fleet's bucket, and what agents announce.
 fn bucket(input: &[u8]) {
-    claim(input);
+    follow_claim(input);
     let written = |json: Result<Vec<u8>, serde_json::Error>| {
         json.expect("what was read as a message can be written");
     };

@@ -1,9 +1,9 @@
-//! An agent around the real `conduct`, as `agents/runtime` is: pull, hold the lease, work,
+//! An agent around the real `agent_core`, as `agents/agent` is: pull, hold the lease, work,
 //! write the result, acknowledge.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use conduct::{AtHand, Courses, Fault, Standing, Temper};
+use agent_core::{CircuitBreaker, InFlightState, JobFault, QuarantineState, RunStatuses};
 use wire::WorkKind;
 
 use crate::{
@@ -61,11 +61,11 @@ pub(crate) struct Nature {
 pub(crate) struct Agent {
     nature: Nature,
     kinds: Vec<WorkKind>,
-    courses: Courses,
-    standing: Standing,
+    courses: RunStatuses,
+    standing: QuarantineState,
     known: u64,
     following: Option<u64>,
-    temper: BTreeMap<WorkKind, Temper>,
+    temper: BTreeMap<WorkKind, CircuitBreaker>,
     resting_until: BTreeMap<WorkKind, u64>,
     jobs: BTreeMap<u64, Job>,
     /// Requests of jobs that wait for their answer.
@@ -88,10 +88,10 @@ impl Agent {
             bug: faults.bug,
         };
         Self {
-            standing: Standing::new(name),
+            standing: QuarantineState::new(name),
             nature,
             kinds,
-            courses: Courses::default(),
+            courses: RunStatuses::default(),
             known: 0,
             following: None,
             temper: BTreeMap::new(),
@@ -126,7 +126,8 @@ impl Agent {
             let busy = jobs().filter(|job| !job.waits()).count();
             let held_up = jobs().any(Job::is_held_up);
             let room = if kind == WorkKind::Generate { 2 } else { 1 };
-            let convicted = kind == WorkKind::Generate && self.standing.why().is_some();
+            let convicted =
+                kind == WorkKind::Generate && self.standing.quarantine_reason().is_some();
             if self.known > 0 && !convicted && !rests && !held_up && busy < room {
                 let id = self.id();
                 commands.push(Command::Ask(id, Request::Pull(kind)));
@@ -155,15 +156,17 @@ impl Agent {
         let (what, sequence) = (job.name(), job.delivery.record.sequence);
         let mut others = self.jobs.iter().filter(|(other, job)| **other != name && !job.waits());
         let at_hand = match others.find(|(_, other)| other.name() == what) {
-            None => AtHand::No,
-            Some((_, other)) if other.delivery.record.sequence == sequence => AtHand::Itself,
-            Some(_) => AtHand::Twin,
+            None => InFlightState::NotRunning,
+            Some((_, other)) if other.delivery.record.sequence == sequence => {
+                InFlightState::SameDelivery
+            }
+            Some(_) => InFlightState::OtherOrder,
         };
         let Some(job) = self.jobs.get_mut(&name) else { return Vec::new() };
         if random.u32(0..1000) < self.nature.dies {
             return vec![Command::Die];
         }
-        let course = self.courses.of(&run());
+        let course = self.courses.run_status(&run());
         let record = job.delivery.record.clone();
         let step = job.step(&self.nature, random, course, at_hand, reply);
         let kind = job.delivery.kind;
@@ -193,7 +196,7 @@ impl Agent {
             Step::Over { well } => {
                 self.jobs.remove(&name);
                 if well {
-                    self.temper.entry(kind).or_default().done();
+                    self.temper.entry(kind).or_default().record_success();
                 }
                 self.pull(now_ms)
             }
@@ -201,13 +204,14 @@ impl Agent {
         }
     }
 
-    fn rest(&mut self, now_ms: u64, name: u64, fault: Fault, delay_ms: u64) -> Vec<Command> {
+    fn rest(&mut self, now_ms: u64, name: u64, fault: JobFault, delay_ms: u64) -> Vec<Command> {
         let Some(job) = self.jobs.get(&name) else { return Vec::new() };
         let kind = job.delivery.kind;
         let subject = job.delivery.record.fact.subject.to_string();
         let delay = Duration::from_millis(delay_ms);
         let lease = Duration::from_millis(LEASE_MS);
-        let rest = self.temper.entry(kind).or_default().failed(&subject, fault, "", delay, lease);
+        let rest =
+            self.temper.entry(kind).or_default().record_failure(&subject, fault, "", delay, lease);
         let until = now_ms + u64::try_from(rest.pause.as_millis()).unwrap_or(u64::MAX);
         self.resting_until.insert(kind, until);
         let request = self.jobs.get_mut(&name).map(Job::settle);
@@ -262,7 +266,7 @@ impl Agent {
 
     /// What a convicted agent would make counts for nothing.
     fn hand_back(&mut self) -> Vec<Command> {
-        if self.standing.why().is_none() {
+        if self.standing.quarantine_reason().is_none() {
             return Vec::new();
         }
         let of = |job: &Job| job.delivery.kind == WorkKind::Generate && job.is_working();
@@ -285,20 +289,20 @@ impl Agent {
         let more = records.len() == 64;
         for record in records {
             self.known = self.known.max(record.sequence);
-            self.courses.note(&record);
-            self.standing.note(&record);
+            self.courses.apply_fact(&record);
+            self.standing.apply_fact(&record);
         }
         if !more {
-            self.standing.begin();
+            self.standing.mark_caught_up();
         }
         let mut commands = if more { self.follow() } else { Vec::new() };
         commands.extend(self.hand_back());
         // Those that wait may go on, and those of a run that is over may end.
-        let course = self.courses.of(&run());
+        let course = self.courses.run_status(&run());
         let stirred: Vec<u64> = self
             .jobs
             .iter()
-            .filter(|(_, job)| job.is_parked() || (course.over && job.is_working()))
+            .filter(|(_, job)| job.is_parked() || (course.is_over && job.is_working()))
             .map(|(name, _)| *name)
             .collect();
         for name in stirred {
@@ -342,8 +346,8 @@ impl Peer for Agent {
     }
 
     fn reset(&mut self, incarnation: u64) {
-        self.courses = Courses::default();
-        self.standing = Standing::new(self.nature.name.clone());
+        self.courses = RunStatuses::default();
+        self.standing = QuarantineState::new(self.nature.name.clone());
         self.known = 0;
         self.following = None;
         self.temper.clear();

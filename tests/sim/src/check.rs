@@ -5,8 +5,8 @@ use std::{
     rc::Rc,
 };
 
-use cycle::{Job, Run, agreement, audit};
-use wire::{Body, Fact, Place, Record, WorkKind, v1};
+use cycle::{PlannedJob, Run, audit_records, canary_agreement};
+use wire::{Fact, FactBody, FactKey, Record, WorkKind, v1};
 
 use crate::{faults::Faults, server::Server, task};
 
@@ -68,7 +68,7 @@ impl Check {
                 .map_or(0, |cycle| cycle.jobs.values().filter(|job| !job.is_settled()).count());
             format!(
                 "cycle {cycle}, phase {}, {open} jobs open, paused {}, round {}",
-                run.phase().as_str(),
+                run.current_phase().as_str(),
                 run.paused,
                 run.round
             )
@@ -83,12 +83,12 @@ impl Check {
         let done = self.run.as_ref().and_then(|run| run.done.clone());
         match &mut self.run {
             None => self.run = Run::start(record),
-            Some(run) => run.fold(record),
+            Some(run) => run.fold_record(record),
         }
         self.records.push(record.clone());
         let Some(run) = &self.run else { return };
         let still = done.is_none() || run.done == done;
-        let contradiction = run.anomalies.iter().find(|anomaly| !self.may_be(&anomaly.what));
+        let contradiction = run.anomalies.iter().find(|anomaly| !self.may_be(&anomaly.description));
         let contradiction = contradiction.map(|anomaly| format!("{anomaly:?}"));
         self.insist(still, || "a finished run ended otherwise".into());
         self.insist(contradiction.is_none(), || contradiction.unwrap_or_default());
@@ -124,10 +124,10 @@ impl Check {
         let mut staleness = 0;
         for record in &self.records {
             match &record.fact.body {
-                Body::Spec(v1::Spec { kind: Some(v1::spec::Kind::Raft(raft)), .. }) => {
+                FactBody::Spec(v1::Spec { kind: Some(v1::spec::Kind::Raft(raft)), .. }) => {
                     staleness = raft.staleness;
                 }
-                Body::Checkpoint(checkpoint)
+                FactBody::Checkpoint(checkpoint)
                     if checkpoint.r#final
                         && checkpoint.content() == v1::checkpoint::Content::Adapter =>
                 {
@@ -137,7 +137,7 @@ impl Check {
                     left_with.insert(checkpoint.cycle, adapter.clone());
                     made.insert(checkpoint.cycle, adapter);
                 }
-                Body::CycleDone(done) if done.cycle > 0 => {
+                FactBody::CycleDone(done) if done.cycle > 0 => {
                     let back = done.then() == v1::gates::Then::RollBack;
                     let own = made.get(if back { &done.best } else { &done.cycle });
                     let before = left_with.get(&(done.cycle - 1));
@@ -154,17 +154,17 @@ impl Check {
     /// Recomputed from the log alone: what was kept comes from samples of the cycle's policy,
     /// and every planned sample is kept or has a reason.
     fn selection_is_of_its_policy(&mut self, record: &Record) {
-        let Body::Selected(selected) = &record.fact.body else { return };
+        let FactBody::Selected(selected) = &record.fact.body else { return };
         let mut planned = 0;
         let mut sound = 0;
         let adapter = self.adapter_of(selected.cycle);
         for record in &self.records {
             match &record.fact.body {
-                Body::Plan(plan) if plan.cycle == selected.cycle => {
+                FactBody::Plan(plan) if plan.cycle == selected.cycle => {
                     let train = plan.jobs.iter().filter(|job| job.purpose() == v1::Purpose::Train);
                     planned = train.flat_map(|job| &job.draws).map(|draw| draw.count).sum();
                 }
-                Body::Samples(samples)
+                FactBody::Samples(samples)
                     if samples.cycle == selected.cycle
                         && samples.purpose() == v1::Purpose::Train
                         && samples.adapter == adapter =>
@@ -186,13 +186,13 @@ impl Check {
     /// Who differs from more than half of those who showed what they sampled with is in
     /// quarantine before anything is selected, and nothing of that is.
     fn stale_samples_are_never_selected(&mut self, record: &Record) {
-        let Body::Selected(selected) = &record.fact.body else { return };
+        let FactBody::Selected(selected) = &record.fact.body else { return };
         let adapter = self.adapter_of(selected.cycle);
         let mut jobs: BTreeMap<&str, &v1::Samples> = BTreeMap::new();
         let mut newest: BTreeMap<&str, &[f32]> = BTreeMap::new();
         for record in &self.records {
             match &record.fact.body {
-                Body::Samples(samples)
+                FactBody::Samples(samples)
                     if samples.cycle == selected.cycle
                         && samples.purpose() == v1::Purpose::Train
                         && samples.adapter == adapter =>
@@ -200,7 +200,7 @@ impl Check {
                     jobs.insert(&samples.job, samples);
                     newest.insert(&samples.agent, &samples.canary);
                 }
-                Body::Quarantine(quarantine) => {
+                FactBody::Quarantine(quarantine) => {
                     for job in quarantine.jobs.iter().filter(|job| job.cycle == selected.cycle) {
                         jobs.remove(&*job.job);
                     }
@@ -228,15 +228,15 @@ impl Check {
         let wrong: Vec<String> =
             wrong.map(|samples| format!("{} by {}", samples.job, samples.agent)).collect();
         let run = self.run.as_ref();
-        let shown = run.and_then(|run| agreement(run, selected.cycle, v1::Purpose::Train));
+        let shown = run.and_then(|run| canary_agreement(run, selected.cycle, v1::Purpose::Train));
         self.insist(wrong.is_empty(), || {
             format!("of another policy, and selected from: {}; {shown:?}", wrong.join(", "))
         });
     }
 
     fn orders_are_few(&mut self, record: &Record) {
-        let (Place::GenerateOrder { cycle, job, .. }, Body::GenerateOrder(order)) =
-            (&record.fact.subject.place, &record.fact.body)
+        let (FactKey::GenerateOrder { cycle, job, .. }, FactBody::GenerateOrder(order)) =
+            (&record.fact.subject.key, &record.fact.body)
         else {
             return;
         };
@@ -265,8 +265,8 @@ impl Check {
     pub(crate) fn begins(&mut self, log: &[Rc<Record>], job: &Record, known: u64) {
         let (paused, over, round) = course(log, known);
         let ordered = match &job.fact.body {
-            Body::GenerateOrder(order) => Some(order.round),
-            Body::TrainOrder(order) => Some(order.round),
+            FactBody::GenerateOrder(order) => Some(order.round),
+            FactBody::TrainOrder(order) => Some(order.round),
             _ => None,
         };
         let newer = ordered.is_some_and(|ordered| ordered > round);
@@ -287,14 +287,15 @@ impl Check {
         succeeded
             && !unknown
             && jobs().all(|job| {
-                job.set_aside.is_none() && job.samples.as_ref().is_none_or(|s| s.void.is_none())
+                job.set_aside.is_none()
+                    && job.samples.as_ref().is_none_or(|s| s.void_reason.is_none())
             })
     }
 
     fn stale_samples_count(&self, run: &Run) -> bool {
-        let asked = run.raft().and_then(|raft| raft.proof.as_ref()).is_some_and(|p| p.canary);
-        let stale = |record: &Rc<Record>| match (&record.fact.subject.place, &record.fact.body) {
-            (Place::Samples { cycle, job }, Body::Samples(samples)) => {
+        let asked = run.raft_spec().and_then(|raft| raft.proof.as_ref()).is_some_and(|p| p.canary);
+        let stale = |record: &Rc<Record>| match (&record.fact.subject.key, &record.fact.body) {
+            (FactKey::Samples { cycle, job }, FactBody::Samples(samples)) => {
                 let counts = run.cycles.get(cycle).is_some_and(|c| c.jobs.contains_key(job));
                 counts && task::is_stale(samples)
             }
@@ -319,8 +320,10 @@ impl Check {
             return Err(format!("the run ended so: {:?}", run.done));
         }
         let report =
-            audit(self.records.iter().map(|record| &**record)).ok_or("nothing to audit")?;
-        if let Some(finding) = report.findings.iter().find(|finding| !self.may_be(&finding.what)) {
+            audit_records(self.records.iter().map(|record| &**record)).ok_or("nothing to audit")?;
+        if let Some(finding) =
+            report.findings.iter().find(|finding| !self.may_be(&finding.description))
+        {
             return Err(format!("the audit found: {finding:?}"));
         }
         if status == Some(v1::done::Status::Succeeded) {
@@ -354,13 +357,13 @@ impl Check {
     fn suites_recounted(&self) -> Result<(), String> {
         let mut redrawn: BTreeSet<(u32, &str)> = BTreeSet::new();
         for record in &self.records {
-            if let Body::Quarantine(quarantine) = &record.fact.body {
+            if let FactBody::Quarantine(quarantine) = &record.fact.body {
                 redrawn.extend(quarantine.jobs.iter().map(|job| (job.cycle, job.job.as_str())));
             }
-            let Body::CycleDone(done) = &record.fact.body else { continue };
+            let FactBody::CycleDone(done) = &record.fact.body else { continue };
             for told in &done.suites {
                 let of_suite = self.records.iter().filter_map(|record| match &record.fact.body {
-                    Body::Verdicts(verdicts) => Some(verdicts),
+                    FactBody::Verdicts(verdicts) => Some(verdicts),
                     _ => None,
                 });
                 let of_suite = of_suite
@@ -389,8 +392,8 @@ fn course(log: &[Rc<Record>], known: u64) -> (bool, bool, u32) {
     let (mut paused, mut over, mut round) = (false, false, 1);
     for record in log.iter().filter(|record| record.sequence <= known) {
         match &record.fact.body {
-            Body::Done(_) => over = true,
-            Body::Control(control) => match control.action() {
+            FactBody::Done(_) => over = true,
+            FactBody::Control(control) => match control.action() {
                 v1::control::Action::Pause => paused = true,
                 v1::control::Action::Resume => {
                     round += u32::from(paused);
@@ -408,7 +411,7 @@ fn course(log: &[Rc<Record>], known: u64) -> (bool, bool, u32) {
 /// Sequence of its samples, whether they were judged, whether it was set aside.
 type Outcome = (Option<u64>, bool, bool);
 
-fn outcome(job: &Job) -> Outcome {
+fn outcome(job: &PlannedJob) -> Outcome {
     let samples = job.samples.as_ref().map(|samples| samples.sequence);
     (samples, job.verdicts.is_some(), job.set_aside.is_some())
 }

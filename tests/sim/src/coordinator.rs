@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use cycle::{Desk, Fleet, Held, Inputs, Member, Waiting};
-use wire::{Body, Prompt, WorkKind};
+use cycle::{FleetMember, FleetSnapshot, HeldJob, PlannerInputs, ReissueTimeouts, RunSet};
+use wire::{FactBody, PromptEntry, WorkKind};
 
 use crate::{
     agent::Says,
@@ -24,21 +24,21 @@ const SKIPS: u64 = 1;
 
 pub(crate) struct Coordinator {
     number: usize,
-    desk: Desk,
+    desk: RunSet,
     known: u64,
     next: u64,
     /// The request under way.
     asked: Option<Asked>,
     /// What is still to be written of the last decisions, in order.
-    queue: VecDeque<cycle::Command>,
+    queue: VecDeque<cycle::WriteCommand>,
     heard: BTreeMap<String, (u64, std::rc::Rc<Says>)>,
     /// When each job was last in somebody's hands.
-    held: BTreeMap<(WorkKind, Held), u64>,
+    held: BTreeMap<(WorkKind, HeldJob), u64>,
     /// Time of the log's last entry, and when it came here.
     clock: (u64, u64),
     leads: bool,
-    prompts: [Vec<Prompt>; 2],
-    suites: BTreeMap<String, Vec<Prompt>>,
+    prompts: [Vec<PromptEntry>; 2],
+    suites: BTreeMap<String, Vec<PromptEntry>>,
 }
 
 struct Asked {
@@ -59,7 +59,7 @@ impl Coordinator {
     pub(crate) fn new(number: usize) -> Self {
         Self {
             number,
-            desk: Desk::default(),
+            desk: RunSet::default(),
             known: 0,
             next: SKIPS,
             asked: None,
@@ -89,8 +89,9 @@ impl Coordinator {
         if self.queue.is_empty() && self.leads {
             self.decide(now_ms);
             let facts = self.queue.iter().map(|command| &command.fact);
-            let orders = facts
-                .filter(|fact| matches!(fact.body, Body::GenerateOrder(_) | Body::TrainOrder(_)));
+            let orders = facts.filter(|fact| {
+                matches!(fact.body, FactBody::GenerateOrder(_) | FactBody::TrainOrder(_))
+            });
             commands.extend(orders.map(|o| Command::Order(Box::new(o.clone()), self.known)));
         }
         let Some(next) = self.queue.front() else { return commands };
@@ -105,44 +106,51 @@ impl Coordinator {
     fn decide(&mut self, now_ms: u64) {
         let fleet = self.fleet(now_ms);
         let (last, at) = self.clock;
-        let inputs = Inputs {
+        let inputs = PlannerInputs {
             prompts: &self.prompts[0],
             heldout: &self.prompts[1],
             suites: &self.suites,
             fleet: &fleet,
             sizing: &task::sizing(),
-            again: true,
-            waiting: &Waiting { unheld_ms: 2 * LEASE_MS + 10_000, ..Waiting::default() },
+            check_stragglers: true,
+            timeouts: &ReissueTimeouts {
+                unclaimed_ms: 2 * LEASE_MS + 10_000,
+                ..ReissueTimeouts::default()
+            },
             now_ms: last + (now_ms - at),
         };
-        for id in self.desk.due() {
-            self.queue.extend(self.desk.decide(&id, inputs));
+        for id in self.desk.take_dirty() {
+            self.queue.extend(self.desk.next_commands(&id, inputs));
         }
     }
 
-    fn fleet(&self, now_ms: u64) -> Fleet {
+    fn fleet(&self, now_ms: u64) -> FleetSnapshot {
         let there = self.heard.values().filter(|(at, _)| at + SILENT_MS > now_ms);
         let there: Vec<&Says> = there.map(|(_, says)| &**says).collect();
         let with = |kind: WorkKind| {
-            let member = |says: &&Says| Member {
+            let member = |says: &&Says| FleetMember {
                 agent: says.agent.clone(),
                 tokens_per_s: says.tokens_per_s,
-                holds: says
+                held_jobs: says
                     .holds
                     .iter()
                     .filter(|(held, ..)| *held == kind)
-                    .map(|(_, cycle, job)| Held { run: run(), cycle: *cycle, job: job.clone() })
+                    .map(|(_, cycle, job)| HeldJob { run: run(), cycle: *cycle, job: job.clone() })
                     .collect(),
-                left: says.left,
+                remaining_samples: says.left,
                 sample_s: 0.0,
             };
             there.iter().filter(|says| says.kinds.contains(&kind)).map(member).collect()
         };
-        Fleet {
+        FleetSnapshot {
             generators: with(WorkKind::Generate),
             verifiers: with(WorkKind::Verify),
             trainers: with(WorkKind::Train),
-            held_ago_ms: self.held.iter().map(|(job, at)| (job.clone(), now_ms - at)).collect(),
+            last_held_ago_ms: self
+                .held
+                .iter()
+                .map(|(job, at)| (job.clone(), now_ms - at))
+                .collect(),
         }
     }
 
@@ -154,12 +162,12 @@ impl Coordinator {
                 for record in records {
                     self.known = self.known.max(record.sequence);
                     self.clock = (record.time_ms.max(self.clock.0), now_ms);
-                    self.desk.fold(&record);
+                    self.desk.fold_record(&record);
                 }
                 if more {
                     return self.ask(What::Follow, Request::After(self.known));
                 }
-                self.desk.caught_up();
+                self.desk.mark_caught_up();
             }
             (What::Blob, Reply::Stored(true)) => {
                 if let Some(next) = self.queue.front_mut() {
@@ -167,7 +175,7 @@ impl Coordinator {
                 }
             }
             (What::Fact, Reply::Published(published)) => {
-                self.desk.wrote(published.sequence);
+                self.desk.record_write(published.sequence);
                 self.queue.pop_front();
             }
             // The store is away: all of it is decided anew.
@@ -215,7 +223,7 @@ impl Peer for Coordinator {
             Input::Timer(TICK) => {
                 // Nobody may rely on who leads; one always does.
                 self.leads = self.number == 0 || random.f64() < 0.7;
-                self.desk.stir();
+                self.desk.mark_dirty();
                 let mut commands = vec![Command::Later(RETRY_MS, TICK)];
                 if self.asked.is_none() && self.queue.is_empty() {
                     commands.extend(self.ask(What::Follow, Request::After(self.known)));
@@ -225,7 +233,7 @@ impl Peer for Coordinator {
             Input::Timer(id) => self.timed_out(id),
             Input::Heard(says) => {
                 for (kind, cycle, job) in &says.holds {
-                    let held = Held { run: run(), cycle: *cycle, job: job.clone() };
+                    let held = HeldJob { run: run(), cycle: *cycle, job: job.clone() };
                     self.held.insert((*kind, held), now_ms);
                 }
                 self.heard.insert(says.agent.clone(), (now_ms, says));

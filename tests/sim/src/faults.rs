@@ -103,7 +103,7 @@ impl Faults {
 
     /// The troubles of a seed.
     pub fn of(seed: u64) -> Self {
-        let mut random = fastrand::Rng::with_seed(wire::derive(seed, &["faults"]));
+        let mut random = fastrand::Rng::with_seed(wire::derive_seed(seed, &["faults"]));
         let mut sometimes = |share: f64, value: u64| {
             if random.f64() < share { random.u64(value / 2..=value * 2) } else { 0 }
         };

@@ -2,8 +2,11 @@
 
 use std::collections::VecDeque;
 
-use conduct::{AtHand, Blow, Course, Fault, PASS_ON_MS, Reception, Temper, Then};
-use wire::{Body, Fact, Place, Subject, WorkKind, v1};
+use agent_core::{
+    CircuitBreaker, DeliveryAction, FailedAttempt, InFlightState, JobFault, NACK_PAUSE_MS,
+    RetryDecision, RunStatus,
+};
+use wire::{Fact, FactBody, FactKey, Subject, WorkKind, v1};
 
 use crate::{
     agent::Nature,
@@ -34,8 +37,8 @@ enum Stage {
     Storing(VecDeque<Fact>),
     Writing(VecDeque<Fact>),
     /// Looks for earlier failures, then writes the next.
-    Looking(Fault),
-    Failing(Fault, Box<v1::Failure>),
+    Looking(JobFault),
+    Failing(JobFault, Box<v1::Failure>),
     /// Writes results nobody waits for any more.
     Undead(VecDeque<Fact>),
     Settling {
@@ -52,7 +55,7 @@ pub(crate) enum Step {
     Work(u64),
     Wait,
     Failed {
-        fault: Fault,
+        fault: JobFault,
         delay_ms: u64,
     },
     Over {
@@ -86,12 +89,12 @@ impl Job {
 
     /// What it is, as the agent says and as another order of the same would be.
     pub(crate) fn name(&self) -> (WorkKind, u32, String) {
-        let (cycle, name) = match &self.delivery.record.fact.subject.place {
-            Place::GenerateOrder { cycle, job, .. } | Place::Samples { cycle, job } => {
+        let (cycle, name) = match &self.delivery.record.fact.subject.key {
+            FactKey::GenerateOrder { cycle, job, .. } | FactKey::Samples { cycle, job } => {
                 (*cycle, job.to_string())
             }
-            Place::TrainOrder { cycle, .. } => (*cycle, "train".into()),
-            Place::Checkpoint { cycle, step } => (*cycle, format!("step {step}")),
+            FactKey::TrainOrder { cycle, .. } => (*cycle, "train".into()),
+            FactKey::Checkpoint { cycle, step } => (*cycle, format!("step {step}")),
             place => (0, format!("{place:?}")),
         };
         (self.delivery.kind, cycle, name)
@@ -122,17 +125,17 @@ impl Job {
         &mut self,
         nature: &Nature,
         random: &mut fastrand::Rng,
-        course: Course,
-        at_hand: AtHand,
+        course: RunStatus,
+        at_hand: InFlightState,
         reply: Option<Reply>,
     ) -> Step {
-        if course.over && self.is_working() {
+        if course.is_over && self.is_working() {
             return self.settling(Settle::Ack, false);
         }
         match (std::mem::replace(&mut self.stage, Stage::Received), reply) {
             (Stage::Received | Stage::Parked, _) => {
                 let course = match nature.bug {
-                    Some(Bug::WorksOnStaleOrders) => Course::default(),
+                    Some(Bug::WorksOnStaleOrders) => RunStatus::default(),
                     _ => course,
                 };
                 self.receive(course, at_hand)
@@ -159,7 +162,7 @@ impl Job {
             }
             (Stage::Looking(fault), Some(Reply::Record(last))) => {
                 let last = last.and_then(|record| match &record.fact.body {
-                    Body::Failure(failure) => Some(failure.clone()),
+                    FactBody::Failure(failure) => Some(failure.clone()),
                     _ => None,
                 });
                 self.failed_before(nature, fault, last)
@@ -171,7 +174,7 @@ impl Job {
                 }
             }
             (Stage::Settling { well: false, how }, Some(Reply::Settled))
-                if nature.zombie && how != (Settle::Nak { delay_ms: PASS_ON_MS }) =>
+                if nature.zombie && how != (Settle::Nak { delay_ms: NACK_PAUSE_MS }) =>
             {
                 // It comes too late, or just in time.
                 self.stage = Stage::Undead(self.results(nature, random));
@@ -196,11 +199,12 @@ impl Job {
     fn worked(&mut self, nature: &Nature, random: &mut fastrand::Rng) -> Step {
         if random.u32(0..1000) < nature.fails {
             // A known way to die, or not.
-            let fault = if random.bool() { Fault::Passing("gpu_hang") } else { Fault::Work };
+            let fault =
+                if random.bool() { JobFault::Transient("gpu_hang") } else { JobFault::WorkFailed };
             return self.look_for_failures(fault);
         }
         if nature.broken {
-            return self.look_for_failures(Fault::Broken);
+            return self.look_for_failures(JobFault::HostBroken);
         }
         let results = self.results(nature, random);
         if nature.bug == Some(Bug::AcksFirst) {
@@ -211,18 +215,18 @@ impl Job {
         self.write(results)
     }
 
-    fn receive(&mut self, course: Course, at_hand: AtHand) -> Step {
+    fn receive(&mut self, course: RunStatus, at_hand: InFlightState) -> Step {
         let body = &self.delivery.record.fact.body;
-        match conduct::receive(body, self.delivery.delivered, course, at_hand) {
-            Reception::Leave => Step::Over { well: false },
-            Reception::Drop => self.settling(Settle::Ack, false),
-            Reception::PassOn => self.settling(Settle::Nak { delay_ms: PASS_ON_MS }, false),
-            Reception::Poison => self.look_for_failures(Fault::Content),
-            Reception::Wait => {
+        match agent_core::admit_delivery(body, self.delivery.delivered, course, at_hand) {
+            DeliveryAction::Ignore => Step::Over { well: false },
+            DeliveryAction::Acknowledge => self.settling(Settle::Ack, false),
+            DeliveryAction::Nack => self.settling(Settle::Nak { delay_ms: NACK_PAUSE_MS }, false),
+            DeliveryAction::DeadLetter => self.look_for_failures(JobFault::InvalidInput),
+            DeliveryAction::Wait => {
                 self.stage = Stage::Parked;
                 Step::Wait
             }
-            Reception::Work => {
+            DeliveryAction::Run => {
                 self.stage = Stage::Checking;
                 Step::Begin(self.look_for_result())
             }
@@ -232,19 +236,19 @@ impl Job {
     fn look_for_result(&self) -> Request {
         let subject = &self.delivery.record.fact.subject;
         let at = |place| Request::Get(Subject::new(&subject.run, place).to_string());
-        match &subject.place {
-            Place::GenerateOrder { cycle, job, .. } => {
-                at(Place::Samples { cycle: *cycle, job: job.clone() })
+        match &subject.key {
+            FactKey::GenerateOrder { cycle, job, .. } => {
+                at(FactKey::Samples { cycle: *cycle, job: job.clone() })
             }
-            Place::Samples { cycle, job } => {
-                at(Place::Verdicts { cycle: *cycle, job: job.clone() })
+            FactKey::Samples { cycle, job } => {
+                at(FactKey::Verdicts { cycle: *cycle, job: job.clone() })
             }
-            Place::TrainOrder { cycle, .. } => {
+            FactKey::TrainOrder { cycle, .. } => {
                 Request::LastBelow(format!("flotilla.{}.checkpoint.{cycle}.", subject.run))
             }
-            Place::Checkpoint { cycle, step } => {
+            FactKey::Checkpoint { cycle, step } => {
                 let suite = task::SUITE.parse().expect("a legal name");
-                at(Place::Eval { cycle: *cycle, step: *step, suite })
+                at(FactKey::Eval { cycle: *cycle, step: *step, suite })
             }
             place => Request::Get(format!("{place:?}")),
         }
@@ -252,7 +256,7 @@ impl Job {
 
     fn checked(&mut self, nature: &Nature, found: Option<&wire::Record>) -> Step {
         let done = found.is_some_and(|record| match &record.fact.body {
-            Body::Checkpoint(checkpoint) => checkpoint.r#final,
+            FactBody::Checkpoint(checkpoint) => checkpoint.r#final,
             _ => true,
         });
         if done {
@@ -271,9 +275,9 @@ impl Job {
     }
 
     fn held_up(&mut self) -> Step {
-        let pause = Temper::away(self.look);
+        let pause = CircuitBreaker::dependency_backoff(self.look);
         self.look += 1;
-        let Some(pause) = pause else { return self.look_for_failures(Fault::Work) };
+        let Some(pause) = pause else { return self.look_for_failures(JobFault::WorkFailed) };
         self.stage = Stage::HeldUp;
         Step::Work(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX))
     }
@@ -281,14 +285,14 @@ impl Job {
     /// Samples it is to make.
     pub(crate) fn samples(&self) -> u32 {
         match &self.delivery.record.fact.body {
-            Body::GenerateOrder(order) => order.requests.iter().map(|r| r.count).sum(),
+            FactBody::GenerateOrder(order) => order.requests.iter().map(|r| r.count).sum(),
             _ => 0,
         }
     }
 
     fn milliseconds(&self, nature: &Nature, random: &mut fastrand::Rng) -> u64 {
         let samples = match &self.delivery.record.fact.body {
-            Body::GenerateOrder(_) => f64::from(self.samples()),
+            FactBody::GenerateOrder(_) => f64::from(self.samples()),
             _ => 4.0,
         };
         let seconds = samples / nature.samples_per_s * (0.5 + random.f64());
@@ -302,11 +306,11 @@ impl Job {
         let subject = &record.fact.subject;
         let agent = nature.name.as_str();
         let fact = |place, body| task::fact(subject, place, body);
-        match (&subject.place, &record.fact.body) {
-            (Place::GenerateOrder { cycle, job, .. }, Body::GenerateOrder(order)) => {
+        match (&subject.key, &record.fact.body) {
+            (FactKey::GenerateOrder { cycle, job, .. }, FactBody::GenerateOrder(order)) => {
                 let lies = nature.lies && random.bool();
                 let wall_s = 0.25 * f64::from(task::PROMPTS);
-                let place = Place::Samples { cycle: *cycle, job: job.clone() };
+                let place = FactKey::Samples { cycle: *cycle, job: job.clone() };
                 let stale = nature.stale && random.u32(0..4) > 0;
                 let samples = task::samples(order, agent, wall_s, lies, stale);
                 let samples = match nature.bug {
@@ -315,20 +319,20 @@ impl Job {
                 };
                 [fact(place, samples)].into()
             }
-            (Place::Samples { cycle, job }, Body::Samples(samples)) => {
-                let place = Place::Verdicts { cycle: *cycle, job: job.clone() };
+            (FactKey::Samples { cycle, job }, FactBody::Samples(samples)) => {
+                let place = FactKey::Verdicts { cycle: *cycle, job: job.clone() };
                 [fact(place, task::verdicts(samples, record.sequence, agent))].into()
             }
-            (Place::TrainOrder { cycle, .. }, Body::TrainOrder(order)) => (1..=task::STEPS)
+            (FactKey::TrainOrder { cycle, .. }, FactBody::TrainOrder(order)) => (1..=task::STEPS)
                 .filter(|step| step % task::SAVE_EVERY == 0)
                 .map(|step| {
-                    let place = Place::Checkpoint { cycle: *cycle, step };
+                    let place = FactKey::Checkpoint { cycle: *cycle, step };
                     fact(place, task::checkpoint(order, step, agent))
                 })
                 .collect(),
-            (Place::Checkpoint { cycle, step }, Body::Checkpoint(checkpoint)) => {
+            (FactKey::Checkpoint { cycle, step }, FactBody::Checkpoint(checkpoint)) => {
                 let suite = task::SUITE.parse().expect("a legal name");
-                let place = Place::Eval { cycle: *cycle, step: *step, suite };
+                let place = FactKey::Eval { cycle: *cycle, step: *step, suite };
                 [fact(place, task::eval(checkpoint, agent))].into()
             }
             _ => VecDeque::new(),
@@ -344,37 +348,42 @@ impl Job {
         Step::Ask(Request::Store)
     }
 
-    fn look_for_failures(&mut self, fault: Fault) -> Step {
+    fn look_for_failures(&mut self, fault: JobFault) -> Step {
         let subject = &self.delivery.record.fact.subject;
         let kind = self.delivery.kind;
         let suites = [v1::Suite { name: task::SUITE.into(), ..Default::default() }];
-        let owed = conduct::owed(&subject.place, &suites);
+        let owed = agent_core::expected_results(&subject.key, &suites);
         let Some((id, _)) = owed.first() else { return self.settling(Settle::Ack, false) };
         self.stage = Stage::Looking(fault);
         Step::Ask(Request::LastBelow(format!("flotilla.{}.failure.{kind}.{id}.", subject.run)))
     }
 
-    fn failed_before(&mut self, nature: &Nature, fault: Fault, last: Option<v1::Failure>) -> Step {
+    fn failed_before(
+        &mut self,
+        nature: &Nature,
+        fault: JobFault,
+        last: Option<v1::Failure>,
+    ) -> Step {
         let subject = &self.delivery.record.fact.subject;
         let kind = self.delivery.kind;
         let suites = [v1::Suite { name: task::SUITE.into(), ..Default::default() }];
-        let owed = conduct::owed(&subject.place, &suites);
+        let owed = agent_core::expected_results(&subject.key, &suites);
         let (run, agent) = (&subject.run, nature.name.as_str());
-        let blow = Blow { run, kind, agent, fault, message: "failed", log_tail: "" };
+        let blow = FailedAttempt { run, kind, agent, fault, message: "failed", log_tail: "" };
         let given_up = last.as_ref().is_some_and(|last| last.r#final);
         let next = owed.first().filter(|_| !given_up);
-        let next = next.and_then(|(id, _)| conduct::failure(&blow, id, last.as_ref()));
+        let next = next.and_then(|(id, _)| agent_core::build_failure(&blow, id, last.as_ref()));
         let Some(failure) = next else { return self.told(fault, last.as_slice()) };
-        let place = Place::Failure { kind, id: failure.id.clone(), attempt: failure.attempt };
-        let fact = task::fact(subject, place, Body::Failure(failure.clone()));
+        let place = FactKey::Failure { kind, id: failure.id.clone(), attempt: failure.attempt };
+        let fact = task::fact(subject, place, FactBody::Failure(failure.clone()));
         self.stage = Stage::Failing(fault, Box::new(failure));
         Step::Ask(Request::Publish(Box::new(fact)))
     }
 
-    fn told(&mut self, fault: Fault, failures: &[v1::Failure]) -> Step {
-        let (how, delay_ms) = match conduct::then(failures) {
-            Then::GiveUp => (Settle::Ack, 0),
-            Then::HandBack { delay_ms } => (Settle::Nak { delay_ms }, delay_ms),
+    fn told(&mut self, fault: JobFault, failures: &[v1::Failure]) -> Step {
+        let (how, delay_ms) = match agent_core::decide_retry(failures) {
+            RetryDecision::GiveUp => (Settle::Ack, 0),
+            RetryDecision::RetryAfter { delay_ms } => (Settle::Nak { delay_ms }, delay_ms),
         };
         self.stage = Stage::Settling { how, well: false };
         Step::Failed { fault, delay_ms }

@@ -1,5 +1,5 @@
 //! A whole fleet in one thread: the coordinators' core (`cycle`) and the agents' core
-//! (`conduct`) around a model of the log, in virtual time, under faults drawn from a seed.
+//! (`agent_core`) around a model of the log, in virtual time, under faults drawn from a seed.
 //!
 //! A world goes through a time of trouble, is healed, and must then finish its run, with
 //! every planned sample accounted for and the result of an undisturbed world. The same

@@ -10,7 +10,7 @@ use std::{
     rc::Rc,
 };
 
-use wire::{Body, Fact, Record, WorkKind};
+use wire::{Fact, FactBody, Record, WorkKind};
 
 use crate::faults::Bug;
 
@@ -202,12 +202,12 @@ impl Consumer {
 }
 
 /// The work a fact calls for.
-fn calls_for(body: &Body) -> Option<WorkKind> {
+fn calls_for(body: &FactBody) -> Option<WorkKind> {
     match body {
-        Body::GenerateOrder(_) => Some(WorkKind::Generate),
-        Body::Samples(_) => Some(WorkKind::Verify),
-        Body::TrainOrder(_) => Some(WorkKind::Train),
-        Body::Checkpoint(_) => Some(WorkKind::Eval),
+        FactBody::GenerateOrder(_) => Some(WorkKind::Generate),
+        FactBody::Samples(_) => Some(WorkKind::Verify),
+        FactBody::TrainOrder(_) => Some(WorkKind::Train),
+        FactBody::Checkpoint(_) => Some(WorkKind::Eval),
         _ => None,
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use wire::{Body, Digest, Fact, Place, Prompt, Subject, derive, v1};
+use wire::{Digest, Fact, FactBody, FactKey, PromptEntry, Subject, derive_seed, v1};
 
 pub(crate) const PROMPTS: u32 = 12;
 const HELDOUT: u32 = 4;
@@ -28,7 +28,7 @@ fn tree(manifest: &Digest) -> v1::Tree {
 }
 
 fn blob(content: &[u8]) -> Option<v1::Blob> {
-    let digest = Digest::of(content).to_string();
+    let digest = Digest::hash_bytes(content).to_string();
     Some(v1::Blob { digest, bytes: content.len() as u64 })
 }
 
@@ -36,7 +36,7 @@ fn blob(content: &[u8]) -> Option<v1::Blob> {
 /// prompts or the harder half with a budget, with a gate or without, with prompt suites or without,
 /// with samples that tell how likely they were, of which few may be too sure.
 pub(crate) fn spec(run: &str, seed: u64) -> v1::Spec {
-    let kind = |bit: u32| derive(seed, &["kind"]) >> bit & 1 == 1;
+    let kind = |bit: u32| derive_seed(seed, &["kind"]) >> bit & 1 == 1;
     let curriculum = v1::Curriculum {
         difficulty: Some(v1::curriculum::Difficulty { target: vec![0.3], explore: 0.3 }),
         budget: Some(v1::curriculum::Budget { min: 1, max: 3 * SAMPLES }),
@@ -55,7 +55,7 @@ pub(crate) fn spec(run: &str, seed: u64) -> v1::Spec {
     v1::Spec {
         run: run.into(),
         seed,
-        base: Some(v1::Base { tree: Some(tree(&Digest::of(b"base"))), random_init: false }),
+        base: Some(v1::Base { tree: Some(tree(&Digest::hash_bytes(b"base"))), random_init: false }),
         pool: "default".into(),
         suites: vec![v1::Suite { name: SUITE.into(), text: blob(b"text"), ..Default::default() }],
         kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {
@@ -105,23 +105,23 @@ fn prompt_suite(name: &str) -> v1::PromptSuite {
 }
 
 /// The prompts of all suites.
-pub(crate) fn suites() -> BTreeMap<String, Vec<Prompt>> {
+pub(crate) fn suites() -> BTreeMap<String, Vec<PromptEntry>> {
     SUITES.map(|name| (name.to_owned(), prompts("h"))).into()
 }
 
 /// Small jobs, so that there are several.
-pub(crate) fn sizing() -> cycle::Sizing {
-    cycle::Sizing { samples_min: 4, samples_max: 16, ..cycle::Sizing::default() }
+pub(crate) fn sizing() -> cycle::JobSizing {
+    cycle::JobSizing { samples_min: 4, samples_max: 16, ..cycle::JobSizing::default() }
 }
 
-pub(crate) fn prompts(prefix: &str) -> Vec<Prompt> {
+pub(crate) fn prompts(prefix: &str) -> Vec<PromptEntry> {
     let count = if prefix == "h" { HELDOUT } else { PROMPTS };
     let line = |n| format!(r#"{{"id":"{prefix}{n}","prompt":"{n}+1="}}"#);
     let lines: Vec<String> = (0..count).map(line).collect();
-    Prompt::parse_all(lines.join("\n").as_bytes()).expect("prompts written here are prompts")
+    PromptEntry::parse_all(lines.join("\n").as_bytes()).expect("prompts written here are prompts")
 }
 
-pub(crate) fn fact(like: &Subject, place: Place, body: Body) -> Fact {
+pub(crate) fn fact(like: &Subject, place: FactKey, body: FactBody) -> Fact {
     Fact { subject: Subject::new(&like.run, place), body }
 }
 
@@ -132,7 +132,7 @@ fn canary(text: &str, policy: &str, agent: &str) -> Vec<f32> {
     }
     let figure = |seed: &str| {
         #[expect(clippy::cast_precision_loss, reason = "below a thousand")]
-        let value = (derive(7, &["canary", seed]) % 1000) as f32 / 1000.0;
+        let value = (derive_seed(7, &["canary", seed]) % 1000) as f32 / 1000.0;
         value
     };
     (0..16)
@@ -157,7 +157,7 @@ pub(crate) fn samples(
     wall_s: f64,
     lies: bool,
     stale: bool,
-) -> Body {
+) -> FactBody {
     let manifest =
         |tree: &Option<v1::Tree>| tree.as_ref().map_or(String::new(), |tree| tree.manifest.clone());
     let adapter = if lies { "b3:stale".to_owned() } else { manifest(&order.adapter) };
@@ -167,7 +167,7 @@ pub(crate) fn samples(
     for request in &order.requests {
         for index in request.first..request.first + request.count {
             let drawn =
-                derive(order.seed, &["text", &policy, &request.prompt_id, &index.to_string()]);
+                derive_seed(order.seed, &["text", &policy, &request.prompt_id, &index.to_string()]);
             samples.push(v1::samples::Sample {
                 prompt_id: request.prompt_id.clone(),
                 index,
@@ -178,7 +178,7 @@ pub(crate) fn samples(
             });
         }
     }
-    Body::Samples(v1::Samples {
+    FactBody::Samples(v1::Samples {
         run: order.run.clone(),
         cycle: order.cycle,
         job: order.job.clone(),
@@ -197,19 +197,19 @@ pub(crate) fn samples(
 
 /// Nats that a policy's tokens cost it, in tenths: from 8 to 15.
 fn policy_sureness(policy: &str) -> u8 {
-    8 + u8::try_from(derive(0, &["sure", policy]) % 8).unwrap_or_default()
+    8 + u8::try_from(derive_seed(0, &["sure", policy]) % 8).unwrap_or_default()
 }
 
 /// The same samples, as another policy would have made them.
-pub(crate) fn made_otherwise(body: Body) -> Body {
-    let Body::Samples(mut samples) = body else { return body };
+pub(crate) fn made_otherwise(body: FactBody) -> FactBody {
+    let FactBody::Samples(mut samples) = body else { return body };
     for sample in &mut samples.samples {
         sample.text = format!("{}3", sample.text);
     }
-    Body::Samples(samples)
+    FactBody::Samples(samples)
 }
 
-pub(crate) fn verdicts(samples: &v1::Samples, sequence: u64, agent: &str) -> Body {
+pub(crate) fn verdicts(samples: &v1::Samples, sequence: u64, agent: &str) -> FactBody {
     let judge = |sample: &v1::samples::Sample| {
         // Each suite's verifier passes others.
         let rest = samples.suite.len() as u64 % 3;
@@ -223,7 +223,7 @@ pub(crate) fn verdicts(samples: &v1::Samples, sequence: u64, agent: &str) -> Bod
             detail: String::new(),
         }
     };
-    Body::Verdicts(v1::Verdicts {
+    FactBody::Verdicts(v1::Verdicts {
         run: samples.run.clone(),
         cycle: samples.cycle,
         job: samples.job.clone(),
@@ -237,17 +237,17 @@ pub(crate) fn verdicts(samples: &v1::Samples, sequence: u64, agent: &str) -> Bod
 }
 
 /// A checkpoint depends on what it was trained on and from, and on nothing else.
-pub(crate) fn checkpoint(order: &v1::TrainOrder, step: u32, agent: &str) -> Body {
+pub(crate) fn checkpoint(order: &v1::TrainOrder, step: u32, agent: &str) -> FactBody {
     let base = order.base.as_ref().and_then(|base| base.tree.clone());
     let parent = order.adapter.clone().or_else(|| base.clone());
     let name = |tree: &Option<v1::Tree>| tree.as_ref().map_or("", |tree| &tree.manifest).to_owned();
     let dataset = order.dataset.as_ref().map_or("", |blob| &blob.digest);
     let base_name = name(&base);
     let content = format!("{} {} {dataset} {} {step}", name(&base), name(&parent), order.seed);
-    let made = tree(&Digest::of(content.as_bytes()));
+    let made = tree(&Digest::hash_bytes(content.as_bytes()));
     let policy = format!("{base_name} {}", made.manifest);
     let shown = canary(&order.canary, &policy, agent);
-    Body::Checkpoint(v1::Checkpoint {
+    FactBody::Checkpoint(v1::Checkpoint {
         run: order.run.clone(),
         cycle: order.cycle,
         step,
@@ -263,9 +263,9 @@ pub(crate) fn checkpoint(order: &v1::TrainOrder, step: u32, agent: &str) -> Body
     })
 }
 
-pub(crate) fn eval(checkpoint: &v1::Checkpoint, agent: &str) -> Body {
+pub(crate) fn eval(checkpoint: &v1::Checkpoint, agent: &str) -> FactBody {
     let manifest = checkpoint.tree.as_ref().map_or(String::new(), |tree| tree.manifest.clone());
-    Body::Eval(v1::Eval {
+    FactBody::Eval(v1::Eval {
         run: checkpoint.run.clone(),
         cycle: checkpoint.cycle,
         step: checkpoint.step,

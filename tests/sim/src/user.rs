@@ -1,6 +1,6 @@
 //! Who submits the run, and pauses, resumes and cancels it.
 
-use wire::{Body, Fact, Place, RunId, Subject, v1};
+use wire::{Fact, FactBody, FactKey, RunId, Subject, v1};
 
 use crate::{
     faults::Faults,
@@ -51,13 +51,13 @@ impl User {
         let request = match &self.wish {
             None => return Vec::new(),
             Some(Wish::Submit) => {
-                Request::Publish(Box::new(fact(Place::Spec, Body::Spec(self.spec.clone()))))
+                Request::Publish(Box::new(fact(FactKey::Spec, FactBody::Spec(self.spec.clone()))))
             }
             Some(Wish::Look(_)) => Request::LastBelow(format!("flotilla.{RUN}.control.")),
             Some(Wish::Write(action, number)) => {
                 let control = v1::Control { action: (*action).into(), reason: String::new() };
-                let place = Place::Control { number: *number };
-                Request::Publish(Box::new(fact(place, Body::Control(control))))
+                let place = FactKey::Control { number: *number };
+                Request::Publish(Box::new(fact(place, FactBody::Control(control))))
             }
         };
         self.asked += 1;
@@ -67,8 +67,8 @@ impl User {
     fn answered(&mut self, reply: Reply) -> Vec<Command> {
         self.wish = match (self.wish, reply) {
             (Some(Wish::Look(action)), Reply::Record(last)) => {
-                let number = last.map_or(0, |record| match record.fact.subject.place {
-                    Place::Control { number } => number,
+                let number = last.map_or(0, |record| match record.fact.subject.key {
+                    FactKey::Control { number } => number,
                     _ => 0,
                 });
                 Some(Wish::Write(action, number + 1))

@@ -193,7 +193,7 @@ impl World {
         }
         Self {
             now: 0,
-            random: fastrand::Rng::with_seed(wire::derive(seed, &["world"])),
+            random: fastrand::Rng::with_seed(wire::derive_seed(seed, &["world"])),
             faults: faults.clone(),
             events: BTreeMap::new(),
             scheduled: 0,

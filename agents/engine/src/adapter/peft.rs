@@ -1,30 +1,35 @@
-//! An adapter in PEFT's directory.
+//! Adapters as PEFT directories.
 
-use super::{Adapter, AdapterError, Pair};
-use crate::tensors::{self, TensorFileError};
-use formats::peft::{CONFIG_FILE, PREFIX, Settings, TENSOR_FILE};
-use formats::{Config, Module};
+use super::{AdapterError, AdapterPair, LoraAdapter};
+use crate::tensor_file::{self, TensorFileError};
+use formats::peft::{AdapterSettings, BASE_NAME_PREFIX, CONFIG_FILE, TENSOR_FILE};
+use formats::{LayerModule, ModelConfig};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-impl Adapter {
-    /// Reads a PEFT adapter for a model of this shape.
-    pub fn load(dir: &Path, config: &Config) -> Result<Self, AdapterError> {
-        let settings = Settings::load(dir)?;
+impl LoraAdapter {
+    /// Reads a PEFT adapter for a model of this configuration.
+    ///
+    /// # Errors
+    /// When a file is missing or invalid, a tensor has another shape, or belongs to a part that
+    /// cannot be adapted here.
+    pub fn load_peft(dir: &Path, config: &ModelConfig) -> Result<Self, AdapterError> {
+        let settings = AdapterSettings::from_dir(dir)?;
         let path = dir.join(TENSOR_FILE);
-        let mut found = tensors::read(&path)?;
+        let mut found = tensor_file::read_all(&path)?;
         let mut pairs = BTreeMap::new();
         for layer in 0..config.layers {
-            for module in Module::ALL {
-                let name = |part| format!("{PREFIX}{}", module.parameter(layer, part));
+            for module in LayerModule::ALL {
+                let name =
+                    |part| format!("{BASE_NAME_PREFIX}{}", module.parameter_name(layer, part));
                 let (a_name, b_name) = (name("lora_A.weight"), name("lora_B.weight"));
                 let Some(a) = found.remove(&a_name) else { continue };
                 let Some(b) = found.remove(&b_name) else {
                     let missing = TensorFileError::Missing { path, name: b_name };
                     return Err(missing.into());
                 };
-                let (outputs, inputs) = module.shape(config);
-                let rank = settings.rank(layer, module);
+                let (outputs, inputs) = module.weight_shape(config);
+                let rank = settings.module_rank(layer, module);
                 for (tensor, name, expected) in
                     [(&a, a_name, [rank, inputs]), (&b, b_name, [outputs, rank])]
                 {
@@ -34,12 +39,14 @@ impl Adapter {
                         return Err(wrong.into());
                     }
                 }
-                let scale = settings.scale(layer, module, rank);
-                pairs.insert((layer, module), Pair { a, b, scale });
+                let scale = settings.module_scale(layer, module, rank);
+                pairs.insert((layer, module), AdapterPair { a, b, scale });
             }
         }
         match found.into_keys().next() {
-            Some(name) if is_of_tables(&name) => Err(AdapterError::Tables { path, name }),
+            Some(name) if is_embedding_or_head(&name) => {
+                Err(AdapterError::EmbeddingOrHead { path, name })
+            }
             Some(name) => Err(AdapterError::UnknownTensor { path, name }),
             None if pairs.is_empty() => {
                 let name = "any lora_A".to_owned();
@@ -50,20 +57,22 @@ impl Adapter {
     }
 
     /// Writes a directory that PEFT loads; `base` becomes `base_model_name_or_path`.
-    pub fn save(&self, dir: &Path, base: &str) -> Result<(), AdapterError> {
+    pub fn save_peft(&self, dir: &Path, base: &str) -> Result<(), AdapterError> {
         std::fs::create_dir_all(dir)
             .map_err(|source| AdapterError::File { path: dir.into(), source })?;
         let path = dir.join(CONFIG_FILE);
         std::fs::write(&path, self.settings.to_text(base))
             .map_err(|source| AdapterError::File { path, source })?;
-        let named =
-            self.named().into_iter().map(|(name, tensor)| (format!("{PREFIX}{name}"), tensor));
-        Ok(tensors::write(&dir.join(TENSOR_FILE), named)?)
+        let named = self
+            .named_parameters()
+            .into_iter()
+            .map(|(name, tensor)| (format!("{BASE_NAME_PREFIX}{name}"), tensor));
+        Ok(tensor_file::write_tensors(&dir.join(TENSOR_FILE), named)?)
     }
 }
 
-/// Of the tables at both ends of a model, which PEFT can adapt or save whole.
-fn is_of_tables(name: &str) -> bool {
-    let name = name.strip_prefix(PREFIX).unwrap_or(name);
+/// Returns true for tensors of the embedding or the head, which PEFT can adapt or save whole.
+fn is_embedding_or_head(name: &str) -> bool {
+    let name = name.strip_prefix(BASE_NAME_PREFIX).unwrap_or(name);
     name.starts_with("model.embed_tokens.") || name.starts_with("lm_head.")
 }

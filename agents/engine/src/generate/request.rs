@@ -1,73 +1,79 @@
-//! What a generator is asked for and what it answers.
+//! The requests and completions of a generator.
 
 use crate::sequence::SequenceError;
 use crate::tokenizer::TokenizerError;
 
-/// How tokens are drawn. `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 switch the cut off.
+/// The parameters with which tokens are drawn.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sampling {
+pub struct SamplingParameters {
+    /// The temperature; 0 is greedy.
     pub temperature: f64,
+    /// The number of most likely tokens to sample from; 0 keeps the whole vocabulary.
     pub top_k: usize,
+    /// The share of the probability to sample from, above 0; 1 keeps the whole distribution.
     pub top_p: f64,
+    /// The largest number of tokens to draw, at least 1.
     pub max_new_tokens: usize,
 }
 
+/// A prompt as text or as tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Prompt {
+pub enum PromptInput {
     Text(String),
     Tokens(Vec<u32>),
 }
 
-/// One prompt and one seed per wanted sample; `tag` comes back with every completion.
+/// One prompt, and one seed for each wanted sample. Each completion carries a copy of `tag`.
 #[derive(Debug, Clone)]
-pub struct Request<Tag> {
+pub struct PromptRequest<Tag> {
     pub tag: Tag,
-    pub prompt: Prompt,
+    pub prompt: PromptInput,
     pub seeds: Vec<u64>,
-    pub sampling: Sampling,
+    pub sampling: SamplingParameters,
 }
 
+/// The reason why a sample ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Finish {
-    /// An end-of-sequence token was drawn.
+pub enum FinishReason {
+    /// The model drew an end-of-sequence token.
     Stop,
-    /// `max_new_tokens` or the model's last position was reached.
+    /// The sample reached `max_new_tokens` or the model's last position.
     Length,
 }
 
-/// `tokens` includes the end-of-sequence token that stopped it; `text` does not.
+/// A finished sample. `tokens` includes the end-of-sequence token that ended it; `text` does not.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Completion<Tag> {
+pub struct SampleCompletion<Tag> {
     pub tag: Tag,
-    /// Which of the request's seeds.
+    /// The index of its seed in the request.
     pub index: usize,
     pub seed: u64,
+    /// The number of tokens of the prompt.
     pub prompt_tokens: usize,
     pub tokens: Vec<u32>,
     pub text: String,
-    pub finish: Finish,
-    /// Sum over `tokens` of ln p, in nats: p as the model gives it, at temperature 1 and among the
-    /// whole vocabulary, however the token was drawn.
+    pub finish: FinishReason,
+    /// The sum of the tokens' log-probabilities in nats, over the whole vocabulary at temperature
+    /// 1, independent of the sampling parameters.
     pub logprob: f64,
 }
 
-impl<Tag> Completion<Tag> {
-    pub(super) fn with_tag<Other>(self, tag: Other) -> Completion<Other> {
+impl<Tag> SampleCompletion<Tag> {
+    /// Replaces the tag.
+    pub(super) fn with_tag<Other>(self, tag: Other) -> SampleCompletion<Other> {
         let Self { tag: _, index, seed, prompt_tokens, tokens, text, finish, logprob } = self;
-        Completion { tag, index, seed, prompt_tokens, tokens, text, finish, logprob }
+        SampleCompletion { tag, index, seed, prompt_tokens, tokens, text, finish, logprob }
     }
 }
 
-/// Why one request cannot be served; the generator goes on with the others.
+/// The reason why a request is rejected. The generator continues with the others.
 #[derive(Debug, thiserror::Error)]
 pub enum AdmitError {
     #[error(
         "the prompt has {tokens} tokens, but the model's {positions} positions must also hold a new one; shorten the prompt (R112)"
     )]
     PromptTooLong { tokens: usize, positions: usize },
-    #[error(
-        "the prompt has no tokens, and this model has nothing to start from; give it some text (R112)"
-    )]
+    #[error("the prompt has no tokens, and this model has no start token; add some text (R112)")]
     EmptyPrompt,
     #[error("sampling parameter `{field}` is {found}, expected {expected} (R112)")]
     Sampling { field: &'static str, found: String, expected: &'static str },
@@ -77,8 +83,9 @@ pub enum AdmitError {
     Vocabulary(#[from] SequenceError),
 }
 
-impl Sampling {
-    pub(super) fn check(&self) -> Result<(), AdmitError> {
+impl SamplingParameters {
+    /// Checks that each parameter is in its range.
+    pub(super) fn check_ranges(&self) -> Result<(), AdmitError> {
         let Self { temperature, top_p, max_new_tokens, .. } = *self;
         let bad =
             |field, found: String, expected| Err(AdmitError::Sampling { field, found, expected });

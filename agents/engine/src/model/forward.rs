@@ -1,137 +1,150 @@
-//! The forward pass over rows of tokens. How rows attend to each other is the caller's: packed
-//! sequences or a cache. What a backward pass needs of a layer is kept in its tape.
+//! The forward pass over rows of tokens. The caller supplies the attention: over packed sequences
+//! or over a cache. A layer's tape keeps what its backward pass needs.
 
-use super::Model;
-use crate::adapter::Adapter;
-use crate::dropout::Dropout;
-use crate::ops::matmul::{self, Phase, Projection, Rows};
-use crate::ops::{norm, rope::Rotation, sum_of, swiglu};
+use super::LanguageModel;
+use crate::adapter::LoraAdapter;
+use crate::dropout::LoraDropout;
+use crate::ops::matmul::{self, MatmulPhase, PreparedRows, ProjectionSum};
+use crate::ops::{add_tensors, norm, rope::RotaryEmbedding, swiglu};
 use candle_core::{Result, Tensor};
-use formats::Module;
+use formats::LayerModule;
 
-/// Attention of one layer: (layer, query, key, value) after rotation, to `[rows, heads * dim]`.
-pub(crate) type Attend<'a> = dyn FnMut(usize, &Tensor, &Tensor, &Tensor) -> Result<Tensor> + 'a;
+/// A function that computes the attention of one layer from (layer, query, key, value) after
+/// rotation; returns `[rows, heads * dim]`.
+pub(crate) type AttentionFn<'a> =
+    dyn FnMut(usize, &Tensor, &Tensor, &Tensor) -> Result<Tensor> + 'a;
 
-/// An adapter in training.
+/// An adapter in training, and its dropout.
 #[derive(Clone, Copy)]
-pub(crate) struct Trained<'a> {
-    pub(crate) adapter: &'a Adapter,
-    pub(crate) dropout: Option<&'a Dropout>,
+pub(crate) struct TrainedAdapter<'a> {
+    pub(crate) adapter: &'a LoraAdapter,
+    pub(crate) dropout: Option<&'a LoraDropout>,
 }
 
-/// What all layers of a pass have in common.
-pub(crate) struct Pass<'a> {
-    pub(crate) phase: Phase,
-    pub(crate) rotation: Rotation,
-    pub(crate) trained: Option<Trained<'a>>,
+/// The inputs that all layers of a pass share.
+pub(crate) struct ForwardPass<'a> {
+    pub(crate) phase: MatmulPhase,
+    pub(crate) rotation: RotaryEmbedding,
+    pub(crate) trained: Option<TrainedAdapter<'a>>,
 }
 
-/// `scale * x Aᵀ` of a LoRA pair, also as it is multiplied, and the pair's other half.
-struct Low<'a> {
+/// The first half of a LoRA pair's product, and the pair's matrix B.
+struct LowRankInput<'a> {
+    /// `scale * x Aᵀ`.
     values: Tensor,
-    rows: Rows,
+    /// The values, prepared for multiplication.
+    rows: PreparedRows,
     b: &'a Tensor,
 }
 
-/// What one projection computed.
-pub(crate) struct Projected {
+/// The results of one projection.
+pub(crate) struct ProjectionOutput {
     pub(crate) out: Tensor,
-    /// `scale * x Aᵀ` where the projection has a LoRA pair, of what that sees of x.
+    /// `scale * x Aᵀ` after dropout, if the projection has a LoRA pair.
     pub(crate) low: Option<Tensor>,
 }
 
-/// Norms and activations are computed again from what they are of: they are no work beside the
-/// products, and would be a third of the memory (arXiv:2205.05198).
+/// The intermediate results of a layer that its backward pass needs. Norms and activations are
+/// recomputed from their inputs: they cost little beside the products, and would need a third of
+/// the memory (arXiv:2205.05198).
 pub(crate) struct LayerTape {
     pub(crate) input: Tensor,
-    /// Query and key before their norms, where they have them.
+    /// Query and key before their head norms, if the model has those norms.
     pub(crate) unnormed: Option<[Tensor; 2]>,
     pub(crate) query: Tensor,
     pub(crate) key: Tensor,
     pub(crate) value: Tensor,
+    /// The output of the attention.
     pub(crate) attended: Tensor,
+    /// The hidden states between attention and feed-forward part.
     pub(crate) middle: Tensor,
     pub(crate) gate: Tensor,
     pub(crate) up: Tensor,
-    /// In the order of [`Module::ALL`].
+    /// The low-rank inputs of each module, in the order of `LayerModule::ALL`.
     pub(crate) lows: Vec<Option<Tensor>>,
 }
 
-impl Model {
-    pub(crate) fn rotation(&self, positions: &[u32]) -> Result<Rotation> {
-        Rotation::new(positions, &self.frequencies, &self.device)
+impl LanguageModel {
+    /// Returns the rotary embedding of these positions.
+    pub(crate) fn rotary_embedding(&self, positions: &[u32]) -> Result<RotaryEmbedding> {
+        RotaryEmbedding::new(positions, &self.frequencies, &self.device)
     }
 
-    pub(crate) fn embed(&self, tokens: &[u32]) -> Result<Tensor> {
-        self.weights.embedding.select(tokens, &self.device)
+    /// Returns the embeddings of tokens.
+    pub(crate) fn embed_tokens(&self, tokens: &[u32]) -> Result<Tensor> {
+        self.weights.embedding.select_rows(tokens, &self.device)
     }
 
-    /// Final hidden states, normalised: what the head reads.
-    pub(crate) fn hidden(
+    /// Computes the final, normalised hidden states, which the head reads.
+    pub(crate) fn hidden_states(
         &self,
-        phase: Phase,
+        phase: MatmulPhase,
         tokens: &[u32],
         positions: &[u32],
-        attend: &mut Attend<'_>,
+        attend: &mut AttentionFn<'_>,
     ) -> Result<Tensor> {
-        let pass = Pass { phase, rotation: self.rotation(positions)?, trained: None };
-        let mut x = self.embed(tokens)?;
+        let pass =
+            ForwardPass { phase, rotation: self.rotary_embedding(positions)?, trained: None };
+        let mut x = self.embed_tokens(tokens)?;
         for layer in 0..self.weights.layers.len() {
-            x = self.layer(layer, &pass, &x, attend)?.0;
+            x = self.run_layer(layer, &pass, &x, attend)?.0;
         }
-        self.final_norm(&x)
+        self.apply_final_norm(&x)
     }
 
-    pub(crate) fn final_norm(&self, x: &Tensor) -> Result<Tensor> {
+    /// Normalises the output of the last layer.
+    pub(crate) fn apply_final_norm(&self, x: &Tensor) -> Result<Tensor> {
         norm::rms_norm(x, &self.weights.norm, self.config.norm_epsilon)
     }
 
-    /// Of one token of each sequence.
-    pub(crate) fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        matmul::project(Phase::Decode, hidden, self.weights.output(), None)
+    /// Computes the logits of one token of each sequence.
+    pub(crate) fn compute_logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        matmul::project_rows(MatmulPhase::Decode, hidden, self.weights.output_matrix(), None)
     }
 
-    pub(crate) fn layer(
+    /// Computes a layer. Returns its output and its tape.
+    pub(crate) fn run_layer(
         &self,
         index: usize,
-        pass: &Pass<'_>,
+        pass: &ForwardPass<'_>,
         input: &Tensor,
-        attend: &mut Attend<'_>,
+        attend: &mut AttentionFn<'_>,
     ) -> Result<(Tensor, LayerTape)> {
-        let (mut tape, activated) = self.up_to_down(index, pass, input, attend)?;
-        let [down] = self.project(index, [Module::Down], pass, &activated)?;
+        let (mut tape, activated) = self.run_before_down(index, pass, input, attend)?;
+        let [down] = self.project_modules(index, [LayerModule::Down], pass, &activated)?;
         tape.lows.push(down.low);
-        Ok((sum_of(&tape.middle, &down.out)?, tape))
+        Ok((add_tensors(&tape.middle, &down.out)?, tape))
     }
 
-    /// The tape of a layer whose output is known: without its last product, a fourth of it.
-    pub(crate) fn tape(
+    /// Recomputes the tape of a layer without its last product, which is a fourth of the work.
+    pub(crate) fn rebuild_tape(
         &self,
         index: usize,
-        pass: &Pass<'_>,
+        pass: &ForwardPass<'_>,
         input: &Tensor,
-        attend: &mut Attend<'_>,
+        attend: &mut AttentionFn<'_>,
     ) -> Result<LayerTape> {
-        let (mut tape, activated) = self.up_to_down(index, pass, input, attend)?;
-        let rows = Rows::new(pass.phase, &activated, self.precision())?;
-        let [low] = self.lows(index, [Module::Down], pass, &activated, &rows)?;
+        let (mut tape, activated) = self.run_before_down(index, pass, input, attend)?;
+        let rows = PreparedRows::new(pass.phase, &activated, self.matrix_dtype())?;
+        let [low] = self.low_rank_inputs(index, [LayerModule::Down], pass, &activated, &rows)?;
         tape.lows.push(low.map(|low| low.values));
         Ok(tape)
     }
 
-    /// The tape but for the pair of the last product, and what that product reads.
-    fn up_to_down(
+    /// Computes a layer up to the input of its down projection. Returns the tape without that
+    /// projection's low-rank input, and the input.
+    fn run_before_down(
         &self,
         index: usize,
-        pass: &Pass<'_>,
+        pass: &ForwardPass<'_>,
         input: &Tensor,
-        attend: &mut Attend<'_>,
+        attend: &mut AttentionFn<'_>,
     ) -> Result<(LayerTape, Tensor)> {
         let layer = &self.weights.layers[index];
         let epsilon = self.config.norm_epsilon;
         let attention_input = norm::rms_norm(input, &layer.input_norm, epsilon)?;
-        let modules = [Module::Query, Module::Key, Module::Value];
-        let [query, key, value] = self.project(index, modules, pass, &attention_input)?;
+        let modules = [LayerModule::Query, LayerModule::Key, LayerModule::Value];
+        let [query, key, value] = self.project_modules(index, modules, pass, &attention_input)?;
         let mut lows = vec![query.low, key.low, value.low];
         let (mut query, mut key, value) = (query.out, key.out, value.out);
         let mut unnormed = None;
@@ -143,14 +156,15 @@ impl Model {
             unnormed = Some([query, key]);
             [query, key] = normed;
         }
-        let (query, key) = (pass.rotation.apply(&query)?, pass.rotation.apply(&key)?);
+        let (query, key) =
+            (pass.rotation.rotate_forward(&query)?, pass.rotation.rotate_forward(&key)?);
         let attended = attend(index, &query, &key, &value)?;
-        let [output] = self.project(index, [Module::Output], pass, &attended)?;
-        let middle = sum_of(input, &output.out)?;
+        let [output] = self.project_modules(index, [LayerModule::Output], pass, &attended)?;
+        let middle = add_tensors(input, &output.out)?;
         let feed_input = norm::rms_norm(&middle, &layer.post_norm, epsilon)?;
-        let modules = [Module::Gate, Module::Up];
-        let [gate, up] = self.project(index, modules, pass, &feed_input)?;
-        let activated = swiglu::swiglu(&gate.out, &up.out)?;
+        let modules = [LayerModule::Gate, LayerModule::Up];
+        let [gate, up] = self.project_modules(index, modules, pass, &feed_input)?;
+        let activated = swiglu::swiglu_forward(&gate.out, &up.out)?;
         lows.extend([output.low, gate.low, up.low]);
         let tape = LayerTape {
             input: input.clone(),
@@ -167,62 +181,63 @@ impl Model {
         Ok((tape, activated))
     }
 
-    /// `x` by several modules, each with its pair of an adapter where it has one.
-    fn project<const N: usize>(
+    /// Multiplies `x` with several modules, each with its LoRA pair if it has one.
+    fn project_modules<const N: usize>(
         &self,
         index: usize,
-        modules: [Module; N],
-        pass: &Pass<'_>,
+        modules: [LayerModule; N],
+        pass: &ForwardPass<'_>,
         x: &Tensor,
-    ) -> Result<[Projected; N]> {
-        let rows = Rows::new(pass.phase, x, self.precision())?;
-        let lows = self.lows(index, modules, pass, x, &rows)?;
+    ) -> Result<[ProjectionOutput; N]> {
+        let rows = PreparedRows::new(pass.phase, x, self.matrix_dtype())?;
+        let lows = self.low_rank_inputs(index, modules, pass, x, &rows)?;
         let linears = modules.map(|module| &self.weights.layers[index].linears[module as usize]);
         let all = linears.iter().zip(&lows).map(|(linear, low)| {
             let mut terms = vec![(&rows, linear.weight.clone())];
             terms.extend(low.iter().map(|low| (&low.rows, low.b.into())));
-            Projection { terms, bias: linear.bias.as_ref() }
+            ProjectionSum { terms, bias: linear.bias.as_ref() }
         });
         let outs = matmul::project_all(&all.collect::<Vec<_>>())?;
         let projected = outs
             .into_iter()
             .zip(lows)
-            .map(|(out, low)| Projected { out, low: low.map(|low| low.values) });
+            .map(|(out, low)| ProjectionOutput { out, low: low.map(|low| low.values) });
         let missing = || candle_core::Error::msg("a projection is missing");
         let projected: Vec<_> = projected.collect();
         projected.try_into().map_err(|_| missing())
     }
 
-    /// What the first halves of the modules' pairs make of `x`, which is `rows`.
-    fn lows<'a, const N: usize>(
+    /// Computes the first half of each module's LoRA product. `rows` are the prepared rows of `x`.
+    fn low_rank_inputs<'a, const N: usize>(
         &'a self,
         index: usize,
-        modules: [Module; N],
-        pass: &Pass<'a>,
+        modules: [LayerModule; N],
+        pass: &ForwardPass<'a>,
         x: &Tensor,
-        rows: &Rows,
-    ) -> Result<[Option<Low<'a>>; N]> {
-        let (precision, &Pass { phase, trained, .. }) = (self.precision(), pass);
-        let adapter = trained.map_or(self.beside.as_deref(), |trained| Some(trained.adapter));
+        rows: &PreparedRows,
+    ) -> Result<[Option<LowRankInput<'a>>; N]> {
+        let (precision, &ForwardPass { phase, trained, .. }) = (self.matrix_dtype(), pass);
+        let adapter =
+            trained.map_or(self.unmerged_adapter.as_deref(), |trained| Some(trained.adapter));
         let dropout = trained.and_then(|trained| trained.dropout);
         let mut pairs = Vec::with_capacity(N);
         for (place, module) in modules.into_iter().enumerate() {
             let pair = adapter.and_then(|adapter| adapter.pairs.get(&(index, module)));
             let Some(pair) = pair else { continue };
-            let seen = dropout.map(|dropout| dropout.apply(index, module, x)).transpose()?;
-            let seen = seen.map(|seen| Rows::new(phase, &seen, precision)).transpose()?;
+            let seen = dropout.map(|dropout| dropout.apply_mask(index, module, x)).transpose()?;
+            let seen = seen.map(|seen| PreparedRows::new(phase, &seen, precision)).transpose()?;
             pairs.push((place, pair, seen));
         }
         let down = pairs.iter().map(|(_, pair, seen)| {
             let terms = vec![(seen.as_ref().unwrap_or(rows), (&pair.a).into())];
-            Projection { terms, bias: None }
+            ProjectionSum { terms, bias: None }
         });
         let narrow = matmul::project_all(&down.collect::<Vec<_>>())?;
         let mut lows = [const { None }; N];
         for ((place, pair, _), values) in pairs.iter().zip(narrow) {
             let values = (values * pair.scale)?;
-            let rows = Rows::new(phase, &values, precision)?;
-            lows[*place] = Some(Low { rows, values, b: &pair.b });
+            let rows = PreparedRows::new(phase, &values, precision)?;
+            lows[*place] = Some(LowRankInput { rows, values, b: &pair.b });
         }
         Ok(lows)
     }

@@ -1,26 +1,27 @@
-//! A model from a GGUF file, as llama.cpp has them.
+//! Models from GGUF files, the format of llama.cpp.
 
-use super::weights::{Parameter, Weights};
-use super::{Dtype, Model, ModelError, memory};
+use super::weights::{DecoderWeights, ModelParameter};
+use super::{LanguageModel, MatrixDtype, ModelError, memory};
 use candle_core::{Device, Tensor};
 use formats::GgufModel;
 use std::path::Path;
 
-impl Model {
-    /// A tensor at a time. Quantised ones are held as what they stand for.
+impl LanguageModel {
+    /// Loads a GGUF file, one tensor at a time. Quantised tensors are converted to the values they
+    /// represent.
     pub(super) fn load_gguf(
         path: &Path,
         device: &Device,
-        dtype: Dtype,
+        dtype: MatrixDtype,
     ) -> Result<Self, ModelError> {
         let file = GgufModel::open(path)?;
-        let config = file.config().clone();
-        memory::check(&config, dtype, device)?;
-        let weights = Weights::build(&config, |Parameter { name, shape, kind }| {
-            let values = file.values(&name)?;
+        let config = file.model_config().clone();
+        memory::check_memory(&config, dtype, device)?;
+        let weights = DecoderWeights::build(&config, |ModelParameter { name, shape, kind }| {
+            let values = file.read_values(&name)?;
             let tensor = Tensor::from_vec(values, shape, device)?;
-            Ok::<_, ModelError>(tensor.to_dtype(dtype.of(kind))?)
+            Ok::<_, ModelError>(tensor.to_dtype(dtype.for_kind(kind))?)
         })?;
-        Ok(Self::of(config, weights, device, dtype))
+        Ok(Self::from_parts(config, weights, device, dtype))
     }
 }

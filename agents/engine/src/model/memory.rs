@@ -1,24 +1,38 @@
-//! Whether a model can be in memory at all, asked before the operating system is.
+//! Checks that a model fits in memory before any memory is requested.
 
-use super::{Dtype, ModelError};
+use super::{MatrixDtype, ModelError};
 use candle_core::Device;
-use formats::Config;
+use formats::ModelConfig;
 
-/// Where the system does not say what is available.
+/// The available memory that is assumed if the system does not report it: 128 GiB.
 const ASSUMED_BYTES: u128 = 1 << 37;
+/// The bytes of a GiB.
 const GIB: u128 = 1 << 30;
 
-/// Devices other than the CPU know their own memory.
-pub(super) fn check(config: &Config, dtype: Dtype, device: &Device) -> Result<(), ModelError> {
-    let available = if device.is_cpu() { available() } else { None };
+/// Checks that a model fits in the memory of the host, or in `ASSUMED_BYTES` on another device,
+/// which reports its own shortage.
+///
+/// # Errors
+/// `ModelError::TooLarge` if it does not.
+pub(super) fn check_memory(
+    config: &ModelConfig,
+    dtype: MatrixDtype,
+    device: &Device,
+) -> Result<(), ModelError> {
+    let available = if device.is_cpu() { available_bytes() } else { None };
     check_against(config, dtype, available.unwrap_or(ASSUMED_BYTES))
 }
 
-fn check_against(config: &Config, dtype: Dtype, available: u128) -> Result<(), ModelError> {
-    let parameters = config.parameter_count();
+/// Checks that a model's parameters fit in `available` bytes.
+fn check_against(
+    config: &ModelConfig,
+    dtype: MatrixDtype,
+    available: u128,
+) -> Result<(), ModelError> {
+    let parameters = config.count_parameters();
     let bytes = match dtype {
-        Dtype::F32 => 4,
-        Dtype::Bf16 => 2,
+        MatrixDtype::F32 => 4,
+        MatrixDtype::Bf16 => 2,
     };
     let needed = parameters * bytes;
     if needed <= available {
@@ -28,12 +42,12 @@ fn check_against(config: &Config, dtype: Dtype, available: u128) -> Result<(), M
         parameters,
         needed_gib: needed.div_ceil(GIB),
         available_gib: available / GIB,
-        dtype: dtype.name(),
+        dtype: dtype.type_name(),
     })
 }
 
-/// Memory and swap that Linux would hand out, in bytes.
-fn available() -> Option<u128> {
+/// Returns the memory and swap that Linux reports as available, in bytes.
+fn available_bytes() -> Option<u128> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -45,21 +59,23 @@ fn available() -> Option<u128> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Model, Shape, write_scratch};
+    use crate::{LanguageModel, ScratchShape, write_scratch_model};
 
     #[test]
     fn a_model_beyond_all_memory_is_refused_with_an_estimate() {
         let dir = tempfile::tempdir().unwrap();
-        let shape = Shape { hidden_size: 1 << 18, layers: 1 << 12, ..Shape::default() };
-        let config = write_scratch(dir.path(), &shape).unwrap();
-        let error = Model::init(config, 1, &Device::Cpu).unwrap_err();
+        let shape =
+            ScratchShape { hidden_size: 1 << 18, layers: 1 << 12, ..ScratchShape::default() };
+        let config = write_scratch_model(dir.path(), &shape).unwrap();
+        let error = LanguageModel::init_random(config, 1, &Device::Cpu).unwrap_err();
         assert!(matches!(error, ModelError::TooLarge { needed_gib: 1_000_000.., .. }), "{error}");
-        let small = write_scratch(dir.path(), &Shape::default()).unwrap();
-        let bytes = small.parameter_count() * 2;
-        check_against(&small, Dtype::Bf16, bytes).unwrap();
-        check_against(&small, Dtype::Bf16, bytes - 1).unwrap_err();
-        check_against(&small, Dtype::F32, bytes).unwrap_err();
-        let counted = Model::init(small.clone(), 1, &Device::Cpu).unwrap().parameter_count();
-        assert_eq!(counted as u128, small.parameter_count());
+        let small = write_scratch_model(dir.path(), &ScratchShape::default()).unwrap();
+        let bytes = small.count_parameters() * 2;
+        check_against(&small, MatrixDtype::Bf16, bytes).unwrap();
+        check_against(&small, MatrixDtype::Bf16, bytes - 1).unwrap_err();
+        check_against(&small, MatrixDtype::F32, bytes).unwrap_err();
+        let counted =
+            LanguageModel::init_random(small.clone(), 1, &Device::Cpu).unwrap().parameter_count();
+        assert_eq!(counted as u128, small.count_parameters());
     }
 }

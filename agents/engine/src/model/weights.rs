@@ -1,161 +1,196 @@
 //! The parameters of a model, each under its Hugging Face name.
 
-use crate::ops::matrix::Matrix;
+use crate::ops::matrix::WeightMatrix;
 use candle_core::Tensor;
-use formats::Config;
-use formats::Module;
+use formats::LayerModule;
+use formats::ModelConfig;
 
-/// What a parameter is, for initialisation and weight decay.
+/// The kind of a parameter; it decides initialisation and element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ParameterKind {
     Matrix,
     Bias,
     Norm,
 }
 
+/// The name, shape and kind of a parameter.
 #[derive(Debug)]
-pub(crate) struct Parameter {
+pub(crate) struct ModelParameter {
     pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ParameterKind,
 }
 
-/// `weight` is `[out, in]`.
+/// The weights of a projection; `weight` is `[out, in]`.
 #[derive(Debug, Clone)]
-pub(crate) struct Linear {
-    pub(crate) weight: Matrix,
+pub(crate) struct LinearWeights {
+    pub(crate) weight: WeightMatrix,
     pub(crate) bias: Option<Tensor>,
 }
 
+/// The weights of one decoder layer.
 #[derive(Debug, Clone)]
-pub(crate) struct Layer {
+pub(crate) struct LayerWeights {
     pub(crate) input_norm: Tensor,
     pub(crate) post_norm: Tensor,
-    /// Qwen3's norms of the heads of q and of k.
+    /// The norms of the query and key heads (Qwen3).
     pub(crate) head_norms: Option<[Tensor; 2]>,
-    /// In the order of [`Module::ALL`].
-    pub(crate) linears: Vec<Linear>,
+    /// The projections, in the order of `LayerModule::ALL`.
+    pub(crate) linears: Vec<LinearWeights>,
 }
 
+/// All weights of a model.
 #[derive(Debug, Clone)]
-pub(crate) struct Weights {
-    pub(crate) embedding: Matrix,
-    pub(crate) layers: Vec<Layer>,
+pub(crate) struct DecoderWeights {
+    pub(crate) embedding: WeightMatrix,
+    pub(crate) layers: Vec<LayerWeights>,
+    /// The weight of the final norm.
     pub(crate) norm: Tensor,
-    /// `None` when the embedding serves as head.
-    pub(crate) head: Option<Matrix>,
+    /// The output matrix; `None` if the embedding serves as head.
+    pub(crate) head: Option<WeightMatrix>,
 }
 
+/// The name of the embedding.
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
-pub(crate) const NORM: &str = "model.norm.weight";
+/// The name of the final norm's weight.
+pub(crate) const FINAL_NORM: &str = "model.norm.weight";
+/// The name of the head's matrix.
 pub(crate) const HEAD: &str = "lm_head.weight";
 
-pub(crate) fn layer_name(layer: usize, rest: &str) -> String {
+/// Returns the full name of a layer's parameter.
+pub(crate) fn layer_parameter_name(layer: usize, rest: &str) -> String {
     format!("model.layers.{layer}.{rest}")
 }
 
-/// Where parameters come from.
-pub(crate) trait Source {
+/// A source of parameters, for example a directory or a random stream.
+pub(crate) trait ParameterSource {
+    /// The error of a parameter that cannot be supplied.
     type Error;
 
-    fn vector(&mut self, parameter: Parameter) -> Result<Tensor, Self::Error>;
+    /// Returns a parameter as a tensor.
+    fn load_vector(&mut self, parameter: ModelParameter) -> Result<Tensor, Self::Error>;
 
-    fn matrix(&mut self, parameter: Parameter) -> Result<Matrix, Self::Error>;
+    /// Returns a parameter as a matrix, which may be mapped into memory.
+    fn load_matrix(&mut self, parameter: ModelParameter) -> Result<WeightMatrix, Self::Error>;
 }
 
-impl<E, F: FnMut(Parameter) -> Result<Tensor, E>> Source for F {
+impl<E, F: FnMut(ModelParameter) -> Result<Tensor, E>> ParameterSource for F {
     type Error = E;
 
-    fn vector(&mut self, parameter: Parameter) -> Result<Tensor, E> {
+    fn load_vector(&mut self, parameter: ModelParameter) -> Result<Tensor, E> {
         self(parameter)
     }
 
-    fn matrix(&mut self, parameter: Parameter) -> Result<Matrix, E> {
+    fn load_matrix(&mut self, parameter: ModelParameter) -> Result<WeightMatrix, E> {
         Ok(self(parameter)?.into())
     }
 }
 
-impl Weights {
-    /// Asks the source for every parameter of such a model.
-    pub(crate) fn build<S: Source>(config: &Config, mut source: S) -> Result<Self, S::Error> {
-        let Config { vocab_size, hidden_size, layers, tied_embeddings, .. } = *config;
+impl DecoderWeights {
+    /// Builds the weights of a model from a source, one parameter at a time.
+    pub(crate) fn build<S: ParameterSource>(
+        config: &ModelConfig,
+        mut source: S,
+    ) -> Result<Self, S::Error> {
+        let ModelConfig { vocab_size, hidden_size, layers, tied_embeddings, .. } = *config;
         let table = vec![vocab_size, hidden_size];
-        let matrix = |name: &str, shape| Parameter { name: name.into(), shape, kind: Kind::Matrix };
-        let embedding = source.matrix(matrix(EMBEDDING, table.clone()))?;
+        let matrix = |name: &str, shape| ModelParameter {
+            name: name.into(),
+            shape,
+            kind: ParameterKind::Matrix,
+        };
+        let embedding = source.load_matrix(matrix(EMBEDDING, table.clone()))?;
         let mut built = Vec::with_capacity(layers);
         for layer in 0..layers {
             built.push(build_layer(config, layer, &mut source)?);
         }
         let shape = vec![hidden_size];
-        let norm = source.vector(Parameter { name: NORM.into(), shape, kind: Kind::Norm })?;
-        let head = if tied_embeddings { None } else { Some(source.matrix(matrix(HEAD, table))?) };
+        let norm = source.load_vector(ModelParameter {
+            name: FINAL_NORM.into(),
+            shape,
+            kind: ParameterKind::Norm,
+        })?;
+        let head =
+            if tied_embeddings { None } else { Some(source.load_matrix(matrix(HEAD, table))?) };
         Ok(Self { embedding, layers: built, norm, head })
     }
 
-    /// `[vocab, hidden]`
-    pub(crate) fn output(&self) -> &Matrix {
+    /// Returns the matrix of the head, `[vocab, hidden]`.
+    pub(crate) fn output_matrix(&self) -> &WeightMatrix {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
 
-    /// All parameters, vectors among them.
-    pub(crate) fn named(&self) -> Vec<(String, Matrix)> {
+    /// Returns all parameters by name, vectors included.
+    pub(crate) fn named_parameters(&self) -> Vec<(String, WeightMatrix)> {
         let mut named = vec![(EMBEDDING.to_owned(), self.embedding.clone())];
         for (index, layer) in self.layers.iter().enumerate() {
-            named.push((layer_name(index, INPUT_NORM), (&layer.input_norm).into()));
-            for (module, linear) in Module::ALL.into_iter().zip(&layer.linears) {
-                named.push((module.parameter(index, "weight"), linear.weight.clone()));
+            named.push((layer_parameter_name(index, INPUT_NORM), (&layer.input_norm).into()));
+            for (module, linear) in LayerModule::ALL.into_iter().zip(&layer.linears) {
+                named.push((module.parameter_name(index, "weight"), linear.weight.clone()));
                 let bias = linear.bias.iter();
-                named.extend(bias.map(|bias| (module.parameter(index, "bias"), bias.into())));
+                named.extend(bias.map(|bias| (module.parameter_name(index, "bias"), bias.into())));
             }
-            let head_norms = layer.head_norms.iter().flatten().map(Matrix::from);
-            named
-                .extend(HEAD_NORMS.into_iter().map(|name| layer_name(index, name)).zip(head_norms));
-            named.push((layer_name(index, POST_NORM), (&layer.post_norm).into()));
+            let head_norms = layer.head_norms.iter().flatten().map(WeightMatrix::from);
+            named.extend(
+                HEAD_NORMS
+                    .into_iter()
+                    .map(|name| layer_parameter_name(index, name))
+                    .zip(head_norms),
+            );
+            named.push((layer_parameter_name(index, POST_NORM), (&layer.post_norm).into()));
         }
-        named.push((NORM.into(), (&self.norm).into()));
+        named.push((FINAL_NORM.into(), (&self.norm).into()));
         named.extend(self.head.iter().map(|head| (HEAD.to_owned(), head.clone())));
         named
     }
 
-    /// As [`Self::named`]; what is mapped is copied.
-    pub(crate) fn tensors(&self) -> candle_core::Result<Vec<(String, Tensor)>> {
-        self.named().into_iter().map(|(name, matrix)| Ok((name, matrix.tensor()?))).collect()
+    /// Returns all parameters by name as tensors; mapped ones are copied.
+    pub(crate) fn named_tensors(&self) -> candle_core::Result<Vec<(String, Tensor)>> {
+        self.named_parameters()
+            .into_iter()
+            .map(|(name, matrix)| Ok((name, matrix.to_tensor()?)))
+            .collect()
     }
 }
 
+/// The name of the norm before the attention, within its layer.
 pub(crate) const INPUT_NORM: &str = "input_layernorm.weight";
+/// The name of the norm before the feed-forward part, within its layer.
 pub(crate) const POST_NORM: &str = "post_attention_layernorm.weight";
+/// The names of the query and key head norms, within their layer.
 pub(crate) const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
 
-fn build_layer<S: Source>(
-    config: &Config,
+/// Builds the weights of one layer from a source.
+fn build_layer<S: ParameterSource>(
+    config: &ModelConfig,
     layer: usize,
     source: &mut S,
-) -> Result<Layer, S::Error> {
+) -> Result<LayerWeights, S::Error> {
     let norm = |name, width| {
-        let (name, shape) = (layer_name(layer, name), vec![width]);
-        Parameter { name, shape, kind: Kind::Norm }
+        let (name, shape) = (layer_parameter_name(layer, name), vec![width]);
+        ModelParameter { name, shape, kind: ParameterKind::Norm }
     };
-    let input_norm = source.vector(norm(INPUT_NORM, config.hidden_size))?;
-    let mut linears = Vec::with_capacity(Module::ALL.len());
-    for module in Module::ALL {
-        let (outputs, inputs) = module.shape(config);
-        let (name, shape) = (module.parameter(layer, "weight"), vec![outputs, inputs]);
-        let weight = source.matrix(Parameter { name, shape, kind: Kind::Matrix })?;
+    let input_norm = source.load_vector(norm(INPUT_NORM, config.hidden_size))?;
+    let mut linears = Vec::with_capacity(LayerModule::ALL.len());
+    for module in LayerModule::ALL {
+        let (outputs, inputs) = module.weight_shape(config);
+        let (name, shape) = (module.parameter_name(layer, "weight"), vec![outputs, inputs]);
+        let weight =
+            source.load_matrix(ModelParameter { name, shape, kind: ParameterKind::Matrix })?;
         let bias = if config.has_bias(module) {
-            let (name, shape) = (module.parameter(layer, "bias"), vec![outputs]);
-            Some(source.vector(Parameter { name, shape, kind: Kind::Bias })?)
+            let (name, shape) = (module.parameter_name(layer, "bias"), vec![outputs]);
+            Some(source.load_vector(ModelParameter { name, shape, kind: ParameterKind::Bias })?)
         } else {
             None
         };
-        linears.push(Linear { weight, bias });
+        linears.push(LinearWeights { weight, bias });
     }
     let head_norms = if config.has_head_norms() {
-        let [query, key] = HEAD_NORMS.map(|name| source.vector(norm(name, config.head_dim)));
+        let [query, key] = HEAD_NORMS.map(|name| source.load_vector(norm(name, config.head_dim)));
         Some([query?, key?])
     } else {
         None
     };
-    let post_norm = source.vector(norm(POST_NORM, config.hidden_size))?;
-    Ok(Layer { input_norm, post_norm, head_norms, linears })
+    let post_norm = source.load_vector(norm(POST_NORM, config.hidden_size))?;
+    Ok(LayerWeights { input_norm, post_norm, head_norms, linears })
 }

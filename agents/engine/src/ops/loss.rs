@@ -1,80 +1,85 @@
-//! The head and its next-token cross entropy. Of a large vocabulary there are logits of one block
-//! at a time: sums of exponentials go on from block to block (as in arXiv:2411.09009), and so does
-//! the gradient of the hidden states. That of the head's weights needs each logit once more.
+//! The head and its next-token cross entropy. The logits of a large vocabulary are computed one
+//! block at a time: sums of exponentials are carried from block to block (as in arXiv:2411.09009),
+//! and so is the gradient of the hidden states. The gradient of the head's weights computes each
+//! logit a second time.
 
-use super::matmul::{Phase, Projection, Rows, project_all, project_back};
-use super::matrix::Matrix;
-use super::{for_row_blocks, host, math, sum_of};
+use super::matmul::{MatmulPhase, PreparedRows, ProjectionSum, project_all, project_back};
+use super::matrix::WeightMatrix;
+use super::{add_tensors, for_row_blocks, host_f32, math};
 use candle_core::{Result, Tensor, bail};
 use std::ops::Range;
 
-/// Bounds the elements of one block of logits, and the rows that it is of.
+/// The largest number of elements of one block of logits.
 const LOGIT_ELEMENTS: usize = 1 << 22;
+/// The largest number of rows of one block of logits.
 const ROWS_MAX: usize = 512;
 
 /// Hidden states whose next tokens are known.
-pub(crate) struct Scored<'a> {
-    /// `[rows, hidden]`
+pub(crate) struct ScoredRows<'a> {
+    /// The hidden states, `[rows, hidden]`.
     pub(crate) hidden: &'a Tensor,
-    /// `[vocabulary, hidden]`
-    pub(crate) head: &'a Matrix,
-    /// One a row.
+    /// The matrix of the head, `[vocabulary, hidden]`.
+    pub(crate) head: &'a WeightMatrix,
+    /// The next token of each row.
     pub(crate) targets: &'a [u32],
 }
 
-/// What a row's logits come to, so far.
+/// The statistics of the logits of a row that were seen so far.
 #[derive(Debug, Clone, Copy)]
-struct Row {
+struct RowStatistics {
+    /// The largest logit.
     most: f32,
-    /// Of `e^(logit - most)`.
+    /// The sum of `e^(logit - most)`.
     total: f64,
-    /// The target's logit, once it was seen.
+    /// The target's logit, after its block; NaN before.
     target: f32,
 }
 
-impl Row {
+impl RowStatistics {
+    /// The statistics before the first block.
     const NEW: Self = Self { most: f32::NEG_INFINITY, total: 0.0, target: f32::NAN };
 
-    /// Takes the logits of the vocabulary from `start` on.
+    /// Adds the logits of the vocabulary from `start` on.
     #[inline(always)]
-    fn take(&mut self, logits: &[f32], start: usize, target: usize) {
-        let most = math::max(logits).max(self.most);
+    fn add_logits(&mut self, logits: &[f32], start: usize, target: usize) {
+        let most = math::max_value(logits).max(self.most);
         let before = if self.total > 0.0 { f64::from(self.most - most).exp() } else { 0.0 };
-        self.total = self.total * before + sum_of_exponentials(logits, most);
+        self.total = self.total * before + sum_exponentials(logits, most);
         self.most = most;
         if let Some(logit) = target.checked_sub(start).and_then(|place| logits.get(place)) {
             self.target = *logit;
         }
     }
 
-    fn nll(&self) -> f64 {
+    /// Returns the loss of the row in nats, after all blocks.
+    fn negative_log_likelihood(&self) -> f64 {
         self.total.ln() - f64::from(self.target - self.most)
     }
 }
 
-impl Scored<'_> {
-    /// Of each row, in nats.
+impl ScoredRows<'_> {
+    /// Returns the loss of each row in nats.
     pub(crate) fn negative_log_likelihoods(&self) -> Result<Vec<f64>> {
         let mut losses = Vec::with_capacity(self.targets.len());
-        for part in self.parts()? {
-            losses.extend(part.losses()?.0);
+        for part in self.split_rows()? {
+            losses.extend(part.row_losses()?.0);
         }
         Ok(losses)
     }
 
-    /// The summed loss, and the gradient of `scale` times it for each hidden state.
-    pub(crate) fn gradient(&self, scale: f64) -> Result<(f64, Tensor)> {
+    /// Returns the summed loss, and the gradient of `scale` times the loss for each hidden state.
+    pub(crate) fn loss_gradient(&self, scale: f64) -> Result<(f64, Tensor)> {
         let (mut loss, mut gradients) = (0.0, Vec::new());
-        for part in self.parts()? {
-            let (rows, gradient) = part.gradient(scale)?;
-            loss += rows.iter().map(Row::nll).sum::<f64>();
+        for part in self.split_rows()? {
+            let (rows, gradient) = part.hidden_gradient(scale)?;
+            loss += rows.iter().map(RowStatistics::negative_log_likelihood).sum::<f64>();
             gradients.push(gradient);
         }
-        Ok((loss, self.joined(&gradients)?))
+        Ok((loss, self.join_gradients(&gradients)?))
     }
 
-    /// As [`Self::gradient`]; `each` hears the gradients of the logits of some rows and some of
-    /// the vocabulary, and those rows.
+    /// Returns the same as `loss_gradient`. Calls `each` with the logit gradients of some rows and
+    /// a range of the vocabulary, that range, and the hidden states of those rows.
     pub(crate) fn gradient_with_logits(
         &self,
         scale: f64,
@@ -82,30 +87,30 @@ impl Scored<'_> {
     ) -> Result<(f64, Tensor)> {
         let mut loss = 0.0;
         let mut gradients = Vec::new();
-        for part in self.parts()? {
-            let (losses, rows, logits) = part.losses()?;
+        for part in self.split_rows()? {
+            let (losses, rows, logits) = part.row_losses()?;
             loss += losses.iter().sum::<f64>();
             let mut gradient: Option<Tensor> = None;
-            for block in part.blocks() {
+            for block in part.vocabulary_blocks() {
                 let logits = match &logits {
                     Some(logits) => logits.clone(),
-                    None => part.logits(&block)?,
+                    None => part.block_logits(&block)?,
                 };
-                let of_logits = loss_backward(&logits, &rows, part.targets, block.start, scale)?;
-                let more = project_back(&[(&of_logits, part.head.part(&block)?)])?;
+                let of_logits = logit_gradient(&logits, &rows, part.targets, block.start, scale)?;
+                let more = project_back(&[(&of_logits, part.head.slice_rows(&block)?)])?;
                 gradient = Some(match gradient {
-                    Some(sum) => sum_of(&sum, &more)?,
+                    Some(sum) => add_tensors(&sum, &more)?,
                     None => more,
                 });
                 each(&of_logits, block, &part.hidden)?;
             }
             gradients.extend(gradient);
         }
-        Ok((loss, self.joined(&gradients)?))
+        Ok((loss, self.join_gradients(&gradients)?))
     }
 
-    /// The parts' gradients, one after the other.
-    fn joined(&self, gradients: &[Tensor]) -> Result<Tensor> {
+    /// Concatenates the gradients of all parts.
+    fn join_gradients(&self, gradients: &[Tensor]) -> Result<Tensor> {
         match gradients {
             [] => self.hidden.zeros_like(),
             [one] => Ok(one.clone()),
@@ -113,35 +118,37 @@ impl Scored<'_> {
         }
     }
 
-    fn parts(&self) -> Result<Vec<Part<'_>>> {
+    /// Splits the rows into parts of at most `ROWS_MAX`.
+    fn split_rows(&self) -> Result<Vec<ScoredPart<'_>>> {
         if self.hidden.dim(0)? != self.targets.len() {
             bail!("{} targets for {:?} hidden states", self.targets.len(), self.hidden.shape());
         }
         let starts = (0..self.targets.len()).step_by(ROWS_MAX);
-        let part = |(start, targets): (usize, _)| Part::new(self, start, targets);
+        let part = |(start, targets): (usize, _)| ScoredPart::new(self, start, targets);
         starts.zip(self.targets.chunks(ROWS_MAX)).map(part).collect()
     }
 }
 
-/// Some of the rows.
-struct Part<'a> {
+/// A part of the scored rows.
+struct ScoredPart<'a> {
     hidden: Tensor,
-    rows: Rows,
-    head: &'a Matrix,
+    rows: PreparedRows,
+    head: &'a WeightMatrix,
     targets: &'a [u32],
     vocabulary: usize,
 }
 
-impl<'a> Part<'a> {
-    fn new(scored: &Scored<'a>, start: usize, targets: &'a [u32]) -> Result<Self> {
+impl<'a> ScoredPart<'a> {
+    /// Creates the part that begins at a row and has these targets.
+    fn new(scored: &ScoredRows<'a>, start: usize, targets: &'a [u32]) -> Result<Self> {
         let hidden = scored.hidden.narrow(0, start, targets.len())?;
-        let rows = Rows::new(Phase::Prefill, &hidden, scored.head.dtype())?;
-        let vocabulary = scored.head.dims()?.0;
+        let rows = PreparedRows::new(MatmulPhase::Prefill, &hidden, scored.head.element_type())?;
+        let vocabulary = scored.head.matrix_shape()?.0;
         Ok(Self { hidden, rows, head: scored.head, targets, vocabulary })
     }
 
-    /// Of the vocabulary.
-    fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+    /// Yields the ranges of the vocabulary, one for each block of logits.
+    fn vocabulary_blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         const COLUMNS: usize = 256;
         let vocabulary = self.vocabulary;
         let width = LOGIT_ELEMENTS / self.targets.len().max(1) / COLUMNS * COLUMNS;
@@ -149,53 +156,61 @@ impl<'a> Part<'a> {
         (0..vocabulary).step_by(width.max(COLUMNS)).map(block)
     }
 
-    fn logits(&self, block: &Range<usize>) -> Result<Tensor> {
-        let terms = vec![(&self.rows, self.head.part(block)?)];
-        let all = project_all(&[Projection { terms, bias: None }])?;
+    /// Computes the logits of a range of the vocabulary.
+    fn block_logits(&self, block: &Range<usize>) -> Result<Tensor> {
+        let terms = vec![(&self.rows, self.head.slice_rows(block)?)];
+        let all = project_all(&[ProjectionSum { terms, bias: None }])?;
         all.into_iter().next().ok_or_else(|| candle_core::Error::msg("one projection"))
     }
 
-    /// What rows came to, and the gradient of `scale` times their loss: the mean of the head's rows
-    /// by their probability, less the target's. A sum by `e^(logit - most)` of the blocks so far is
-    /// scaled when a block has a larger logit, as attention's is in arXiv:2205.14135.
-    fn gradient(&self, scale: f64) -> Result<(Vec<Row>, Tensor)> {
+    /// Returns the statistics of the rows, and the gradient of `scale` times their loss: the mean
+    /// of the head's rows by their probability, minus the target's row. The running sum over
+    /// `e^(logit - most)` is rescaled when a block has a larger logit, as in attention
+    /// (arXiv:2205.14135).
+    fn hidden_gradient(&self, scale: f64) -> Result<(Vec<RowStatistics>, Tensor)> {
         let device = self.hidden.device();
         let column = |values: Vec<f32>| Tensor::from_vec(values, (self.targets.len(), 1), device);
-        let mut rows = vec![Row::NEW; self.targets.len()];
+        let mut rows = vec![RowStatistics::NEW; self.targets.len()];
         let mut sum = self.hidden.zeros_like()?;
-        for block in self.blocks() {
-            let logits = self.logits(&block)?;
+        for block in self.vocabulary_blocks() {
+            let logits = self.block_logits(&block)?;
             let before: Vec<f32> = rows.iter().map(|row| row.most).collect();
-            take(&mut rows, &logits, self.targets, block.start)?;
-            let weights = exponentials(&logits, &rows, |_| 1.0)?;
+            add_block_logits(&mut rows, &logits, self.targets, block.start)?;
+            let weights = scaled_exponentials(&logits, &rows, |_| 1.0)?;
             let weights = Tensor::from_vec(weights, logits.shape(), device)?;
             let shrunk = rows.iter().zip(before).map(|(row, before)| (before - row.most).exp());
-            let more = project_back(&[(&weights, self.head.part(&block)?)])?;
-            sum = sum_of(&sum.broadcast_mul(&column(shrunk.collect())?)?, &more)?;
+            let more = project_back(&[(&weights, self.head.slice_rows(&block)?)])?;
+            sum = add_tensors(&sum.broadcast_mul(&column(shrunk.collect())?)?, &more)?;
         }
         let factors = rows.iter().map(|row| (scale / row.total) as f32);
         let mean = sum.broadcast_mul(&column(factors.collect())?)?;
-        let targets = self.head.select(self.targets, device)?;
+        let targets = self.head.select_rows(self.targets, device)?;
         Ok((rows, (mean - (targets * scale)?)?))
     }
 
-    /// Also what rows came to, and the logits where there is but one block.
-    fn losses(&self) -> Result<(Vec<f64>, Vec<Row>, Option<Tensor>)> {
-        let mut rows = vec![Row::NEW; self.targets.len()];
+    /// Returns the loss and the statistics of each row; also the logits if there is only one block.
+    fn row_losses(&self) -> Result<(Vec<f64>, Vec<RowStatistics>, Option<Tensor>)> {
+        let mut rows = vec![RowStatistics::NEW; self.targets.len()];
         let mut only = None;
-        for block in self.blocks() {
-            let logits = self.logits(&block)?;
-            take(&mut rows, &logits, self.targets, block.start)?;
+        for block in self.vocabulary_blocks() {
+            let logits = self.block_logits(&block)?;
+            add_block_logits(&mut rows, &logits, self.targets, block.start)?;
             only = (block.len() == self.vocabulary).then_some(logits);
         }
-        Ok((rows.iter().map(Row::nll).collect(), rows, only))
+        Ok((rows.iter().map(RowStatistics::negative_log_likelihood).collect(), rows, only))
     }
 }
 
-fn take(rows: &mut [Row], logits: &Tensor, targets: &[u32], start: usize) -> Result<()> {
+/// Adds a block of logits to the statistics of its rows.
+fn add_block_logits(
+    rows: &mut [RowStatistics],
+    logits: &Tensor,
+    targets: &[u32],
+    start: usize,
+) -> Result<()> {
     let width = logits.dim(1)?;
     let on_cpu = logits.to_device(&candle_core::Device::Cpu)?;
-    let values = host(&on_cpu)?;
+    let values = host_f32(&on_cpu)?;
     for_row_blocks(
         rows,
         1,
@@ -203,45 +218,45 @@ fn take(rows: &mut [Row], logits: &Tensor, targets: &[u32], start: usize) -> Res
         #[inline(always)]
         |first, rows| {
             for (index, row) in (first..).zip(rows) {
-                row.take(&values[index * width..][..width], start, targets[index] as usize);
+                row.add_logits(&values[index * width..][..width], start, targets[index] as usize);
             }
         },
     );
     Ok(())
 }
 
-/// In nats, of one row of logits.
+/// Returns the loss of one row of logits in nats.
 #[inline(always)]
 pub(crate) fn row_nll(row: &[f32], target: usize) -> f64 {
-    let most = math::max(row);
-    sum_of_exponentials(row, most).ln() - f64::from(row[target] - most)
+    let most = math::max_value(row);
+    sum_exponentials(row, most).ln() - f64::from(row[target] - most)
 }
 
-/// Of `e^(logit - most)`; the sum is f64.
+/// Returns the sum of `e^(logit - most)` as f64.
 #[inline(always)]
-fn sum_of_exponentials(logits: &[f32], most: f32) -> f64 {
+fn sum_exponentials(logits: &[f32], most: f32) -> f64 {
     let mut total = 0f64;
     for part in logits.chunks(256) {
         let mut exponentials = [0f32; 256];
         for (out, logit) in exponentials.iter_mut().zip(part) {
-            *out = math::exp(logit - most);
+            *out = math::fast_exp(logit - most);
         }
         total += exponentials[..part.len()].iter().map(|e| f64::from(*e)).sum::<f64>();
     }
     total
 }
 
-/// Gradient of `scale` times the summed loss, for the logits of the vocabulary from `start` on:
-/// `scale * (softmax - one hot)`.
-fn loss_backward(
+/// Returns the gradient of `scale` times the summed loss for the logits of the vocabulary from
+/// `start` on: `scale * (softmax - one hot)`.
+fn logit_gradient(
     logits: &Tensor,
-    rows: &[Row],
+    rows: &[RowStatistics],
     targets: &[u32],
     start: usize,
     scale: f64,
 ) -> Result<Tensor> {
     let width = logits.dim(1)?;
-    let mut out = exponentials(logits, rows, |row| (scale / row.total) as f32)?;
+    let mut out = scaled_exponentials(logits, rows, |row| (scale / row.total) as f32)?;
     for (row, target) in out.chunks_exact_mut(width).zip(targets) {
         let place = (*target as usize).checked_sub(start);
         if let Some(of_target) = place.and_then(|place| row.get_mut(place)) {
@@ -251,15 +266,15 @@ fn loss_backward(
     Tensor::from_vec(out, logits.shape(), logits.device())
 }
 
-/// `factor * e^(logit - most)`, by what each row came to.
-fn exponentials(
+/// Returns `factor * e^(logit - most)` for each logit, with the statistics of its row.
+fn scaled_exponentials(
     logits: &Tensor,
-    rows: &[Row],
-    factor: impl Fn(&Row) -> f32 + Sync + Send,
+    rows: &[RowStatistics],
+    factor: impl Fn(&RowStatistics) -> f32 + Sync + Send,
 ) -> Result<Vec<f32>> {
     let width = logits.dim(1)?;
     let on_cpu = logits.to_device(&candle_core::Device::Cpu)?;
-    let values = host(&on_cpu)?;
+    let values = host_f32(&on_cpu)?;
     let mut out = vec![0f32; values.len()];
     for_row_blocks(
         &mut out,
@@ -270,7 +285,7 @@ fn exponentials(
             for (index, out) in (first..).zip(out.chunks_exact_mut(width)) {
                 let (most, factor) = (rows[index].most, factor(&rows[index]));
                 for (out, logit) in out.iter_mut().zip(&values[index * width..]) {
-                    *out = math::exp(logit - most) * factor;
+                    *out = math::fast_exp(logit - most) * factor;
                 }
             }
         },
@@ -294,7 +309,7 @@ mod tests {
             let hidden = Var::from_tensor(&random(&[rows, 24], 1)).unwrap();
             let head = random(&[vocabulary, 24], 2);
             let targets: Vec<u32> = (0..rows).map(|row| (row * 14 % vocabulary) as u32).collect();
-            let scored = Scored { hidden: &hidden, head: &(&head).into(), targets: &targets };
+            let scored = ScoredRows { hidden: &hidden, head: &(&head).into(), targets: &targets };
             let logits = hidden.matmul(&head.t().unwrap()).unwrap();
             let places = Tensor::new(targets.as_slice(), logits.device()).unwrap();
             let naive = log_softmax(&logits, D::Minus1).unwrap();
@@ -315,7 +330,7 @@ mod tests {
             assert_eq!(width, rows * vocabulary, "every logit has its gradient");
             let exact = f64::from(total.to_scalar::<f32>().unwrap());
             let theirs = total.backward().unwrap();
-            for (loss, gradient) in [with_logits, scored.gradient(0.25).unwrap()] {
+            for (loss, gradient) in [with_logits, scored.loss_gradient(0.25).unwrap()] {
                 assert!((0.25 * loss - exact).abs() < 0.01);
                 assert_close(&gradient, theirs.get(&hidden).unwrap(), 1e-4);
             }

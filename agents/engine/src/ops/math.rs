@@ -1,11 +1,12 @@
-//! Scalar pieces the kernels are made of, written so that the compiler can vectorise the loops
-//! they are inlined into. The order of every sum is fixed by the code, not by the vector width.
+//! Scalar functions of the kernels, written so that the compiler can vectorise the loops they are
+//! inlined into. The code fixes the order of every sum, independent of the vector width.
 
+/// The number of partial sums.
 const LANES: usize = 16;
 
-/// Sixteen partial sums, then a fixed tree.
+/// Returns the dot product: sixteen partial sums, then a fixed tree.
 #[inline(always)]
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn dot_product(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0f32; LANES];
     let (a_blocks, a_rest) = a.as_chunks::<LANES>();
     let (b_blocks, b_rest) = b.as_chunks::<LANES>();
@@ -21,8 +22,9 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     sum_lanes(lanes) + rest
 }
 
+/// Returns the sum of values, in the order of `dot_product`.
 #[inline(always)]
-pub(crate) fn sum(values: &[f32]) -> f32 {
+pub(crate) fn sum_values(values: &[f32]) -> f32 {
     let mut lanes = [0f32; LANES];
     let (blocks, rest) = values.as_chunks::<LANES>();
     for block in blocks {
@@ -33,7 +35,7 @@ pub(crate) fn sum(values: &[f32]) -> f32 {
     sum_lanes(lanes) + rest.iter().sum::<f32>()
 }
 
-/// `acc += factor * values`
+/// Computes `acc += factor * values`.
 #[inline(always)]
 pub(crate) fn add_scaled(acc: &mut [f32], factor: f32, values: &[f32]) {
     for (acc, value) in acc.iter_mut().zip(values) {
@@ -41,8 +43,9 @@ pub(crate) fn add_scaled(acc: &mut [f32], factor: f32, values: &[f32]) {
     }
 }
 
+/// Returns the largest value; negative infinity for an empty slice.
 #[inline(always)]
-pub(crate) fn max(values: &[f32]) -> f32 {
+pub(crate) fn max_value(values: &[f32]) -> f32 {
     let larger = |most: &mut f32, value: f32| *most = if value > *most { value } else { *most };
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let (blocks, rest) = values.as_chunks::<LANES>();
@@ -58,6 +61,7 @@ pub(crate) fn max(values: &[f32]) -> f32 {
     most
 }
 
+/// Adds the partial sums in a fixed tree.
 #[inline(always)]
 fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
     let mut half = LANES / 2;
@@ -70,9 +74,10 @@ fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// e^x within 2 units in the last place; below -87 it stays at the smallest normal number.
+/// Returns e^x within 2 units in the last place. Arguments are limited to -87 to 88, so small
+/// results stay near the smallest normal number.
 #[inline(always)]
-pub(crate) fn exp(x: f32) -> f32 {
+pub(crate) fn fast_exp(x: f32) -> f32 {
     /// Adding it rounds to an integer that then sits in the low bits of the sum.
     const ROUND: f32 = 12_582_912.0;
     const LN2_HIGH: f32 = 0.693_359_4;
@@ -92,9 +97,10 @@ pub(crate) fn exp(x: f32) -> f32 {
     value * f32::from_bits(shifted.to_bits().wrapping_add(127) << 23)
 }
 
+/// Returns 1 / (1 + e^-x).
 #[inline(always)]
-pub(crate) fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-x))
+pub(crate) fn logistic_sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + fast_exp(-x))
 }
 
 #[cfg(test)]
@@ -106,7 +112,7 @@ mod tests {
         for step in -8700..8800 {
             let x = step as f32 * 0.01;
             let exact = f64::from(x).exp();
-            let error = (f64::from(exp(x)) - exact).abs() / exact;
+            let error = (f64::from(fast_exp(x)) - exact).abs() / exact;
             assert!(error < 2.4e-7, "exp({x}) is off by {error}");
         }
     }

@@ -1,68 +1,74 @@
-//! Matrix products by what they are for: projections, gradients of their inputs, gradients of
-//! their weights. On the CPU, f32 weights go to `gemm`, candle's own kernel, on rayon's current
-//! pool: candle would size its thread count by itself. For bf16 weights both factors are narrowed
-//! and [`packed`] multiplies them. All sums are f32.
+//! Matrix products by purpose: projections, gradients of their inputs, gradients of their weights.
+//!
+//! On the CPU, f32 weights go to `gemm`, candle's own kernel, on rayon's current pool; candle would
+//! choose its number of threads by itself. For bf16 weights both factors are narrowed to bf16 and
+//! multiplied by the packed kernels. All sums are f32.
 
-use super::matrix::Matrix;
-pub(crate) use super::packed::Phase;
-use super::packed::{self, Factors, Inputs, Kernel, Right};
-use super::{for_row_blocks, host, math};
+use super::matrix::WeightMatrix;
+pub(crate) use super::packed::MatmulPhase;
+use super::packed::{self, LeftFactor, MatmulKernel, ProjectionInputs, RightFactor};
+use super::{for_row_blocks, host_f32, math};
 use candle_core::{CpuStorage, DType, Result, Storage, Tensor, bail};
 use std::ops::Range;
 
-/// Rows `[rows, width]` that weights of one type are multiplied with; made ready once for all.
-pub(crate) struct Rows {
+/// Rows `[rows, width]`, prepared once for products with weights of one type.
+pub(crate) struct PreparedRows {
     x: Tensor,
-    packed: Option<Inputs>,
+    /// The rows in the form of the packed kernels; only for bf16 weights on the CPU.
+    packed: Option<ProjectionInputs>,
 }
 
-impl Rows {
-    pub(crate) fn new(phase: Phase, x: &Tensor, weights: DType) -> Result<Self> {
+impl PreparedRows {
+    /// Prepares rows for weights of a type.
+    pub(crate) fn new(phase: MatmulPhase, x: &Tensor, weights: DType) -> Result<Self> {
         let packed = match weights {
-            DType::BF16 if x.device().is_cpu() => {
-                Some(Inputs::new(Kernel::best(phase), phase, &host(x)?, x.dim(1)?))
-            }
+            DType::BF16 if x.device().is_cpu() => Some(ProjectionInputs::new(
+                MatmulKernel::select_best(phase),
+                phase,
+                &host_f32(x)?,
+                x.dim(1)?,
+            )),
             _ => None,
         };
         Ok(Self { x: x.clone(), packed })
     }
 }
 
-/// `Σ x wᵀ + bias`; a weight is `[columns, width]`.
-pub(crate) struct Projection<'a> {
-    pub(crate) terms: Vec<(&'a Rows, Matrix)>,
+/// A projection `Σ x wᵀ + bias`; each weight is `[columns, width]`.
+pub(crate) struct ProjectionSum<'a> {
+    pub(crate) terms: Vec<(&'a PreparedRows, WeightMatrix)>,
     pub(crate) bias: Option<&'a Tensor>,
 }
 
-/// Several projections at once. Each row has the same bits whatever other rows of its phase there
-/// are.
-pub(crate) fn project_all(projections: &[Projection<'_>]) -> Result<Vec<Tensor>> {
-    let packed = |(rows, _): &(&Rows, Matrix)| rows.packed.is_some();
+/// Computes several projections at once. The bits of a row do not depend on the other rows of its
+/// phase.
+pub(crate) fn project_all(projections: &[ProjectionSum<'_>]) -> Result<Vec<Tensor>> {
+    let packed = |(rows, _): &(&PreparedRows, WeightMatrix)| rows.packed.is_some();
     if !projections.iter().flat_map(|projection| &projection.terms).all(packed) {
-        return projections.iter().map(project_wide).collect();
+        return projections.iter().map(project_unpacked).collect();
     }
     let (mut outs, mut weights, mut biases) = (Vec::new(), Vec::new(), Vec::new());
-    for Projection { terms, bias } in projections {
+    for ProjectionSum { terms, bias } in projections {
         let Some((rows, weight)) = terms.first() else { bail!("no terms to sum") };
-        let columns = weight.dims()?.0;
+        let columns = weight.matrix_shape()?.0;
         outs.push((vec![0f32; rows.x.dim(0)? * columns], columns));
-        weights.push(terms.iter().map(|(_, w)| w.values()).collect::<Result<Vec<_>>>()?);
-        biases.push(bias.map(host).transpose()?);
+        weights.push(terms.iter().map(|(_, w)| w.bf16_elements()).collect::<Result<Vec<_>>>()?);
+        biases.push(bias.map(host_f32).transpose()?);
     }
     let mut work = Vec::with_capacity(projections.len());
     for (index, (out, _)) in outs.iter_mut().enumerate() {
         let mut terms = Vec::new();
         for ((rows, weight), values) in projections[index].terms.iter().zip(&weights[index]) {
             let Some(inputs) = &rows.packed else { bail!("rows that are not packed") };
-            let (columns, width) = weight.dims()?;
+            let (columns, width) = weight.matrix_shape()?;
             if rows.x.dim(1)? != width {
                 bail!("cannot project {:?} by [{columns}, {width}]", rows.x.shape());
             }
-            terms.push((inputs, packed::Rows::new(values, width)));
+            terms.push((inputs, packed::Bf16Rows::new(values, width)));
         }
-        work.push(packed::Projection { out, terms, bias: biases[index].as_deref() });
+        work.push(packed::PackedProjection { out, terms, bias: biases[index].as_deref() });
     }
-    packed::project(work);
+    packed::project_packed(work);
     let tensor = |(values, columns): (Vec<f32>, usize)| {
         let rows = values.len() / columns.max(1);
         Tensor::from_vec(values, (rows, columns), &candle_core::Device::Cpu)
@@ -70,24 +76,25 @@ pub(crate) fn project_all(projections: &[Projection<'_>]) -> Result<Vec<Tensor>>
     outs.into_iter().map(tensor).collect()
 }
 
-/// One projection of rows that nothing else reads.
-pub(crate) fn project(
-    phase: Phase,
+/// Computes one projection of rows that no other projection needs.
+pub(crate) fn project_rows(
+    phase: MatmulPhase,
     x: &Tensor,
-    weight: &Matrix,
+    weight: &WeightMatrix,
     bias: Option<&Tensor>,
 ) -> Result<Tensor> {
-    let rows = Rows::new(phase, x, weight.dtype())?;
-    let projections = project_all(&[Projection { terms: vec![(&rows, weight.clone())], bias }])?;
+    let rows = PreparedRows::new(phase, x, weight.element_type())?;
+    let projections = project_all(&[ProjectionSum { terms: vec![(&rows, weight.clone())], bias }])?;
     projections.into_iter().next().ok_or_else(|| candle_core::Error::msg("one projection"))
 }
 
-/// Without packing.
-fn project_wide(Projection { terms, bias }: &Projection<'_>) -> Result<Tensor> {
+/// Computes a projection without packing. Pads the rows with zeros if there are too few for a fixed
+/// order of sums.
+fn project_unpacked(ProjectionSum { terms, bias }: &ProjectionSum<'_>) -> Result<Tensor> {
     let (mut fewest, mut found) = (0, 0);
-    for (Rows { x, .. }, weight) in terms {
-        let (columns, inner) = weight.dims()?;
-        fewest = fewest.max(row_invariant_from(columns, inner));
+    for (PreparedRows { x, .. }, weight) in terms {
+        let (columns, inner) = weight.matrix_shape()?;
+        fewest = fewest.max(min_invariant_rows(columns, inner));
         found = x.dim(0)?;
     }
     let lacking = match terms.first() {
@@ -95,61 +102,76 @@ fn project_wide(Projection { terms, bias }: &Projection<'_>) -> Result<Tensor> {
         _ => 0,
     };
     let mut padded = Vec::with_capacity(terms.len());
-    for (Rows { x, .. }, weight) in terms {
+    for (PreparedRows { x, .. }, weight) in terms {
         let x = if lacking > 0 { x.pad_with_zeros(0, 0, lacking)? } else { x.clone() };
-        padded.push((x, weight.tensor()?.t()?));
+        padded.push((x, weight.to_tensor()?.t()?));
     }
     let terms: Vec<_> = padded.iter().map(|(x, weight)| (x, weight)).collect();
-    let out = sum_of_products(&terms, *bias)?;
+    let out = sum_products(&terms, *bias)?;
     if lacking > 0 { out.narrow(0, 0, found) } else { Ok(out) }
 }
 
-/// `Σ grad w`, the gradient of what was projected: `grad` is `[rows, columns]`.
-pub(crate) fn project_back(terms: &[(&Tensor, Matrix)]) -> Result<Tensor> {
-    let packs = |(grad, weight): &(&Tensor, Matrix)| {
-        grad.device().is_cpu() && weight.dtype() == DType::BF16
+/// Computes `Σ grad w`, the gradient of the input of projections; `grad` is `[rows, columns]`.
+pub(crate) fn project_back(terms: &[(&Tensor, WeightMatrix)]) -> Result<Tensor> {
+    let packs = |(grad, weight): &(&Tensor, WeightMatrix)| {
+        grad.device().is_cpu() && weight.element_type() == DType::BF16
     };
     let Some((first, weight)) = terms.first() else { bail!("no terms to sum") };
     if !terms.iter().all(packs) {
-        let tensor = |(grad, weight): &(&Tensor, Matrix)| Ok(((*grad).clone(), weight.tensor()?));
+        let tensor =
+            |(grad, weight): &(&Tensor, WeightMatrix)| Ok(((*grad).clone(), weight.to_tensor()?));
         let terms = terms.iter().map(tensor).collect::<Result<Vec<_>>>()?;
         let terms: Vec<_> = terms.iter().map(|(grad, weight)| (grad, weight)).collect();
-        return sum_of_products(&terms, None);
+        return sum_products(&terms, None);
     }
-    let (rows, width) = (first.dim(0)?, weight.dims()?.1);
+    let (rows, width) = (first.dim(0)?, weight.matrix_shape()?.1);
     let (mut lefts, mut weights) = (Vec::new(), Vec::new());
     for (grad, weight) in terms {
-        let (columns, found) = weight.dims()?;
+        let (columns, found) = weight.matrix_shape()?;
         if grad.dims2()? != (rows, columns) || found != width {
             bail!("cannot multiply {:?} by [{columns}, {found}]", grad.shape());
         }
-        lefts.push(Factors::new(Kernel::best(Phase::Prefill), &host(grad)?, grad.dim(1)?));
-        weights.push(weight.values()?);
+        lefts.push(LeftFactor::new(
+            MatmulKernel::select_best(MatmulPhase::Prefill),
+            &host_f32(grad)?,
+            grad.dim(1)?,
+        ));
+        weights.push(weight.bf16_elements()?);
     }
-    let rights = weights.iter().map(|values| Right::Bf16(packed::Rows::new(values, width)));
+    let rights =
+        weights.iter().map(|values| RightFactor::Bf16(packed::Bf16Rows::new(values, width)));
     let mut out = vec![0f32; rows * width];
-    packed::mix(&mut out, width, &lefts.iter().zip(rights).collect::<Vec<_>>());
+    packed::multiply_packed(&mut out, width, &lefts.iter().zip(rights).collect::<Vec<_>>());
     Tensor::from_vec(out, (rows, width), first.device())
 }
 
-/// `leftᵀ right`, `[rows, m]` and `[rows, n]` to `[m, n]`: the gradient of a weight. With bf16 both
-/// are narrowed, and `left` should be the narrower one.
-pub(crate) fn product_of_rows(left: &Tensor, right: &Tensor, precision: DType) -> Result<Tensor> {
+/// Computes `leftᵀ right`, the gradient of a weight: `[rows, m]` and `[rows, n]` give `[m, n]`. For
+/// bf16 both are narrowed, and `left` should be the narrower one.
+pub(crate) fn multiply_transposed(
+    left: &Tensor,
+    right: &Tensor,
+    precision: DType,
+) -> Result<Tensor> {
     if precision != DType::BF16 || !left.device().is_cpu() {
-        return sum_of_products(&[(&left.t()?, right)], None);
+        return sum_products(&[(&left.t()?, right)], None);
     }
     let (m, n) = (left.dim(1)?, right.dim(1)?);
     if left.dim(0)? != right.dim(0)? {
         bail!("cannot multiply {:?} by {:?}", left.shape(), right.shape());
     }
-    let factors = Factors::transposed(Kernel::best(Phase::Prefill), &host(left)?, m);
+    let factors = LeftFactor::from_transposed(
+        MatmulKernel::select_best(MatmulPhase::Prefill),
+        &host_f32(left)?,
+        m,
+    );
     let mut out = vec![0f32; m * n];
-    packed::mix(&mut out, n, &[(&factors, Right::F32(&host(right)?))]);
+    packed::multiply_packed(&mut out, n, &[(&factors, RightFactor::F32(&host_f32(right)?))]);
     Tensor::from_vec(out, (m, n), left.device())
 }
 
-/// Sum of `lhs * rhs` over the terms, plus a bias on every row. Transposed views are welcome.
-fn sum_of_products(terms: &[(&Tensor, &Tensor)], bias: Option<&Tensor>) -> Result<Tensor> {
+/// Computes the sum of `lhs * rhs` over the terms, plus a bias on every row. Transposed views are
+/// allowed.
+fn sum_products(terms: &[(&Tensor, &Tensor)], bias: Option<&Tensor>) -> Result<Tensor> {
     let Some((first, rest)) = terms.split_first() else { bail!("no terms to sum") };
     if !first.0.device().is_cpu() {
         let product = |(lhs, rhs): &(&Tensor, &Tensor)| lhs.matmul(&rhs.to_dtype(DType::F32)?);
@@ -161,7 +183,7 @@ fn sum_of_products(terms: &[(&Tensor, &Tensor)], bias: Option<&Tensor>) -> Resul
     }
     let (rows, columns) = (first.0.dim(0)?, first.1.dim(1)?);
     let mut out = match bias {
-        Some(bias) => host(bias)?.repeat(rows),
+        Some(bias) => host_f32(bias)?.repeat(rows),
         None => vec![0f32; rows * columns],
     };
     for (index, (lhs, rhs)) in terms.iter().enumerate() {
@@ -170,26 +192,26 @@ fn sum_of_products(terms: &[(&Tensor, &Tensor)], bias: Option<&Tensor>) -> Resul
     Tensor::from_vec(out, (rows, columns), first.0.device())
 }
 
-/// Of f32.
-pub(crate) fn product(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
-    sum_of_products(&[(lhs, rhs)], None)
+/// Computes the product of two f32 matrices.
+pub(crate) fn multiply_f32(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
+    sum_products(&[(lhs, rhs)], None)
 }
 
-/// From how many rows on `gemm` 0.19 sums each element of a product in one and the same order. It
-/// has other kernels for single rows and for at most 256 elements, and cuts the inner dimension
-/// differently (only above 512) when both outer ones are at most 64.
-fn row_invariant_from(columns: usize, inner: usize) -> usize {
+/// Returns the smallest number of rows from which `gemm` 0.19 sums each element of a product in one
+/// fixed order. It has other kernels for single rows and for at most 256 elements, and splits the
+/// inner dimension differently (only above 512) if both outer dimensions are at most 64.
+fn min_invariant_rows(columns: usize, inner: usize) -> usize {
     let small = if columns <= 64 && inner > 512 { 65 } else { 2 };
     small.max(256 / columns + 1)
 }
 
-/// Sum of the rows.
+/// Computes the sum of the rows.
 pub(crate) fn sum_rows(x: &Tensor) -> Result<Tensor> {
     if !x.device().is_cpu() {
         return x.sum(0);
     }
     let width = x.dim(1)?;
-    let x_rows = host(x)?;
+    let x_rows = host_f32(x)?;
     let mut out = vec![0f32; width];
     for_row_blocks(
         &mut out,
@@ -205,8 +227,8 @@ pub(crate) fn sum_rows(x: &Tensor) -> Result<Tensor> {
     Tensor::from_vec(out, width, x.device())
 }
 
-/// Where a matrix lies in its storage.
-struct Place {
+/// The position of a matrix in its storage.
+struct MatrixLayout {
     range: Range<usize>,
     rows: usize,
     columns: usize,
@@ -214,38 +236,40 @@ struct Place {
     column_stride: usize,
 }
 
-fn place(tensor: &Tensor) -> Result<Place> {
+/// Returns the position of a tensor's matrix in its storage.
+fn matrix_layout(tensor: &Tensor) -> Result<MatrixLayout> {
     let (rows, columns) = tensor.dims2()?;
     let (row_stride, column_stride) = match tensor.stride() {
         [row, column] => (*row, *column),
         other => bail!("expected a matrix, got strides {other:?}"),
     };
     let start = tensor.layout().start_offset();
-    let reach = reach(rows, columns, row_stride, column_stride);
-    Ok(Place { range: start..start + reach, rows, columns, row_stride, column_stride })
+    let reach = element_span(rows, columns, row_stride, column_stride);
+    Ok(MatrixLayout { range: start..start + reach, rows, columns, row_stride, column_stride })
 }
 
-/// Elements from a matrix's first to its last.
-fn reach(rows: usize, columns: usize, row_stride: usize, column_stride: usize) -> usize {
+/// Returns the number of elements from a matrix's first to its last, both included.
+fn element_span(rows: usize, columns: usize, row_stride: usize, column_stride: usize) -> usize {
     match (rows, columns) {
         (0, _) | (_, 0) => 0,
         _ => (rows - 1) * row_stride + (columns - 1) * column_stride + 1,
     }
 }
 
-impl Place {
-    fn operand<'a>(&self, storage: &'a [f32]) -> Result<Operand<'a>> {
+impl MatrixLayout {
+    /// Returns the matrix as an operand of `gemm`.
+    fn to_operand<'a>(&self, storage: &'a [f32]) -> Result<GemmOperand<'a>> {
         let Self { rows, columns, row_stride, column_stride, .. } = *self;
         let Some(values) = storage.get(self.range.clone()) else {
             bail!("a matrix reaches beyond its storage");
         };
-        Ok(Operand { values, rows, columns, row_stride, column_stride })
+        Ok(GemmOperand { values, rows, columns, row_stride, column_stride })
     }
 }
 
-/// A matrix in main memory as `gemm` sees it.
+/// A matrix in main memory as `gemm` reads it.
 #[derive(Clone, Copy)]
-struct Operand<'a> {
+struct GemmOperand<'a> {
     values: &'a [f32],
     rows: usize,
     columns: usize,
@@ -253,34 +277,38 @@ struct Operand<'a> {
     column_stride: usize,
 }
 
-fn in_memory(storage: &Storage) -> Result<&CpuStorage> {
+/// Returns the CPU storage of a tensor, or an error for other devices.
+fn cpu_storage(storage: &Storage) -> Result<&CpuStorage> {
     match storage {
         Storage::Cpu(cpu) => Ok(cpu),
         _ => bail!("expected matrices in main memory"),
     }
 }
 
+/// Computes `out = lhs rhs`, or `out += lhs rhs` if `accumulate`.
 fn multiply_onto(out: &mut [f32], lhs: &Tensor, rhs: &Tensor, accumulate: bool) -> Result<()> {
-    let (left, right) = (place(lhs)?, place(rhs)?);
+    let (left, right) = (matrix_layout(lhs)?, matrix_layout(rhs)?);
     if left.columns != right.rows || out.len() != left.rows * right.columns {
         bail!("cannot multiply {:?} by {:?}", lhs.shape(), rhs.shape());
     }
     let (lhs_storage, _) = lhs.storage_and_layout();
     let (rhs_storage, _) = rhs.storage_and_layout();
-    let left = left.operand(in_memory(&lhs_storage)?.as_slice::<f32>()?)?;
-    let right = right.operand(in_memory(&rhs_storage)?.as_slice::<f32>()?)?;
+    let left = left.to_operand(cpu_storage(&lhs_storage)?.as_slice::<f32>()?)?;
+    let right = right.to_operand(cpu_storage(&rhs_storage)?.as_slice::<f32>()?)?;
     gemm_onto(out, left, right, accumulate);
     Ok(())
 }
 
+/// Calls `gemm` after checking all bounds.
 #[allow(unsafe_code, reason = "the gemm crate has only a raw pointer interface")]
-fn gemm_onto(out: &mut [f32], lhs: Operand<'_>, rhs: Operand<'_>, accumulate: bool) {
-    let fits =
-        |m: &Operand<'_>| reach(m.rows, m.columns, m.row_stride, m.column_stride) <= m.values.len();
+fn gemm_onto(out: &mut [f32], lhs: GemmOperand<'_>, rhs: GemmOperand<'_>, accumulate: bool) {
+    let fits = |m: &GemmOperand<'_>| {
+        element_span(m.rows, m.columns, m.row_stride, m.column_stride) <= m.values.len()
+    };
     assert!(lhs.columns == rhs.rows && out.len() == lhs.rows * rhs.columns);
     assert!(fits(&lhs) && fits(&rhs));
-    // SAFETY: the three slices hold every element the sizes and strides reach (checked above), the
-    // rows of `out` do not overlap, and it is borrowed mutably.
+    // SAFETY: the three slices hold every element that the sizes and strides reach (checked above),
+    // the rows of `out` do not overlap, and it is borrowed mutably.
     unsafe {
         gemm::gemm(
             lhs.rows,
@@ -311,7 +339,7 @@ mod tests {
     use super::*;
     use crate::ops::testing::{assert_close, random};
 
-    const PREFILL: Phase = Phase::Prefill;
+    const PREFILL: MatmulPhase = MatmulPhase::Prefill;
 
     #[test]
     fn a_row_has_the_same_bits_whatever_other_rows_there_are() {
@@ -320,12 +348,12 @@ mod tests {
         for ((columns, inner), dtype) in shapes.into_iter().flat_map(types) {
             let weight = random(&[columns, inner], 1).to_dtype(dtype).unwrap();
             let x = random(&[150, inner], 2);
-            let weight = Matrix::from(weight);
-            let all = project(PREFILL, &x, &weight, None).unwrap().to_vec2::<f32>().unwrap();
+            let weight = WeightMatrix::from(weight);
+            let all = project_rows(PREFILL, &x, &weight, None).unwrap().to_vec2::<f32>().unwrap();
             for rows in [1, 2, 3, 4, 5, 16, 31, 64, 65, 100] {
                 let start = (rows * 7) % (150 - rows);
-                let part =
-                    project(PREFILL, &x.narrow(0, start, rows).unwrap(), &weight, None).unwrap();
+                let part = project_rows(PREFILL, &x.narrow(0, start, rows).unwrap(), &weight, None)
+                    .unwrap();
                 let part = part.to_vec2::<f32>().unwrap();
                 assert_eq!(
                     part[..],
@@ -341,11 +369,11 @@ mod tests {
         let (a, b, c) = (random(&[7, 30], 1), random(&[9, 30], 2), random(&[9, 12], 4));
         let d = random(&[7, 12], 3);
         let bias = random(&[9], 5);
-        let ours = sum_of_products(&[(&a, &b.t().unwrap()), (&d, &c.t().unwrap())], Some(&bias));
+        let ours = sum_products(&[(&a, &b.t().unwrap()), (&d, &c.t().unwrap())], Some(&bias));
         let theirs = a.matmul(&b.t().unwrap()).unwrap() + d.matmul(&c.t().unwrap()).unwrap();
         let theirs = theirs.unwrap().broadcast_add(&bias).unwrap();
         assert_close(&ours.unwrap(), &theirs, 1e-5);
-        assert!(product(&a, &a).is_err());
+        assert!(multiply_f32(&a, &a).is_err());
     }
 
     #[test]
@@ -358,19 +386,19 @@ mod tests {
             let (x, weight, grad) = (rounded(&x), rounded(&weight), rounded(&grad));
             let near = 1e-5 * width.max(columns) as f32;
             assert_close(
-                &project(PREFILL, &x, &narrow(&weight).into(), Some(&bias)).unwrap(),
-                &project(PREFILL, &x, &Matrix::from(&weight), Some(&bias)).unwrap(),
+                &project_rows(PREFILL, &x, &narrow(&weight).into(), Some(&bias)).unwrap(),
+                &project_rows(PREFILL, &x, &WeightMatrix::from(&weight), Some(&bias)).unwrap(),
                 near,
             );
             let back = |weight: &Tensor| {
                 project_back(&[(&grad, weight.into()), (&grad, weight.into())]).unwrap()
             };
             assert_close(&back(&narrow(&weight)), &back(&weight), near);
-            let of_weight = |dtype| product_of_rows(&grad, &x, dtype).unwrap();
+            let of_weight = |dtype| multiply_transposed(&grad, &x, dtype).unwrap();
             assert_close(&of_weight(DType::BF16), &of_weight(DType::F32), near);
         }
         assert!(
-            project(PREFILL, &random(&[2, 8], 1), &narrow(&random(&[4, 9], 2)).into(), None)
+            project_rows(PREFILL, &random(&[2, 8], 1), &narrow(&random(&[4, 9], 2)).into(), None)
                 .is_err()
         );
         assert!(
@@ -382,18 +410,18 @@ mod tests {
     fn projections_made_at_once_are_those_made_one_by_one() {
         for dtype in [DType::F32, DType::BF16] {
             let weight = |seed, columns: usize| {
-                Matrix::from(random(&[columns, 70], seed).to_dtype(dtype).unwrap())
+                WeightMatrix::from(random(&[columns, 70], seed).to_dtype(dtype).unwrap())
             };
             let (first, second, bias) = (weight(1, 50), weight(2, 33), random(&[50], 3));
             let x = random(&[21, 70], 4);
-            let rows = Rows::new(PREFILL, &x, dtype).unwrap();
+            let rows = PreparedRows::new(PREFILL, &x, dtype).unwrap();
             let all = project_all(&[
-                Projection { terms: vec![(&rows, first.clone())], bias: Some(&bias) },
-                Projection { terms: vec![(&rows, second.clone())], bias: None },
+                ProjectionSum { terms: vec![(&rows, first.clone())], bias: Some(&bias) },
+                ProjectionSum { terms: vec![(&rows, second.clone())], bias: None },
             ]);
             let all = all.unwrap();
-            assert_close(&all[0], &project(PREFILL, &x, &first, Some(&bias)).unwrap(), 1e-30);
-            assert_close(&all[1], &project(PREFILL, &x, &second, None).unwrap(), 1e-30);
+            assert_close(&all[0], &project_rows(PREFILL, &x, &first, Some(&bias)).unwrap(), 1e-30);
+            assert_close(&all[1], &project_rows(PREFILL, &x, &second, None).unwrap(), 1e-30);
         }
     }
 }

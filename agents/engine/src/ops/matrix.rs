@@ -1,7 +1,7 @@
-//! Weights of a product: a tensor, or rows of bf16 where a file is mapped into memory. Processes
-//! that map one file share its memory, and none waits until it is read.
+//! The weights of a product: a tensor, or bf16 rows of a file that is mapped into memory. Processes
+//! that map one file share its memory, and a mapped model is usable before it is read.
 
-use super::host_of;
+use super::host_slice;
 use candle_core::{DType, Device, Result, Tensor, bail};
 use half::bf16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
@@ -9,37 +9,38 @@ use memmap2::Mmap;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// `[rows, width]`. Cloning shares it.
+/// A matrix `[rows, width]`. A clone shares the elements.
 #[derive(Debug, Clone)]
-pub(crate) enum Matrix {
+pub(crate) enum WeightMatrix {
     Tensor(Tensor),
-    Mapped(Mapped),
+    Mapped(MappedMatrix),
 }
 
-/// Rows of a file.
+/// Consecutive bf16 rows of a mapped file.
 #[derive(Debug, Clone)]
-pub(crate) struct Mapped {
+pub(crate) struct MappedMatrix {
     file: Arc<Mmap>,
-    /// Bytes before the first row.
+    /// The offset of the first row in bytes.
     start: usize,
     rows: usize,
     width: usize,
 }
 
-impl From<Tensor> for Matrix {
+impl From<Tensor> for WeightMatrix {
     fn from(tensor: Tensor) -> Self {
         Self::Tensor(tensor)
     }
 }
 
-impl From<&Tensor> for Matrix {
+impl From<&Tensor> for WeightMatrix {
     fn from(tensor: &Tensor) -> Self {
         Self::Tensor(tensor.clone())
     }
 }
 
-impl Mapped {
-    /// `None` where the file does not have them as the processor reads them.
+impl MappedMatrix {
+    /// Returns the matrix at an offset; `None` if the file is too short, or its layout differs from
+    /// the processor's (byte order, alignment).
     pub(crate) fn new(file: Arc<Mmap>, start: usize, shape: &[usize]) -> Option<Self> {
         let [rows, width] = *shape else { return None };
         let bytes = rows.checked_mul(width)?.checked_mul(size_of::<bf16>())?;
@@ -49,48 +50,51 @@ impl Mapped {
         fits.then_some(Self { file, start, rows, width })
     }
 
-    fn values(&self) -> &[bf16] {
+    /// Returns the elements, row by row.
+    fn row_elements(&self) -> &[bf16] {
         let bytes = &self.file[self.start..][..self.rows * self.width * size_of::<bf16>()];
         let bits: &[u16] = pulp::bytemuck::cast_slice(bytes);
         bits.reinterpret_cast()
     }
 }
 
-impl Matrix {
-    pub(crate) fn dtype(&self) -> DType {
+impl WeightMatrix {
+    /// Returns the element type.
+    pub(crate) fn element_type(&self) -> DType {
         match self {
             Self::Tensor(tensor) => tensor.dtype(),
             Self::Mapped(_) => DType::BF16,
         }
     }
 
-    pub(crate) fn dims(&self) -> Result<(usize, usize)> {
+    /// Returns (rows, width).
+    pub(crate) fn matrix_shape(&self) -> Result<(usize, usize)> {
         match self {
             Self::Tensor(tensor) => tensor.dims2(),
             Self::Mapped(mapped) => Ok((mapped.rows, mapped.width)),
         }
     }
 
-    /// Some of its rows.
-    pub(crate) fn part(&self, rows: &Range<usize>) -> Result<Self> {
+    /// Returns a range of the rows, sharing the elements.
+    pub(crate) fn slice_rows(&self, rows: &Range<usize>) -> Result<Self> {
         match self {
             Self::Tensor(tensor) => Ok(tensor.narrow(0, rows.start, rows.len())?.into()),
             Self::Mapped(mapped) if rows.end <= mapped.rows => {
                 let start = mapped.start + rows.start * mapped.width * size_of::<bf16>();
-                Ok(Self::Mapped(Mapped { start, rows: rows.len(), ..mapped.clone() }))
+                Ok(Self::Mapped(MappedMatrix { start, rows: rows.len(), ..mapped.clone() }))
             }
             Self::Mapped(mapped) => bail!("rows {rows:?} of {}", mapped.rows),
         }
     }
 
-    /// The rows of so many tokens, as f32.
-    pub(crate) fn select(&self, tokens: &[u32], device: &Device) -> Result<Tensor> {
+    /// Returns the rows of tokens as f32.
+    pub(crate) fn select_rows(&self, tokens: &[u32], device: &Device) -> Result<Tensor> {
         match self {
             Self::Tensor(tensor) => {
                 tensor.index_select(&Tensor::new(tokens, device)?, 0)?.to_dtype(DType::F32)
             }
             Self::Mapped(mapped) => {
-                let (values, width) = (mapped.values(), mapped.width);
+                let (values, width) = (mapped.row_elements(), mapped.width);
                 let mut rows = vec![0f32; tokens.len() * width];
                 for (out, token) in rows.chunks_exact_mut(width).zip(tokens) {
                     let start = *token as usize * width;
@@ -104,29 +108,30 @@ impl Matrix {
         }
     }
 
-    /// A copy, if it is mapped.
-    pub(crate) fn tensor(&self) -> Result<Tensor> {
+    /// Returns the matrix as a tensor; a mapped one is copied.
+    pub(crate) fn to_tensor(&self) -> Result<Tensor> {
         match self {
             Self::Tensor(tensor) => Ok(tensor.clone()),
             Self::Mapped(mapped) => {
                 let shape = (mapped.rows, mapped.width);
-                Tensor::from_slice(mapped.values(), shape, &Device::Cpu)
+                Tensor::from_slice(mapped.row_elements(), shape, &Device::Cpu)
             }
         }
     }
 
-    pub(crate) fn count(&self) -> usize {
+    /// Returns the number of elements.
+    pub(crate) fn element_count(&self) -> usize {
         match self {
             Self::Tensor(tensor) => tensor.elem_count(),
             Self::Mapped(mapped) => mapped.rows * mapped.width,
         }
     }
 
-    /// Of bf16, in main memory.
-    pub(crate) fn values(&self) -> Result<Box<dyn Deref<Target = [bf16]> + Sync + '_>> {
+    /// Returns the elements of a bf16 matrix in main memory, or an error for others.
+    pub(crate) fn bf16_elements(&self) -> Result<Box<dyn Deref<Target = [bf16]> + Sync + '_>> {
         match self {
-            Self::Tensor(tensor) => Ok(Box::new(host_of::<bf16>(tensor)?)),
-            Self::Mapped(mapped) => Ok(Box::new(mapped.values())),
+            Self::Tensor(tensor) => Ok(Box::new(host_slice::<bf16>(tensor)?)),
+            Self::Mapped(mapped) => Ok(Box::new(mapped.row_elements())),
         }
     }
 }

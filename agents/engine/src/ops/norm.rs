@@ -1,14 +1,15 @@
 //! Root mean square normalisation.
 
-use super::{for_row_blocks, host, math};
+use super::{for_row_blocks, host_f32, math};
 use candle_core::{D, Result, Tensor};
 
+/// Normalises each row by its root mean square and multiplies it with `weight`.
 pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tensor> {
     if !x.device().is_cpu() {
-        return composed(x, weight, epsilon);
+        return rms_norm_composed(x, weight, epsilon);
     }
     let width = x.dim(1)?;
-    let (x_rows, scale) = (host(x)?, host(weight)?);
+    let (x_rows, scale) = (host_f32(x)?, host_f32(weight)?);
     let mut out = vec![0f32; x_rows.len()];
     for_row_blocks(
         &mut out,
@@ -28,27 +29,31 @@ pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tens
     Tensor::from_vec(out, x.shape(), x.device())
 }
 
-/// Each head of a row by itself, all with the same weight: `weight` is as wide as a head.
+/// Normalises each head of a row separately. All heads share `weight`, which is as wide as one
+/// head.
 pub(crate) fn rms_norm_heads(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tensor> {
     rms_norm(&x.reshape(((), weight.dim(0)?))?, weight, epsilon)?.reshape(x.shape())
 }
 
+/// Returns 1 / sqrt(mean of the squares + epsilon).
 #[inline(always)]
 fn inverse_rms(row: &[f32], epsilon: f64) -> f32 {
-    let mean = math::dot(row, row) / row.len() as f32;
+    let mean = math::dot_product(row, row) / row.len() as f32;
     1.0 / (mean + epsilon as f32).sqrt()
 }
 
-fn composed(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tensor> {
-    normalised(x, epsilon)?.0.broadcast_mul(weight)
+/// Computes `rms_norm` from candle's operations.
+fn rms_norm_composed(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tensor> {
+    normalise_rows(x, epsilon)?.0.broadcast_mul(weight)
 }
 
-fn normalised(x: &Tensor, epsilon: f64) -> Result<(Tensor, Tensor)> {
+/// Returns the normalised rows, and the factor of each row.
+fn normalise_rows(x: &Tensor, epsilon: f64) -> Result<(Tensor, Tensor)> {
     let factor = (x.sqr()?.mean_keepdim(D::Minus1)? + epsilon)?.sqrt()?.recip()?;
     Ok((x.broadcast_mul(&factor)?, factor))
 }
 
-/// Gradients of the input and, when `with_weight`, of the weight.
+/// Computes the gradient of the input of `rms_norm`, and with `with_weight` that of the weight.
 pub(crate) fn rms_norm_backward(
     x: &Tensor,
     weight: &Tensor,
@@ -57,10 +62,10 @@ pub(crate) fn rms_norm_backward(
     with_weight: bool,
 ) -> Result<(Tensor, Option<Tensor>)> {
     if !x.device().is_cpu() {
-        return composed_backward(x, weight, grad, epsilon, with_weight);
+        return rms_norm_backward_composed(x, weight, grad, epsilon, with_weight);
     }
     let width = x.dim(1)?;
-    let (x_rows, scale, grads) = (host(x)?, host(weight)?, host(grad)?);
+    let (x_rows, scale, grads) = (host_f32(x)?, host_f32(weight)?, host_f32(grad)?);
     let mut out = vec![0f32; x_rows.len()];
     for_row_blocks(
         &mut out,
@@ -75,7 +80,7 @@ pub(crate) fn rms_norm_backward(
                 for ((out, grad), weight) in out.iter_mut().zip(grad).zip(&*scale) {
                     *out = grad * weight;
                 }
-                let along = math::dot(out, row) * factor * factor / width as f32;
+                let along = math::dot_product(out, row) * factor * factor / width as f32;
                 for (out, x) in out.iter_mut().zip(row) {
                     *out = factor * (*out - along * x);
                 }
@@ -105,7 +110,7 @@ pub(crate) fn rms_norm_backward(
     Ok((Tensor::from_vec(out, x.shape(), x.device())?, weight_grad))
 }
 
-/// As [`rms_norm_backward`], of [`rms_norm_heads`].
+/// Computes the gradients of `rms_norm_heads`, as `rms_norm_backward` does.
 pub(crate) fn rms_norm_heads_backward(
     x: &Tensor,
     weight: &Tensor,
@@ -119,14 +124,15 @@ pub(crate) fn rms_norm_heads_backward(
     Ok((input.reshape(x.shape())?, weight_grad))
 }
 
-fn composed_backward(
+/// Computes `rms_norm_backward` from candle's operations.
+fn rms_norm_backward_composed(
     x: &Tensor,
     weight: &Tensor,
     grad: &Tensor,
     epsilon: f64,
     with_weight: bool,
 ) -> Result<(Tensor, Option<Tensor>)> {
-    let (normal, factor) = normalised(x, epsilon)?;
+    let (normal, factor) = normalise_rows(x, epsilon)?;
     let inner = grad.broadcast_mul(weight)?;
     let along = (&inner * &normal)?.mean_keepdim(D::Minus1)?;
     let dx = (inner - normal.broadcast_mul(&along)?)?.broadcast_mul(&factor)?;
@@ -144,11 +150,11 @@ mod tests {
         let (x, weight, grad) = (random(&[300, 72], 1), random(&[72], 2), random(&[300, 72], 3));
         assert_close(
             &rms_norm(&x, &weight, 1e-6).unwrap(),
-            &composed(&x, &weight, 1e-6).unwrap(),
+            &rms_norm_composed(&x, &weight, 1e-6).unwrap(),
             1e-5,
         );
         let (dx, dw) = rms_norm_backward(&x, &weight, &grad, 1e-6, true).unwrap();
-        let (dx2, dw2) = composed_backward(&x, &weight, &grad, 1e-6, true).unwrap();
+        let (dx2, dw2) = rms_norm_backward_composed(&x, &weight, &grad, 1e-6, true).unwrap();
         assert_close(&dx, &dx2, 1e-4);
         assert_close(&dw.unwrap(), &dw2.unwrap(), 1e-3);
     }

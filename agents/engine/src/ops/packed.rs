@@ -1,55 +1,57 @@
 //! Matrix products of bf16 factors with f32 sums. One factor is used as it lies in memory, the
-//! other is packed into the tiles that the processor's instructions take. An element's sum has one
-//! order, that of the inner dimension in its phase: it depends neither on what other rows and
-//! columns there are nor on threads.
+//! other is packed into the tiles that the processor's instructions take. The sum of an element has
+//! one order, that of the inner dimension in its phase: it depends neither on other rows and
+//! columns nor on threads.
 
 mod kernel;
-mod mix;
-mod project;
+mod left_right;
+mod projection;
 mod tiles;
 
 use half::bf16;
-pub(crate) use kernel::Kernel;
-use kernel::{SIDE, Sums};
-pub(crate) use mix::{Factors, Right, mix};
-pub(crate) use project::{Inputs, Projection, project};
+pub(crate) use kernel::MatmulKernel;
+use kernel::{SIDE, TileSums};
+pub(crate) use left_right::{LeftFactor, RightFactor, multiply_packed};
+pub(crate) use projection::{PackedProjection, ProjectionInputs, project_packed};
 use std::marker::PhantomData;
 
-/// What rows of activations are of. There are many of sequences and few of single tokens, and what
-/// is fastest for the one is not for the other: each has an order of sums of its own.
+/// The kind of rows of activations. Sequences have many rows and single tokens few; the fastest
+/// method differs, so each phase has its own order of sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// Whole sequences, also in training and in scoring.
+pub(crate) enum MatmulPhase {
+    /// Whole sequences, also in training and scoring.
     Prefill,
     /// One token of each sequence.
     Decode,
 }
 
-/// A matrix of bf16 in main memory, row by row.
+/// A bf16 matrix in main memory, row by row.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct Bf16Rows<'a> {
     values: &'a [bf16],
     width: usize,
 }
 
-impl<'a> Rows<'a> {
-    /// `values` are whole rows.
+impl<'a> Bf16Rows<'a> {
+    /// Creates a matrix; `values` must be whole rows.
     pub(crate) fn new(values: &'a [bf16], width: usize) -> Self {
         assert!(width > 0 && values.len().is_multiple_of(width));
         Self { values, width }
     }
 
-    fn count(&self) -> usize {
+    /// Returns the number of rows.
+    fn row_count(&self) -> usize {
         self.values.len() / self.width
     }
 
-    fn row(&self, index: usize) -> &'a [bf16] {
+    /// Returns the elements of a row.
+    fn row_values(&self, index: usize) -> &'a [bf16] {
         &self.values[index * self.width..][..self.width]
     }
 }
 
 /// A result that several tasks write, each its own rows or columns.
-struct Parts<'a> {
+struct SharedOutput<'a> {
     start: *mut f32,
     rows: usize,
     width: usize,
@@ -57,20 +59,22 @@ struct Parts<'a> {
 }
 
 #[expect(unsafe_code, reason = "tasks write parts of the same rows, which slices cannot say")]
-// SAFETY: what is shared is only written, by `Parts::write`, whose callers write disjoint parts.
-unsafe impl Sync for Parts<'_> {}
+// SAFETY: shared access only writes, by `SharedOutput::write_row` and `SharedOutput::write_tile`,
+// whose callers write disjoint parts.
+unsafe impl Sync for SharedOutput<'_> {}
 
-impl<'a> Parts<'a> {
+impl<'a> SharedOutput<'a> {
+    /// Creates a shared view of `out`, whose rows are `width` elements wide.
     fn new(out: &'a mut [f32], width: usize) -> Self {
         assert!(width > 0 && out.len().is_multiple_of(width));
         let rows = out.len() / width;
         Self { start: out.as_mut_ptr(), rows, width, borrowed: PhantomData }
     }
 
-    /// One row's columns from `column` on.
+    /// Writes the columns of one row from `column` on.
     ///
     /// # Safety
-    /// Nobody else writes there at the same time.
+    /// No other task may write there at the same time.
     #[expect(unsafe_code, reason = "as above")]
     unsafe fn write_row(&self, sums: &[f32], row: usize, column: usize) {
         assert!(row < self.rows && column + sums.len() <= self.width);
@@ -82,12 +86,12 @@ impl<'a> Parts<'a> {
         out.copy_from_slice(sums);
     }
 
-    /// What of the tile lies within the result and its columns up to `end`.
+    /// Writes the part of a tile that lies within the result and before column `end`.
     ///
     /// # Safety
-    /// Nobody else writes there at the same time.
+    /// No other task may write there at the same time.
     #[expect(unsafe_code, reason = "as above")]
-    unsafe fn write(&self, sums: &Sums, row: usize, column: usize, end: usize) {
+    unsafe fn write_tile(&self, sums: &TileSums, row: usize, column: usize, end: usize) {
         let width = end.min(self.width).saturating_sub(column).min(SIDE);
         for (lane, sums) in sums.0.chunks_exact(SIDE).enumerate() {
             if row + lane < self.rows {

@@ -1,22 +1,22 @@
 //! Rotary position embedding, in the half-split layout of Hugging Face checkpoints.
 
-use super::{for_row_blocks, host};
+use super::{for_row_blocks, host_f32};
 use candle_core::{Device, Result, Tensor};
-use formats::{Config, RopeScaling};
+use formats::{ModelConfig, RopeScaling};
 use std::f32::consts::PI;
 
-/// By how much each pair of elements turns from one position to the next, in f32 throughout, as
-/// transformers computes it.
-pub(crate) fn frequencies(config: &Config) -> Vec<f32> {
-    let Config { head_dim, rope_theta, rope_scaling, .. } = *config;
+/// Returns the rotation of each pair of elements from one position to the next, in radians.
+/// Computed in f32 as in transformers.
+pub(crate) fn rotary_frequencies(config: &ModelConfig) -> Vec<f32> {
+    let ModelConfig { head_dim, rope_theta, rope_scaling, .. } = *config;
     let plain = |i: usize| 1.0 / (rope_theta as f32).powf((2 * i) as f32 / head_dim as f32);
-    let scaled = |frequency| rope_scaling.map_or(frequency, |by| stretched(frequency, &by));
+    let scaled = |frequency| rope_scaling.map_or(frequency, |by| stretch_frequency(frequency, &by));
     (0..head_dim / 2).map(plain).map(scaled).collect()
 }
 
-/// Llama 3.1: turns that are slow against the original context become slower by the factor, fast
-/// ones stay, and those between are a mixture.
-fn stretched(frequency: f32, scaling: &RopeScaling) -> f32 {
+/// Scales a frequency as Llama 3.1 does: low frequencies (relative to the original context) are
+/// divided by the factor, high ones are unchanged, and those between are interpolated.
+fn stretch_frequency(frequency: f32, scaling: &RopeScaling) -> f32 {
     let (low, high) = (scaling.low_freq_factor as f32, scaling.high_freq_factor as f32);
     let (factor, original) = (scaling.factor as f32, scaling.original_max_positions as f32);
     let wavelength = 2.0 * PI / frequency;
@@ -30,15 +30,15 @@ fn stretched(frequency: f32, scaling: &RopeScaling) -> f32 {
     }
 }
 
-/// Cosines and sines for the positions of the rows at hand: `[rows, head_dim / 2]` each.
+/// The cosines and sines of some rows' positions, `[rows, head_dim / 2]` each.
 #[derive(Debug, Clone)]
-pub(crate) struct Rotation {
+pub(crate) struct RotaryEmbedding {
     cosines: Tensor,
     sines: Tensor,
 }
 
-impl Rotation {
-    /// Of [`frequencies`].
+impl RotaryEmbedding {
+    /// Computes the tables for positions, with the values of `rotary_frequencies`.
     pub(crate) fn new(positions: &[u32], frequencies: &[f32], device: &Device) -> Result<Self> {
         let half = frequencies.len();
         let angles: Vec<f32> = positions
@@ -52,24 +52,25 @@ impl Rotation {
         Ok(Self { cosines: table(f32::cos)?, sines: table(f32::sin)? })
     }
 
-    /// Rotates every head of `x` `[rows, heads * head_dim]`.
-    pub(crate) fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        self.rotate(x, 1.0)
+    /// Rotates every head of `x`, `[rows, heads * head_dim]`.
+    pub(crate) fn rotate_forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.rotate_rows(x, 1.0)
     }
 
-    /// The gradient of [`Self::apply`]: the rotation back.
-    pub(crate) fn backward(&self, grad: &Tensor) -> Result<Tensor> {
-        self.rotate(grad, -1.0)
+    /// Computes the gradient of `rotate_forward`, which is the inverse rotation.
+    pub(crate) fn rotate_backward(&self, grad: &Tensor) -> Result<Tensor> {
+        self.rotate_rows(grad, -1.0)
     }
 
-    fn rotate(&self, x: &Tensor, direction: f32) -> Result<Tensor> {
+    /// Rotates rows forward (`direction` 1) or backward (-1).
+    fn rotate_rows(&self, x: &Tensor, direction: f32) -> Result<Tensor> {
         if !x.device().is_cpu() {
-            return self.composed(x, direction);
+            return self.rotate_composed(x, direction);
         }
         let width = x.dim(1)?;
         let half = self.cosines.dim(1)?;
-        let (cosines, sines) = (host(&self.cosines)?, host(&self.sines)?);
-        let x_rows = host(x)?;
+        let (cosines, sines) = (host_f32(&self.cosines)?, host_f32(&self.sines)?);
+        let x_rows = host_f32(x)?;
         let mut out = vec![0f32; x_rows.len()];
         for_row_blocks(
             &mut out,
@@ -97,7 +98,8 @@ impl Rotation {
         Tensor::from_vec(out, x.shape(), x.device())
     }
 
-    fn composed(&self, x: &Tensor, direction: f32) -> Result<Tensor> {
+    /// Computes `rotate_rows` from candle's operations.
+    fn rotate_composed(&self, x: &Tensor, direction: f32) -> Result<Tensor> {
         let (rows, width) = x.dims2()?;
         let half = self.cosines.dim(1)?;
         let heads = x.reshape((rows, width / (2 * half), 2, half))?;
@@ -119,10 +121,10 @@ mod tests {
     fn the_kernel_agrees_with_the_composed_form_and_backward_undoes_it() {
         let positions: Vec<u32> = (0..200).collect();
         let frequencies: Vec<f32> = (0..8).map(|i| 1e4f32.powf(-0.125 * i as f32)).collect();
-        let rotation = Rotation::new(&positions, &frequencies, &Device::Cpu).unwrap();
+        let rotation = RotaryEmbedding::new(&positions, &frequencies, &Device::Cpu).unwrap();
         let x = random(&[200, 48], 1);
-        let rotated = rotation.apply(&x).unwrap();
-        assert_close(&rotated, &rotation.composed(&x, 1.0).unwrap(), 1e-6);
-        assert_close(&rotation.backward(&rotated).unwrap(), &x, 1e-5);
+        let rotated = rotation.rotate_forward(&x).unwrap();
+        assert_close(&rotated, &rotation.rotate_composed(&x, 1.0).unwrap(), 1e-6);
+        assert_close(&rotation.rotate_backward(&rotated).unwrap(), &x, 1e-5);
     }
 }

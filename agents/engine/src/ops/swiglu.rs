@@ -1,14 +1,14 @@
 //! The gated activation of the feed-forward part.
 
-use super::{for_row_blocks, host, math};
+use super::{for_row_blocks, host_f32, math};
 use candle_core::{Result, Tensor};
 
-/// `silu(gate) * up`
-pub(crate) fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+/// Computes `silu(gate) * up`.
+pub(crate) fn swiglu_forward(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     if !gate.device().is_cpu() {
         return gate.silu()? * up;
     }
-    let (gates, ups) = (host(gate)?, host(up)?);
+    let (gates, ups) = (host_f32(gate)?, host_f32(up)?);
     let mut out = vec![0f32; gates.len()];
     for_row_blocks(
         &mut out,
@@ -17,14 +17,14 @@ pub(crate) fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
         #[inline(always)]
         |first, out| {
             for ((out, gate), up) in out.iter_mut().zip(&gates[first..]).zip(&ups[first..]) {
-                *out = gate * math::sigmoid(*gate) * up;
+                *out = gate * math::logistic_sigmoid(*gate) * up;
             }
         },
     );
     Tensor::from_vec(out, gate.shape(), gate.device())
 }
 
-/// Gradients of gate and up.
+/// Computes the gradients of gate and up.
 pub(crate) fn swiglu_backward(
     gate: &Tensor,
     up: &Tensor,
@@ -36,7 +36,7 @@ pub(crate) fn swiglu_backward(
         let slope = (&sigmoid + (&silu * (1.0 - &sigmoid)?)?)?;
         return Ok((((grad * up)? * slope)?, (grad * silu)?));
     }
-    let (gates, ups, grads) = (host(gate)?, host(up)?, host(grad)?);
+    let (gates, ups, grads) = (host_f32(gate)?, host_f32(up)?, host_f32(grad)?);
     let mut gate_grad = vec![0f32; gates.len()];
     for_row_blocks(
         &mut gate_grad,
@@ -46,7 +46,7 @@ pub(crate) fn swiglu_backward(
         |first, out| {
             let inputs = gates[first..].iter().zip(&ups[first..]).zip(&grads[first..]);
             for (out, ((gate, up), grad)) in out.iter_mut().zip(inputs) {
-                let sigmoid = math::sigmoid(*gate);
+                let sigmoid = math::logistic_sigmoid(*gate);
                 *out = grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid));
             }
         },
@@ -59,7 +59,7 @@ pub(crate) fn swiglu_backward(
         #[inline(always)]
         |first, out| {
             for ((out, gate), grad) in out.iter_mut().zip(&gates[first..]).zip(&grads[first..]) {
-                *out = grad * gate * math::sigmoid(*gate);
+                *out = grad * gate * math::logistic_sigmoid(*gate);
             }
         },
     );
@@ -79,7 +79,7 @@ mod tests {
         let up = Var::from_tensor(&random(&[90, 200], 2)).unwrap();
         let weights = random(&[90, 200], 3);
         let naive = (gate.silu().unwrap() * up.as_tensor()).unwrap();
-        assert_close(&swiglu(&gate, &up).unwrap(), &naive, 1e-5);
+        assert_close(&swiglu_forward(&gate, &up).unwrap(), &naive, 1e-5);
         let grads = (naive * &weights).unwrap().sum_all().unwrap().backward().unwrap();
         let (gate_grad, up_grad) = swiglu_backward(&gate, &up, &weights).unwrap();
         assert_close(&gate_grad, grads.get(&gate).unwrap(), 1e-5);

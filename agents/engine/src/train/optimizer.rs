@@ -1,69 +1,76 @@
-//! AdamW with decoupled weight decay on matrices only, as Hugging Face's trainer does it.
+//! AdamW with decoupled weight decay of matrices only, as in Hugging Face's trainer.
 
-use super::backward::Gradients;
-use crate::ops::{host, wide};
+use super::backward::ParameterGradients;
+use crate::ops::{host_f32, run_vectorised};
 use candle_core::{Error, Tensor};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
-pub(super) struct Optimizer {
+/// AdamW: its settings, the number of steps taken, and the moments of each parameter.
+pub(super) struct AdamOptimizer {
     betas: (f64, f64),
     epsilon: f64,
     weight_decay: f64,
     step: i32,
-    moments: BTreeMap<String, Moments>,
+    moments: BTreeMap<String, AdamMoments>,
 }
 
+/// The running means of a parameter's gradient and of its square.
 #[derive(Clone)]
-pub(super) struct Moments {
+pub(super) struct AdamMoments {
     mean: Tensor,
     square: Tensor,
 }
 
-impl Moments {
-    /// Asks `make` for both moments of a parameter, under the names PyTorch has for them.
+impl AdamMoments {
+    /// Builds the moments of a parameter. Calls `make` with the name of each, as PyTorch names
+    /// them.
     pub(super) fn build<E>(
         parameter: &str,
         mut make: impl FnMut(String) -> Result<Tensor, E>,
     ) -> Result<Self, E> {
-        let [mean, square] = names(parameter);
+        let [mean, square] = moment_names(parameter);
         Ok(Self { mean: make(mean)?, square: make(square)? })
     }
 }
 
-fn names(parameter: &str) -> [String; 2] {
+/// Returns the names of a parameter's moments.
+fn moment_names(parameter: &str) -> [String; 2] {
     [format!("{parameter}.exp_avg"), format!("{parameter}.exp_avg_sq")]
 }
 
-/// The numbers of one step, and of one tensor.
+/// The numbers of one step for one tensor.
 #[derive(Clone, Copy)]
-struct Step {
+struct AdamStep {
     betas: (f64, f64),
+    /// The factor that clips the gradient.
     shrink: f64,
-    /// Learning rate over the mean's bias correction.
+    /// The learning rate divided by the mean's bias correction.
     rate: f64,
-    /// Square root of the square's bias correction.
+    /// The square root of the square's bias correction.
     correction: f64,
     epsilon: f64,
-    /// What weight decay leaves of a parameter.
+    /// The factor that weight decay applies to a parameter.
     keep: f64,
 }
 
-impl Optimizer {
+impl AdamOptimizer {
+    /// Creates an optimizer before its first step.
     pub(super) fn new(betas: (f64, f64), epsilon: f64, weight_decay: f64) -> Self {
         Self { betas, epsilon, weight_decay, step: 0, moments: BTreeMap::new() }
     }
 
-    /// New values of the parameters. Every one must have a gradient.
-    pub(super) fn update(
+    /// Takes a step and returns the new values of the parameters. Every parameter must have a
+    /// gradient.
+    pub(super) fn compute_update(
         &mut self,
         parameters: &[(String, Tensor)],
-        gradients: &Gradients,
+        gradients: &ParameterGradients,
         shrink: f64,
         learning_rate: f64,
     ) -> candle_core::Result<BTreeMap<String, Tensor>> {
         self.step += 1;
-        let step = Step {
+        let step = AdamStep {
             betas: self.betas,
             shrink,
             rate: learning_rate / (1.0 - self.betas.0.powi(self.step)),
@@ -77,10 +84,13 @@ impl Optimizer {
             let gradient = gradients.get(name).ok_or_else(missing)?;
             let moments = match self.moments.get(name) {
                 Some(moments) => moments.clone(),
-                None => Moments { mean: parameter.zeros_like()?, square: parameter.zeros_like()? },
+                None => {
+                    AdamMoments { mean: parameter.zeros_like()?, square: parameter.zeros_like()? }
+                }
             };
             let keep = if parameter.rank() == 2 { decayed } else { 1.0 };
-            let (value, moments) = (Step { keep, ..step }).apply(parameter, gradient, &moments)?;
+            let (value, moments) =
+                (AdamStep { keep, ..step }).apply_update(parameter, gradient, &moments)?;
             Ok((name.clone(), value, moments))
         };
         let results = parameters.par_iter().map(update).collect::<candle_core::Result<Vec<_>>>()?;
@@ -92,33 +102,34 @@ impl Optimizer {
         Ok(updated)
     }
 
-    /// All moments by name.
-    pub(super) fn named(&self) -> impl Iterator<Item = (String, &Tensor)> {
-        self.moments.iter().flat_map(|(parameter, Moments { mean, square })| {
-            let [of_mean, of_square] = names(parameter);
+    /// Yields all moments by name.
+    pub(super) fn named_moments(&self) -> impl Iterator<Item = (String, &Tensor)> {
+        self.moments.iter().flat_map(|(parameter, AdamMoments { mean, square })| {
+            let [of_mean, of_square] = moment_names(parameter);
             [(of_mean, mean), (of_square, square)]
         })
     }
 
-    /// Goes on behind a step.
-    pub(super) fn restore(&mut self, step: usize, moments: BTreeMap<String, Moments>) {
+    /// Restores the state after a step.
+    pub(super) fn restore_state(&mut self, step: usize, moments: BTreeMap<String, AdamMoments>) {
         self.step = i32::try_from(step).unwrap_or(i32::MAX);
         self.moments = moments;
     }
 }
 
-impl Step {
-    fn apply(
+impl AdamStep {
+    /// Returns the new value and moments of one tensor.
+    fn apply_update(
         &self,
         value: &Tensor,
         grad: &Tensor,
-        old: &Moments,
-    ) -> candle_core::Result<(Tensor, Moments)> {
+        old: &AdamMoments,
+    ) -> candle_core::Result<(Tensor, AdamMoments)> {
         if !value.device().is_cpu() {
-            return self.composed(value, grad, old);
+            return self.apply_composed(value, grad, old);
         }
-        let (values, grads) = (host(value)?, host(grad)?);
-        let (means, squares) = (host(&old.mean)?, host(&old.square)?);
+        let (values, grads) = (host_f32(value)?, host_f32(grad)?);
+        let (means, squares) = (host_f32(&old.mean)?, host_f32(&old.square)?);
         let mut new = [values.to_vec(), means.to_vec(), squares.to_vec()];
         let [value_out, mean_out, square_out] = &mut new;
         let f = |x: f64| x as f32;
@@ -126,7 +137,7 @@ impl Step {
         let (rest1, rest2) = (f(1.0 - self.betas.0), f(1.0 - self.betas.1));
         let (shrink, keep, rate) = (f(self.shrink), f(self.keep), f(self.rate));
         let (correction, epsilon) = (f(1.0 / self.correction), f(self.epsilon));
-        wide(
+        run_vectorised(
             #[inline(always)]
             || {
                 let moments = mean_out.iter_mut().zip(square_out.iter_mut());
@@ -141,21 +152,22 @@ impl Step {
         );
         let [value_out, mean, square] =
             new.map(|values| Tensor::from_vec(values, value.shape(), value.device()));
-        Ok((value_out?, Moments { mean: mean?, square: square? }))
+        Ok((value_out?, AdamMoments { mean: mean?, square: square? }))
     }
 
-    fn composed(
+    /// Computes `apply_update` from candle's operations.
+    fn apply_composed(
         &self,
         value: &Tensor,
         grad: &Tensor,
-        old: &Moments,
-    ) -> candle_core::Result<(Tensor, Moments)> {
+        old: &AdamMoments,
+    ) -> candle_core::Result<(Tensor, AdamMoments)> {
         let grad = (grad * self.shrink)?;
         let mean = ((&old.mean * self.betas.0)? + (&grad * (1.0 - self.betas.0))?)?;
         let square = ((&old.square * self.betas.1)? + (grad.sqr()? * (1.0 - self.betas.1))?)?;
         let divisor = ((square.sqrt()? / self.correction)? + self.epsilon)?;
         let value = ((value * self.keep)? - (&mean / divisor)? * self.rate)?;
-        Ok((value, Moments { mean, square }))
+        Ok((value, AdamMoments { mean, square }))
     }
 }
 
@@ -166,7 +178,7 @@ mod tests {
 
     #[test]
     fn the_kernel_agrees_with_the_composed_form() {
-        let step = Step {
+        let step = AdamStep {
             betas: (0.9, 0.98),
             shrink: 0.5,
             rate: 0.01,
@@ -176,9 +188,9 @@ mod tests {
         };
         let (value, grad) = (random(&[40, 30], 1), random(&[40, 30], 2));
         let old =
-            Moments { mean: random(&[40, 30], 3), square: random(&[40, 30], 4).sqr().unwrap() };
-        let (fast, moments) = step.apply(&value, &grad, &old).unwrap();
-        let (naive, naive_moments) = step.composed(&value, &grad, &old).unwrap();
+            AdamMoments { mean: random(&[40, 30], 3), square: random(&[40, 30], 4).sqr().unwrap() };
+        let (fast, moments) = step.apply_update(&value, &grad, &old).unwrap();
+        let (naive, naive_moments) = step.apply_composed(&value, &grad, &old).unwrap();
         assert_close(&fast, &naive, 1e-5);
         assert_close(&moments.mean, &naive_moments.mean, 1e-6);
         assert_close(&moments.square, &naive_moments.square, 1e-6);

@@ -1,35 +1,40 @@
-//! What a training must remember beside its weights to go on as if it had never stopped: the
-//! optimizer's moments, the step, and what training they belong to. The order of the data follows
-//! from the seed and the step.
+//! The saved state of a training. Beside the weights, it has the optimizer's moments, the step, and
+//! the parameters that identify the training, so that a resumed training gives the same bytes as an
+//! uninterrupted one. The order of the data follows from the seed and the step.
 
-use super::optimizer::Moments;
-use super::{Trainer, parameters};
-use crate::tensors::{self, TensorFileError};
+use super::optimizer::AdamMoments;
+use super::{ModelTrainer, trainable_parameters};
+use crate::tensor_file::{self, TensorFileError};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// With it changes what a step is; older states are not gone on from.
+/// The version of the state, raised when the meaning of a step changes. States of another version
+/// are rejected.
 const FORMAT: u32 = 2;
 
+/// The name of the file with the step and the parameters.
 const STATE_FILE: &str = "state.json";
+/// The name of the file with the optimizer's moments.
 const MOMENTS_FILE: &str = "moments.safetensors";
 
-/// Of `state.json`, which has some 20 short fields.
+/// The largest size of `state.json` in bytes; it has some 20 short fields.
 const STATE_BYTES_MAX: u64 = 64 * 1024;
 
-/// Of the header of `moments.safetensors`, for each of its tensors.
+/// The largest size of the header of `moments.safetensors` in bytes for each of its tensors.
 const HEADER_BYTES_MAX: u64 = 1024;
 
+/// The reason why a state cannot be saved or resumed.
 #[derive(Debug, thiserror::Error)]
 pub enum ResumeError {
     #[error("could not read or write {path}")]
     File { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not the state of a training; start it from its beginning (R116)")]
+    #[error("{path} is not the state of a training; start the training over (R116)")]
     Json { path: PathBuf, source: serde_json::Error },
     #[error(
-        "{path}: field `{field}` is {found}, expected {expected}; a training goes on only from its own state (R116)"
+        "{path}: field `{field}` is {found}, expected {expected}; a training resumes only from its \
+         own state (R116)"
     )]
     Field { path: PathBuf, field: String, found: String, expected: String },
     #[error("{path} has {bytes} bytes, more than the {most} such a state can have (R116)")]
@@ -38,32 +43,36 @@ pub enum ResumeError {
     Moments(#[from] TensorFileError),
 }
 
-impl Trainer {
-    /// Writes into a directory what another trainer needs, beside the weights as
-    /// [`Trainer::save`] writes them now, to go on from here.
+impl ModelTrainer {
+    /// Writes the state into a directory. Together with the weights that `save_directory` writes
+    /// now, another trainer can continue from it.
     pub fn save_state(&self, dir: &Path) -> Result<(), ResumeError> {
         let file = |path: &Path| {
             let path = path.to_owned();
             move |source| ResumeError::File { path, source }
         };
         std::fs::create_dir_all(dir).map_err(file(dir))?;
-        tensors::write(&dir.join(MOMENTS_FILE), self.optimizer.named())?;
-        let mut state = self.identity();
+        tensor_file::write_tensors(&dir.join(MOMENTS_FILE), self.optimizer.named_moments())?;
+        let mut state = self.training_identity();
         state.insert("step".into(), json!(self.step));
         let path = dir.join(STATE_FILE);
         std::fs::write(&path, format!("{:#}\n", Value::Object(state))).map_err(file(&path))
     }
 
-    /// Goes on behind a step, this trainer having been given the weights that were saved with the
-    /// state. All that follows is the same to the last bit as without the break.
-    pub fn resume(&mut self, dir: &Path, step: usize) -> Result<(), ResumeError> {
+    /// Continues after a step. This trainer must have been created with the weights saved with the
+    /// state. The rest of the training gives the same bytes as without the interruption.
+    ///
+    /// # Errors
+    /// When the state is of another training or step, or cannot be read.
+    pub fn resume_from(&mut self, dir: &Path, step: usize) -> Result<(), ResumeError> {
         self.check_state(&dir.join(STATE_FILE), step)?;
         let moments = self.read_moments(&dir.join(MOMENTS_FILE))?;
-        self.optimizer.restore(step, moments);
+        self.optimizer.restore_state(step, moments);
         self.step = step;
         Ok(())
     }
 
+    /// Checks that a state belongs to this training and step.
     fn check_state(&self, path: &Path, step: usize) -> Result<(), ResumeError> {
         let wrong = |field: &str, found: Option<&Value>, expected: String| ResumeError::Field {
             path: path.into(),
@@ -72,7 +81,7 @@ impl Trainer {
             expected,
         };
         let state = read_state(path)?;
-        for (field, expected) in self.identity() {
+        for (field, expected) in self.training_identity() {
             let found = state.get(&field);
             if found != Some(&expected) {
                 return Err(wrong(&field, found, expected.to_string()));
@@ -88,17 +97,18 @@ impl Trainer {
         Ok(())
     }
 
-    fn read_moments(&self, path: &Path) -> Result<BTreeMap<String, Moments>, ResumeError> {
-        let parameters = parameters(&self.model, self.adapter.as_ref());
+    /// Reads the moments of all trained parameters. Checks the size of the file first.
+    fn read_moments(&self, path: &Path) -> Result<BTreeMap<String, AdamMoments>, ResumeError> {
+        let parameters = trainable_parameters(&self.model, self.adapter.as_ref());
         let parameters = parameters.map_err(TensorFileError::from)?;
         let moments = 2 * parameters.len() as u64;
         let elements: usize = parameters.iter().map(|(_, tensor)| tensor.elem_count()).sum();
         check_size(path, 2 * 4 * elements as u64 + moments * HEADER_BYTES_MAX)?;
-        let mut found = tensors::read(path)?;
+        let mut found = tensor_file::read_all(path)?;
         let mut read = BTreeMap::new();
         for (name, parameter) in parameters {
-            let moments = Moments::build(&name, |name| {
-                let tensor = tensors::take(&mut found, path, name, parameter.dims())?;
+            let moments = AdamMoments::build(&name, |name| {
+                let tensor = tensor_file::take_tensor(&mut found, path, name, parameter.dims())?;
                 Ok::<_, TensorFileError>(tensor.to_device(&self.model.device)?)
             })?;
             read.insert(name, moments);
@@ -106,12 +116,12 @@ impl Trainer {
         Ok(read)
     }
 
-    /// Everything but the weights that what follows depends on.
-    fn identity(&self) -> Map<String, Value> {
+    /// Returns everything, except the weights, that the rest of the training depends on.
+    fn training_identity(&self) -> Map<String, Value> {
         let spec = &self.spec;
         let fields = [
             ("format", json!(FORMAT)),
-            ("engine", json!(self.model.engine())),
+            ("engine", json!(self.model.engine_name())),
             ("method", json!(if self.adapter.is_some() { "lora" } else { "full" })),
             ("examples", json!(self.sequences.len())),
             ("steps", json!(self.schedule.steps)),
@@ -133,6 +143,7 @@ impl Trainer {
     }
 }
 
+/// Reads `state.json`, within its size limit.
 fn read_state(path: &Path) -> Result<Map<String, Value>, ResumeError> {
     let failed = |source| ResumeError::File { path: path.into(), source };
     check_size(path, STATE_BYTES_MAX)?;
@@ -142,6 +153,7 @@ fn read_state(path: &Path) -> Result<Map<String, Value>, ResumeError> {
     serde_json::from_slice(&text).map_err(|source| ResumeError::Json { path: path.into(), source })
 }
 
+/// Checks that a file has at most `most` bytes.
 fn check_size(path: &Path, most: u64) -> Result<(), ResumeError> {
     let metadata = std::fs::metadata(path);
     let bytes = metadata.map_err(|source| ResumeError::File { path: path.into(), source })?.len();

@@ -1,25 +1,26 @@
-//! The learning rate of each step as a share of its peak.
+//! The learning rate of each step, as a share of its peak.
 
-/// What the learning rate does after the warm-up.
+/// The shape of the learning rate after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decay {
+pub enum LearningRateDecay {
     Constant,
     Linear,
     Cosine,
 }
 
+/// The learning rate over all steps of a training.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Schedule {
+pub(super) struct LearningRateSchedule {
     pub(super) steps: usize,
     pub(super) warmup_ratio: f64,
-    pub(super) decay: Decay,
+    pub(super) decay: LearningRateDecay,
     pub(super) final_ratio: f64,
 }
 
-impl Schedule {
-    /// `step` counts from 1. The peak is reached by some step, and the schedule ends one step
-    /// behind the last, so that none is wasted on a rate of 0.
-    pub(super) fn factor(&self, step: usize) -> f64 {
+impl LearningRateSchedule {
+    /// Returns the learning rate of a step (from 1) as a share of the peak. One step has the peak
+    /// itself, and the schedule ends one step after the last, so that no step has a rate of 0.
+    pub(super) fn rate_factor(&self, step: usize) -> f64 {
         let (step, steps) = (step as f64, self.steps as f64);
         let warmup = (self.warmup_ratio * steps).ceil().max(1.0);
         if step <= warmup {
@@ -27,9 +28,9 @@ impl Schedule {
         }
         let progress = (step - warmup) / (steps - warmup + 1.0);
         let left = match self.decay {
-            Decay::Constant => 1.0,
-            Decay::Linear => 1.0 - progress,
-            Decay::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
+            LearningRateDecay::Constant => 1.0,
+            LearningRateDecay::Linear => 1.0 - progress,
+            LearningRateDecay::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
         };
         self.final_ratio + (1.0 - self.final_ratio) * left
     }
@@ -41,31 +42,38 @@ mod tests {
 
     #[test]
     fn the_rate_climbs_then_falls_towards_its_final_share() {
-        let schedule =
-            Schedule { steps: 100, warmup_ratio: 0.1, decay: Decay::Linear, final_ratio: 0.1 };
-        let close = |schedule: &Schedule, step, expected: f64| {
-            let factor = schedule.factor(step);
+        let schedule = LearningRateSchedule {
+            steps: 100,
+            warmup_ratio: 0.1,
+            decay: LearningRateDecay::Linear,
+            final_ratio: 0.1,
+        };
+        let close = |schedule: &LearningRateSchedule, step, expected: f64| {
+            let factor = schedule.rate_factor(step);
             assert!((factor - expected).abs() < 1e-12, "step {step}: {factor}");
         };
-        let middle = Schedule { steps: 99, ..schedule };
+        let middle = LearningRateSchedule { steps: 99, ..schedule };
         for (schedule, step, expected) in
             [(schedule, 1, 0.1), (schedule, 10, 1.0), (middle, 55, 0.55), (middle, 99, 0.11)]
         {
             close(&schedule, step, expected);
         }
-        close(&Schedule { decay: Decay::Cosine, ..middle }, 55, 0.55);
-        close(&Schedule { decay: Decay::Constant, ..schedule }, 100, 1.0);
-        close(&Schedule { warmup_ratio: 1.0, ..schedule }, 100, 1.0);
+        close(&LearningRateSchedule { decay: LearningRateDecay::Cosine, ..middle }, 55, 0.55);
+        close(&LearningRateSchedule { decay: LearningRateDecay::Constant, ..schedule }, 100, 1.0);
+        close(&LearningRateSchedule { warmup_ratio: 1.0, ..schedule }, 100, 1.0);
     }
 
     #[test]
     fn however_few_steps_there_are_none_has_a_rate_of_0_and_one_the_peak() {
         for steps in [1, 2, 3, 7, 10_000_000] {
-            for decay in [Decay::Constant, Decay::Linear, Decay::Cosine] {
+            for decay in
+                [LearningRateDecay::Constant, LearningRateDecay::Linear, LearningRateDecay::Cosine]
+            {
                 for warmup_ratio in [0.0, 0.1, 0.5, 1.0] {
-                    let schedule = Schedule { steps, warmup_ratio, decay, final_ratio: 0.0 };
+                    let schedule =
+                        LearningRateSchedule { steps, warmup_ratio, decay, final_ratio: 0.0 };
                     let looked_at = [1, 2, 3, 4, 5, 6, 7, steps / 10, steps / 2, steps - 1, steps];
-                    let factors = looked_at.map(|step| schedule.factor(step.clamp(1, steps)));
+                    let factors = looked_at.map(|step| schedule.rate_factor(step.clamp(1, steps)));
                     assert!(
                         factors.iter().all(|factor| *factor > 0.0),
                         "{schedule:?}: {factors:?}"

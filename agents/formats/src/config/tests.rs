@@ -1,6 +1,6 @@
 use super::*;
 
-fn parsed(change: impl FnOnce(&mut Map<String, Value>)) -> Result<Config, ConfigError> {
+fn parsed(change: impl FnOnce(&mut Map<String, Value>)) -> Result<ModelConfig, ModelConfigError> {
     let mut map = json!({
         "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 260,
         "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4,
@@ -9,15 +9,15 @@ fn parsed(change: impl FnOnce(&mut Map<String, Value>)) -> Result<Config, Config
     });
     let map = map.as_object_mut().unwrap();
     change(map);
-    Config::from_json(map, Path::new("config.json"))
+    ModelConfig::from_json(map, Path::new("config.json"))
 }
 
-fn with(change: Value) -> Result<Config, ConfigError> {
+fn with(change: Value) -> Result<ModelConfig, ModelConfigError> {
     parsed(|map| map.extend(change.as_object().unwrap().clone()))
 }
 
-fn written_and_read(config: &Config) -> Config {
-    Config::from_json(config.to_json().as_object().unwrap(), Path::new("")).unwrap()
+fn written_and_read(config: &ModelConfig) -> ModelConfig {
+    ModelConfig::from_json(config.to_json().as_object().unwrap(), Path::new("")).unwrap()
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn llama_s_scaling_is_read_from_both_generations() {
     new["rope_theta"] = json!(5e5);
     assert_eq!(config("rope_parameters", new), old);
     assert_eq!(written_and_read(&old), old);
-    assert!(old.has_bias(Module::Output) && !old.has_bias(Module::Up));
+    assert!(old.has_bias(LayerModule::Output) && !old.has_bias(LayerModule::Up));
 }
 
 #[test]
@@ -67,16 +67,16 @@ fn qwen3_s_heads_are_as_wide_as_its_file_says() {
         with(all).unwrap()
     };
     let config = qwen3(json!({"head_dim": 64}));
-    assert_eq!((config.head_dim, config.has_bias(Module::Query)), (64, false));
+    assert_eq!((config.head_dim, config.has_bias(LayerModule::Query)), (64, false));
     assert_eq!(qwen3(json!({})).head_dim, 128);
     let biased = qwen3(json!({"attention_bias": true}));
-    assert!(biased.has_bias(Module::Query) && biased.has_bias(Module::Output));
+    assert!(biased.has_bias(LayerModule::Query) && biased.has_bias(LayerModule::Output));
     assert_eq!(written_and_read(&biased), biased);
     // Two tables and norms of 128, q and o of 256 by 128, k and v of 128 by 128, three of 352 by
     // 128, and two head norms of 64.
     let untied = qwen3(json!({"head_dim": 64, "tie_word_embeddings": false}));
     let layer = 2 * 256 * 128 + 2 * 128 * 128 + 3 * 352 * 128 + 2 * 128 + 2 * 64;
-    assert_eq!(untied.parameter_count(), 4 * layer + 2 * 260 * 128 + 128);
+    assert_eq!(untied.count_parameters(), 4 * layer + 2 * 260 * 128 + 128);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn what_the_tokenizer_calls_the_end_comes_first_if_generation_stops_there() {
         std::fs::write(dir.path().join(name), value.to_string()).unwrap();
     };
     write("config.json", &with(json!({"eos_token_id": [1, 8, 9]})).unwrap().to_json());
-    let ends = || Config::load(dir.path()).unwrap().eos_tokens;
+    let ends = || ModelConfig::from_dir(dir.path()).unwrap().eos_tokens;
     assert_eq!(ends(), [1, 8, 9]);
     let added =
         json!({"added_tokens": [{"id": 9, "content": "<|eot|>"}, {"id": 7, "content": "x"}]});

@@ -1,20 +1,21 @@
 use std::path::PathBuf;
 
 use crate::gguf::GgufError;
-use crate::peft::SettingsError;
-use crate::safetensors::TensorError;
-use crate::{ConfigError, DirError};
+use crate::peft::AdapterSettingsError;
+use crate::safetensors::SafetensorsError;
+use crate::{ModelConfigError, ModelDirError};
 
+/// The reason why a conversion failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConvertError {
     #[error("could not use the model's configuration")]
-    Config(#[from] ConfigError),
+    Config(#[from] ModelConfigError),
     #[error("could not find the model's weights")]
-    Dir(#[from] DirError),
+    Dir(#[from] ModelDirError),
     #[error("could not use the adapter's settings")]
-    Settings(#[from] SettingsError),
+    Settings(#[from] AdapterSettingsError),
     #[error("could not use the tensors")]
-    Tensors(#[from] TensorError),
+    Tensors(#[from] SafetensorsError),
     #[error("could not use the GGUF file")]
     Gguf(#[from] GgufError),
     #[error("could not read {path}")]
@@ -30,13 +31,15 @@ pub enum ConvertError {
     )]
     Q8Adapter,
     #[error(
-        "{dir}: tensor `{name}` belongs to nothing a {architecture} model has; is config.json of another model? (M106)"
+        "{dir}: tensor `{name}` matches no tensor of a {architecture} model; check that \
+         config.json belongs to this model (M106)"
     )]
     UnknownTensor { dir: PathBuf, name: String, architecture: &'static str },
-    #[error("{path} is there already and not empty; name a directory that is not (M111)")]
+    #[error("{path} already exists and is not empty; name a new or empty directory (M111)")]
     Exists { path: PathBuf },
     #[error(
-        "{path} is nothing that can be shown: a GGUF or safetensors file, a model directory or a PEFT adapter directory (M111)"
+        "{path} cannot be shown; name a GGUF or safetensors file, a model directory or a PEFT \
+         adapter directory (M111)"
     )]
     Unknown { path: PathBuf },
     #[error("{path}: {what} (M110)")]

@@ -1,96 +1,109 @@
-//! PEFT LoRA to GGUF LoRA. llama.cpp scales every pair by alpha / rank with one alpha for all;
-//! what an adapter scales otherwise (rsLoRA, `alpha_pattern`) is multiplied into its B.
+//! Converts a PEFT LoRA adapter to a GGUF adapter. llama.cpp scales every pair by alpha / rank with
+//! one alpha for all. If the scale of a pair differs (rsLoRA, `alpha_pattern`), the difference is
+//! multiplied into its B.
 
 use std::path::Path;
 
-use super::output::Output;
-use super::pairs::{self, Pair, Place};
-use super::{ConvertError, Dtype, names, rows};
-use crate::Config;
-use crate::gguf::{Planned, TensorKind, Value, Writer};
-use crate::peft::Settings;
+use super::atomic_file::AtomicFile;
+use super::pairs::{self, LoraPair, PairTarget};
+use super::{ConversionDtype, ConvertError, rows, tensor_names};
+use crate::ModelConfig;
+use crate::gguf::{GgmlType, GgufValue, GgufWriter, PlannedGgufTensor};
+use crate::peft::AdapterSettings;
 
-/// A PEFT LoRA adapter of `base` (a model directory, of which the configuration is read) as a
-/// GGUF adapter for llama.cpp's `--lora`. What is written follows from the adapter's content
-/// alone, not from where it is.
+/// Converts a PEFT LoRA adapter to a GGUF adapter for llama.cpp's `--lora`. `base` is the directory
+/// of the base model, whose configuration is read. The output depends only on the adapter's
+/// content, not on its path.
 ///
 /// # Errors
-/// When the adapter is of a kind that llama.cpp does not compute, does not fit the base, or a
-/// file cannot be read or written.
-pub fn lora(base: &Path, adapter: &Path, out: &Path, dtype: Dtype) -> Result<(), ConvertError> {
+/// When llama.cpp cannot compute the adapter, it does not fit the base, or a file cannot be read or
+/// written.
+pub fn convert_lora(
+    base: &Path,
+    adapter: &Path,
+    out: &Path,
+    dtype: ConversionDtype,
+) -> Result<(), ConvertError> {
     let kind = match dtype {
-        Dtype::F32 => TensorKind::F32,
-        Dtype::F16 => TensorKind::F16,
-        Dtype::Bf16 => TensorKind::BF16,
-        Dtype::Q8_0 => return Err(ConvertError::Q8Adapter),
+        ConversionDtype::F32 => GgmlType::F32,
+        ConversionDtype::F16 => GgmlType::F16,
+        ConversionDtype::Bf16 => GgmlType::BF16,
+        ConversionDtype::Q8_0 => return Err(ConvertError::Q8Adapter),
     };
-    let config = Config::load(base)?;
-    let settings = Settings::load(adapter)?;
-    let pairs = pairs::read(base, adapter, &config, &settings)?;
+    let config = ModelConfig::from_dir(base)?;
+    let settings = AdapterSettings::from_dir(adapter)?;
+    let pairs = pairs::read_pairs(base, adapter, &config, &settings)?;
     let alpha = common_alpha(&pairs);
-    let fields = fields(&config, alpha);
-    let planned: Vec<Planned> = pairs.iter().flat_map(|pair| plan(pair, kind)).collect();
-    let failed = Output::failed(out);
-    let mut writer = Writer::start(Output::create(out)?, &fields, &planned).map_err(&failed)?;
+    let fields = adapter_fields(&config, alpha);
+    let planned: Vec<PlannedGgufTensor> =
+        pairs.iter().flat_map(|pair| plan_pair(pair, kind)).collect();
+    let failed = AtomicFile::write_error(out);
+    let mut writer =
+        GgufWriter::start(AtomicFile::create_at(out)?, &fields, &planned).map_err(&failed)?;
     for pair in &pairs {
-        for values in [a(pair), b(pair, &config, alpha)] {
+        for values in [lora_a_values(pair), lora_b_values(pair, &config, alpha)] {
             let mut bytes = Vec::new();
-            rows::encode(&values, kind, &mut bytes);
+            rows::encode_rows(&values, kind, &mut bytes);
             writer.write(&bytes).map_err(&failed)?;
         }
     }
-    writer.finish().finish()
+    writer.into_output().commit_file()
 }
 
-fn fields(config: &Config, alpha: f32) -> Vec<(String, Value)> {
-    let architecture = names::architecture(config.architecture);
+/// Builds the fields of the GGUF file.
+fn adapter_fields(config: &ModelConfig, alpha: f32) -> Vec<(String, GgufValue)> {
+    let architecture = tensor_names::architecture_name(config.architecture);
     [
-        ("general.architecture", Value::from(architecture)),
-        ("general.type", Value::from("adapter")),
-        ("adapter.type", Value::from("lora")),
-        ("adapter.lora.alpha", Value::F32(alpha)),
-        ("general.quantization_version", Value::U32(2)),
+        ("general.architecture", GgufValue::from(architecture)),
+        ("general.type", GgufValue::from("adapter")),
+        ("adapter.type", GgufValue::from("lora")),
+        ("adapter.lora.alpha", GgufValue::F32(alpha)),
+        ("general.quantization_version", GgufValue::U32(2)),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into()
 }
 
-/// The alpha that makes alpha / rank the scale of most pairs.
-fn common_alpha(pairs: &[Pair]) -> f32 {
-    let wanted = |alpha: f32| pairs.iter().filter(|pair| pair.alpha() == alpha).count();
-    let first_of_most = pairs.iter().rev().max_by_key(|pair| wanted(pair.alpha()));
-    first_of_most.map_or(1.0, Pair::alpha)
+/// Returns the alpha with which most pairs have the scale alpha / rank.
+fn common_alpha(pairs: &[LoraPair]) -> f32 {
+    let wanted = |alpha: f32| pairs.iter().filter(|pair| pair.effective_alpha() == alpha).count();
+    let first_of_most = pairs.iter().rev().max_by_key(|pair| wanted(pair.effective_alpha()));
+    first_of_most.map_or(1.0, LoraPair::effective_alpha)
 }
 
-fn plan(pair: &Pair, kind: TensorKind) -> [Planned; 2] {
-    let tensor = |end: &str, shape: [usize; 2]| Planned {
-        name: format!("{}.lora_{end}", pair.place.gguf()),
+/// Returns the two tensors of a pair, A and B.
+fn plan_pair(pair: &LoraPair, kind: GgmlType) -> [PlannedGgufTensor; 2] {
+    let tensor = |end: &str, shape: [usize; 2]| PlannedGgufTensor {
+        name: format!("{}.lora_{end}", pair.place.gguf_name()),
         shape: shape.map(|size| size as u64).into(),
         kind,
     };
     let a = match pair.place {
-        Place::Embedding => [pair.inputs, pair.rank],
+        PairTarget::Embedding => [pair.inputs, pair.rank],
         _ => [pair.rank, pair.inputs],
     };
     [tensor("a", a), tensor("b", [pair.outputs, pair.rank])]
 }
 
-fn a(pair: &Pair) -> Vec<f32> {
+/// Returns the values of A in the order of llama.cpp. The A of an embedding is transposed.
+fn lora_a_values(pair: &LoraPair) -> Vec<f32> {
     match pair.place {
-        Place::Embedding => rows::transposed(&pair.a, pair.inputs),
+        PairTarget::Embedding => rows::transpose_rows(&pair.a, pair.inputs),
         _ => pair.a.clone(),
     }
 }
 
-fn b(pair: &Pair, config: &Config, alpha: f32) -> Vec<f32> {
+/// Returns the values of B in the order of llama.cpp, multiplied by the part of the scale that
+/// `alpha` does not cover.
+fn lora_b_values(pair: &LoraPair, config: &ModelConfig, alpha: f32) -> Vec<f32> {
     let factor = (pair.scale * pair.rank as f64 / f64::from(alpha)) as f32;
     let mut values = match pair.place {
-        Place::Layer(_, module) if names::is_permuted(config.architecture, module) => {
-            rows::interleave(&pair.b, pair.rank, config.head_dim)
+        PairTarget::Layer(_, module) if tensor_names::is_permuted(config.architecture, module) => {
+            rows::interleave_rows(&pair.b, pair.rank, config.head_dim)
         }
         _ => pair.b.clone(),
     };
-    if pair.alpha() != alpha {
+    if pair.effective_alpha() != alpha {
         values.iter_mut().for_each(|value| *value *= factor);
     }
     values

@@ -1,107 +1,116 @@
-//! An adapter merged into its base: a model directory like the base's, in the base's dtype.
+//! Merges an adapter into its base. The result is a model directory like that of the base, in the
+//! base's number format.
 
 mod directory;
 
 use std::io::Write;
 use std::path::Path;
 
-use directory::{Directory, Shard};
+use directory::{AtomicDirectory, WeightShard};
 
-use super::output::Output;
-use super::pairs::{self, Pair, Place};
-use super::plan::{self, Step};
-use super::{ConvertError, Progress, rows};
-use crate::peft::Settings;
-use crate::safetensors::{Located, Planned, Weights, write_header};
-use crate::{Config, weight_files};
+use super::atomic_file::AtomicFile;
+use super::pairs::{self, LoraPair, PairTarget};
+use super::tensor_mapping::{self, TensorMapping};
+use super::{ConvertError, ConvertProgress, rows};
+use crate::peft::AdapterSettings;
+use crate::safetensors::{LocatedTensor, ModelWeights, PlannedSafetensorsTensor, write_header};
+use crate::{ModelConfig, list_weight_files};
 
-/// Merges a PEFT LoRA adapter into the model directory it was trained on, as a new directory.
+/// Merges a PEFT LoRA adapter into the model directory on which it was trained, as a new directory.
 ///
 /// # Errors
-/// When the adapter is of a kind that is not supported, does not fit the base, `out` is there
-/// already, or a file cannot be read or written.
-pub fn merge(
+/// When the adapter is not supported, it does not fit the base, `out` exists and is not empty, or a
+/// file cannot be read or written.
+pub fn merge_adapter(
     base: &Path,
     adapter: &Path,
     out: &Path,
-    progress: &mut Progress<'_>,
+    progress: &mut ConvertProgress<'_>,
 ) -> Result<(), ConvertError> {
-    let config = Config::load(base)?;
-    let settings = Settings::load(adapter)?;
-    let pairs = pairs::read(base, adapter, &config, &settings)?;
-    let weights = Weights::open(base, &weight_files(base)?)?;
-    let steps = plan::steps(&config);
-    plan::check_complete(base, &config, &weights, &steps)?;
+    let config = ModelConfig::from_dir(base)?;
+    let settings = AdapterSettings::from_dir(adapter)?;
+    let pairs = pairs::read_pairs(base, adapter, &config, &settings)?;
+    let weights = ModelWeights::open(base, &list_weight_files(base)?)?;
+    let steps = tensor_mapping::map_tensors(&config);
+    tensor_mapping::check_complete(base, &config, &weights, &steps)?;
     let located = steps.iter().map(|step| weights.get(&step.name));
     let tensors = located.collect::<Result<Vec<_>, _>>()?;
-    let total = tensors.iter().map(size).sum();
+    let total = tensors.iter().map(tensor_bytes).sum();
     let mut done = 0;
     let mut progress = |bytes| {
         done += bytes;
         progress(done, total);
     };
-    let directory = Directory::create(out)?;
-    let shards = directory::shards(&tensors);
+    let directory = AtomicDirectory::create_at(out)?;
+    let shards = directory::plan_shards(&tensors);
     for shard in &shards {
-        write_shard(directory.path(), shard, &tensors, &steps, &pairs, &mut progress)?;
+        write_shard(directory.temporary_path(), shard, &tensors, &steps, &pairs, &mut progress)?;
     }
     directory.write_index(&shards, &tensors)?;
     directory.copy_side_files(base)?;
-    directory.finish()
+    directory.commit_directory()
 }
 
-fn size(tensor: &Located<'_>) -> u64 {
+/// Returns the size of a tensor in bytes.
+fn tensor_bytes(tensor: &LocatedTensor<'_>) -> u64 {
     tensor.entry.range.end - tensor.entry.range.start
 }
 
+/// Writes one weight file with its merged tensors.
 fn write_shard(
     dir: &Path,
-    shard: &Shard,
-    tensors: &[Located<'_>],
-    steps: &[Step],
-    pairs: &[Pair],
+    shard: &WeightShard,
+    tensors: &[LocatedTensor<'_>],
+    steps: &[TensorMapping],
+    pairs: &[LoraPair],
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), ConvertError> {
     let path = dir.join(&shard.name);
-    let failed = Output::failed(&path);
+    let failed = AtomicFile::write_error(&path);
     let mut planned = Vec::with_capacity(shard.tensors.len());
     for tensor in &tensors[shard.tensors.clone()] {
         let (name, shape) = (tensor.name, tensor.entry.shape.as_slice());
-        planned.push(Planned { name, element: tensor.element()?, shape, bytes: size(tensor) });
+        planned.push(PlannedSafetensorsTensor {
+            name,
+            element: tensor.float_dtype()?,
+            shape,
+            bytes: tensor_bytes(tensor),
+        });
     }
-    let mut out = Output::create(&path)?;
+    let mut out = AtomicFile::create_at(&path)?;
     write_header(&mut out, &planned).map_err(&failed)?;
     for index in shard.tensors.clone() {
-        let pair = pairs.iter().find(|pair| pair.place.gguf() == steps[index].gguf);
-        let delta = pair.map(Delta::of);
+        let pair = pairs.iter().find(|pair| pair.place.gguf_name() == steps[index].gguf_name);
+        let delta = pair.map(LowRankDelta::from_pair);
         write_merged(tensors[index], delta.as_ref(), |bytes| {
             progress(bytes.len() as u64);
             out.write_all(bytes).map_err(&failed)
         })?;
     }
-    out.finish()
+    out.commit_file()
 }
 
+/// Passes a tensor's bytes to `write`, with the delta added if there is one.
 fn write_merged(
-    tensor: Located<'_>,
-    delta: Option<&Delta>,
+    tensor: LocatedTensor<'_>,
+    delta: Option<&LowRankDelta>,
     mut write: impl FnMut(&[u8]) -> Result<(), ConvertError>,
 ) -> Result<(), ConvertError> {
-    let element = tensor.element()?;
+    let element = tensor.float_dtype()?;
     let (mut values, mut merged) = (Vec::new(), Vec::new());
-    rows::read(tensor, element, 1, |first, bytes| {
+    rows::read_rows(tensor, element, 1, |first, bytes| {
         let Some(delta) = delta else { return write(bytes) };
-        element.decode(bytes, &mut values);
-        delta.add(first, &mut values);
+        element.decode_floats(bytes, &mut values);
+        delta.add_to_rows(first, &mut values);
         merged.clear();
-        element.encode(&values, &mut merged);
+        element.encode_floats(&values, &mut merged);
         write(&merged)
     })
 }
 
-/// What a weight gains: `scale * left right`, `left` of `[rows, rank]`, `right` of
-/// `[rank, columns]`.
-struct Delta {
+/// The change of a weight: `scale * left right`. The shape of `left` is `[rows, rank]`, that of
+/// `right` is `[rank, columns]`.
+struct LowRankDelta {
     left: Vec<f32>,
     right: Vec<f32>,
     rank: usize,
@@ -109,25 +118,27 @@ struct Delta {
     scale: f32,
 }
 
-impl Delta {
-    fn of(pair: &Pair) -> Self {
+impl LowRankDelta {
+    /// Creates the delta of a LoRA pair.
+    fn from_pair(pair: &LoraPair) -> Self {
         let (rank, scale) = (pair.rank, pair.scale as f32);
         match pair.place {
-            // An embedding is stored the other way around.
-            Place::Embedding => {
-                let left = rows::transposed(&pair.a, pair.inputs);
-                let right = rows::transposed(&pair.b, rank);
+            // The pair of an embedding is stored transposed.
+            PairTarget::Embedding => {
+                let left = rows::transpose_rows(&pair.a, pair.inputs);
+                let right = rows::transpose_rows(&pair.b, rank);
                 Self { left, right, rank, columns: pair.outputs, scale }
             }
-            Place::Layer(..) | Place::Output => {
+            PairTarget::Layer(..) | PairTarget::Output => {
                 let (left, right) = (pair.b.clone(), pair.a.clone());
                 Self { left, right, rank, columns: pair.inputs, scale }
             }
         }
     }
 
-    /// To whole rows of the weight, of which the first has that number.
-    fn add(&self, first: usize, values: &mut [f32]) {
+    /// Adds the change to whole rows of the weight. `first` is the index of the first row in
+    /// `values`.
+    fn add_to_rows(&self, first: usize, values: &mut [f32]) {
         let mut gain = vec![0.0; self.columns];
         for (row, values) in values.chunks_exact_mut(self.columns).enumerate() {
             gain.fill(0.0);

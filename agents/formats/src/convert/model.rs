@@ -1,38 +1,39 @@
-//! A Hugging Face model directory to one GGUF file.
+//! Converts a Hugging Face model directory to one GGUF file.
 
 use std::path::Path;
 
-use super::output::Output;
-use super::plan::{self, Step};
-use super::rows::{self, Way};
-use super::{ConvertError, Dtype, Progress, names, rope, tokenizer};
-use crate::gguf::{Planned, TensorKind, Value, Writer};
-use crate::safetensors::Weights;
-use crate::{Config, weight_files};
+use super::atomic_file::AtomicFile;
+use super::rows::{self, RowConversion};
+use super::tensor_mapping::{self, TensorMapping};
+use super::{ConversionDtype, ConvertError, ConvertProgress, rope, tensor_names, tokenizer};
+use crate::gguf::{GgmlType, GgufValue, GgufWriter, PlannedGgufTensor};
+use crate::safetensors::ModelWeights;
+use crate::{ModelConfig, list_weight_files};
 
-/// A Hugging Face model directory as one GGUF file, tokenizer included.
+/// Converts a Hugging Face model directory to one GGUF file, including the tokenizer.
 ///
 /// # Errors
-/// When the model is of a kind that cannot be converted, or a file cannot be read or written.
-pub fn model(
+/// When the model cannot be converted, or a file cannot be read or written.
+pub fn convert_model(
     dir: &Path,
     out: &Path,
-    dtype: Dtype,
-    progress: &mut Progress<'_>,
+    dtype: ConversionDtype,
+    progress: &mut ConvertProgress<'_>,
 ) -> Result<(), ConvertError> {
-    let config = Config::load(dir)?;
-    let mut fields = fields(&config, dtype);
-    fields.extend(tokenizer::fields(dir, &config)?);
-    let weights = Weights::open(dir, &weight_files(dir)?)?;
-    let steps = plan::steps(&config);
-    plan::check_complete(dir, &config, &weights, &steps)?;
-    let rope_factors = rope::factors(&config);
-    let mut planned: Vec<Planned> =
-        rope_factors.iter().map(|factors| planned_factors(factors)).collect();
-    planned.extend(steps.iter().map(|step| planned_step(step, dtype)));
-    let failed = Output::failed(out);
-    let mut writer = Writer::start(Output::create(out)?, &fields, &planned).map_err(&failed)?;
-    let total = planned.iter().map(Planned::bytes).sum();
+    let config = ModelConfig::from_dir(dir)?;
+    let mut fields = model_fields(&config, dtype);
+    fields.extend(tokenizer::tokenizer_fields(dir, &config)?);
+    let weights = ModelWeights::open(dir, &list_weight_files(dir)?)?;
+    let steps = tensor_mapping::map_tensors(&config);
+    tensor_mapping::check_complete(dir, &config, &weights, &steps)?;
+    let rope_factors = rope::compute_divisors(&config);
+    let mut planned: Vec<PlannedGgufTensor> =
+        rope_factors.iter().map(|factors| plan_rope_factors(factors)).collect();
+    planned.extend(steps.iter().map(|step| plan_tensor(step, dtype)));
+    let failed = AtomicFile::write_error(out);
+    let mut writer =
+        GgufWriter::start(AtomicFile::create_at(out)?, &fields, &planned).map_err(&failed)?;
+    let total = planned.iter().map(PlannedGgufTensor::byte_count).sum();
     let mut done = 0;
     if let Some(factors) = &rope_factors {
         let bytes: Vec<u8> = factors.iter().flat_map(|factor| factor.to_le_bytes()).collect();
@@ -42,34 +43,41 @@ pub fn model(
     let of_steps = &planned[planned.len() - steps.len()..];
     for (step, planned) in steps.iter().zip(of_steps) {
         let tensor = weights.get(&step.name)?;
-        let way = Way { from: tensor.element()?, to: planned.kind, head: step.head };
-        rows::convert(tensor, way, |piece| {
+        let way = RowConversion { from: tensor.float_dtype()?, to: planned.kind, head: step.head };
+        rows::convert_rows(tensor, way, |piece| {
             done += piece.len() as u64;
             progress(done, total);
             writer.write(piece).map_err(&failed)
         })?;
     }
-    writer.finish().finish()
+    writer.into_output().commit_file()
 }
 
-fn planned_factors(factors: &[f32]) -> Planned {
-    let (name, shape) = (names::ROPE_FACTORS.into(), vec![factors.len() as u64]);
-    Planned { name, shape, kind: TensorKind::F32 }
+/// Returns the tensor of the rope divisors.
+fn plan_rope_factors(factors: &[f32]) -> PlannedGgufTensor {
+    let (name, shape) = (tensor_names::ROPE_FACTORS.into(), vec![factors.len() as u64]);
+    PlannedGgufTensor { name, shape, kind: GgmlType::F32 }
 }
 
-fn planned_step(step: &Step, dtype: Dtype) -> Planned {
+/// Returns the tensor to be written for a tensor of the model.
+fn plan_tensor(step: &TensorMapping, dtype: ConversionDtype) -> PlannedGgufTensor {
     let shape = step.shape.clone();
-    Planned { name: step.gguf.clone(), kind: rows::kind(dtype, &shape), shape }
+    PlannedGgufTensor {
+        name: step.gguf_name.clone(),
+        kind: rows::target_type(dtype, &shape),
+        shape,
+    }
 }
 
-fn fields(config: &Config, dtype: Dtype) -> Vec<(String, Value)> {
-    let architecture = names::architecture(config.architecture);
-    let count = |value: usize| Value::U32(u32::try_from(value).unwrap_or(u32::MAX));
+/// Builds the GGUF fields of the model's configuration.
+fn model_fields(config: &ModelConfig, dtype: ConversionDtype) -> Vec<(String, GgufValue)> {
+    let architecture = tensor_names::architecture_name(config.architecture);
+    let count = |value: usize| GgufValue::U32(u32::try_from(value).unwrap_or(u32::MAX));
     let mut fields = vec![
-        ("general.architecture".into(), Value::from(architecture)),
-        ("general.type".into(), Value::from("model")),
-        ("general.file_type".into(), Value::U32(file_type(dtype))),
-        ("general.quantization_version".into(), Value::U32(2)),
+        ("general.architecture".into(), GgufValue::from(architecture)),
+        ("general.type".into(), GgufValue::from("model")),
+        ("general.file_type".into(), GgufValue::U32(file_type_id(dtype))),
+        ("general.quantization_version".into(), GgufValue::U32(2)),
     ];
     let settings = [
         ("block_count", count(config.layers)),
@@ -80,21 +88,21 @@ fn fields(config: &Config, dtype: Dtype) -> Vec<(String, Value)> {
         ("attention.head_count_kv", count(config.kv_heads)),
         ("attention.key_length", count(config.head_dim)),
         ("attention.value_length", count(config.head_dim)),
-        ("attention.layer_norm_rms_epsilon", Value::F32(config.norm_epsilon as f32)),
+        ("attention.layer_norm_rms_epsilon", GgufValue::F32(config.norm_epsilon as f32)),
         ("rope.dimension_count", count(config.head_dim)),
-        ("rope.freq_base", Value::F32(config.rope_theta as f32)),
+        ("rope.freq_base", GgufValue::F32(config.rope_theta as f32)),
         ("vocab_size", count(config.vocab_size)),
     ];
     fields.extend(settings.map(|(name, value)| (format!("{architecture}.{name}"), value)));
     fields
 }
 
-/// As llama.cpp numbers what most of a file's tensors are.
-fn file_type(dtype: Dtype) -> u32 {
+/// Returns llama.cpp's number for the type of most tensors of a file.
+fn file_type_id(dtype: ConversionDtype) -> u32 {
     match dtype {
-        Dtype::F32 => 0,
-        Dtype::F16 => 1,
-        Dtype::Q8_0 => 7,
-        Dtype::Bf16 => 32,
+        ConversionDtype::F32 => 0,
+        ConversionDtype::F16 => 1,
+        ConversionDtype::Q8_0 => 7,
+        ConversionDtype::Bf16 => 32,
     }
 }

@@ -1,22 +1,23 @@
-//! The pairs of an adapter, held against its base.
+//! The LoRA pairs of an adapter, checked against its base.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::{ConvertError, names, rows};
-use crate::peft::{MAX_RANK, PREFIX, Settings, TENSOR_FILE};
-use crate::safetensors::{File, Located, Weights};
-use crate::{Config, Module, weight_files};
+use super::{ConvertError, rows, tensor_names};
+use crate::peft::{AdapterSettings, BASE_NAME_PREFIX, MAX_RANK, TENSOR_FILE};
+use crate::safetensors::{LocatedTensor, ModelWeights, SafetensorsFile};
+use crate::{LayerModule, ModelConfig, list_weight_files};
 
-/// What a pair changes.
+/// The weight that a pair changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Place {
+pub(super) enum PairTarget {
     Embedding,
-    Layer(usize, Module),
+    Layer(usize, LayerModule),
     Output,
 }
 
-impl Place {
+impl PairTarget {
+    /// Parses the path of a module in the base model.
     fn parse(path: &str) -> Option<Self> {
         match path {
             "model.embed_tokens" => return Some(Self::Embedding),
@@ -24,31 +25,35 @@ impl Place {
             _ => {}
         }
         let (layer, module) = path.strip_prefix("model.layers.")?.split_once('.')?;
-        let module = Module::ALL.into_iter().find(|known| known.path() == module)?;
+        let module = LayerModule::ALL.into_iter().find(|known| known.layer_path() == module)?;
         Some(Self::Layer(layer.parse().ok()?, module))
     }
 
-    pub(super) fn gguf(self) -> String {
+    /// Returns the name of the weight in GGUF files.
+    pub(super) fn gguf_name(self) -> String {
         match self {
-            Self::Embedding => names::TOKEN_EMBEDDING.into(),
-            Self::Layer(layer, module) => names::module(layer, module, "weight"),
-            Self::Output => names::OUTPUT.into(),
+            Self::Embedding => tensor_names::TOKEN_EMBEDDING.into(),
+            Self::Layer(layer, module) => tensor_names::module_tensor_name(layer, module, "weight"),
+            Self::Output => tensor_names::OUTPUT.into(),
         }
     }
 
-    /// (outputs, inputs); none where the base has nothing of the kind.
-    fn shape(self, config: &Config) -> Option<(usize, usize)> {
+    /// Returns (outputs, inputs) of the weight; `None` if the base has no such layer.
+    fn weight_shape(self, config: &ModelConfig) -> Option<(usize, usize)> {
         match self {
             Self::Embedding => Some((config.hidden_size, config.vocab_size)),
-            Self::Layer(layer, module) => (layer < config.layers).then(|| module.shape(config)),
+            Self::Layer(layer, module) => {
+                (layer < config.layers).then(|| module.weight_shape(config))
+            }
             Self::Output => Some((config.vocab_size, config.hidden_size)),
         }
     }
 }
 
-/// The place gains `scale * B A`. `a` is `[rank, inputs]`, `b` is `[outputs, rank]`.
-pub(super) struct Pair {
-    pub(super) place: Place,
+/// A LoRA pair, which adds `scale * B A` to its target. The shape of `a` is `[rank, inputs]`, that
+/// of `b` is `[outputs, rank]`.
+pub(super) struct LoraPair {
+    pub(super) place: PairTarget,
     pub(super) a: Vec<f32>,
     pub(super) b: Vec<f32>,
     pub(super) rank: usize,
@@ -57,58 +62,67 @@ pub(super) struct Pair {
     pub(super) scale: f64,
 }
 
-impl Pair {
-    /// What `adapter.lora.alpha` would have to be for this pair alone.
-    pub(super) fn alpha(&self) -> f32 {
+impl LoraPair {
+    /// Returns the alpha with which alpha / rank is the scale of this pair.
+    pub(super) fn effective_alpha(&self) -> f32 {
         (self.scale * self.rank as f64) as f32
     }
 }
 
-/// In the order of the model. All that the file holds is understood or refused.
-pub(super) fn read(
+/// Reads the pairs of an adapter, in the order of the model.
+///
+/// # Errors
+/// When a tensor in the file is not part of a supported pair, does not fit the base or the
+/// settings, or cannot be read.
+pub(super) fn read_pairs(
     base: &Path,
     adapter: &Path,
-    config: &Config,
-    settings: &Settings,
-) -> Result<Vec<Pair>, ConvertError> {
-    let file = File::open(&adapter.join(TENSOR_FILE))?;
-    let mut halves = BTreeMap::<&str, [Option<Located<'_>>; 2]>::new();
+    config: &ModelConfig,
+    settings: &AdapterSettings,
+) -> Result<Vec<LoraPair>, ConvertError> {
+    let file = SafetensorsFile::open(&adapter.join(TENSOR_FILE))?;
+    let mut halves = BTreeMap::<&str, [Option<LocatedTensor<'_>>; 2]>::new();
     let mut of_base = Vec::new();
-    for name in file.entries().keys() {
+    for name in file.tensor_entries().keys() {
         let Some(tensor) = file.get(name) else { continue };
-        match Part::of(name) {
-            Part::Half(path, index) => halves.entry(path).or_default()[index] = Some(tensor),
-            Part::Base(path) => of_base.push((path, tensor)),
-            Part::Refused(what) => return Err(refused(&tensor, what)),
+        match AdapterTensor::classify_name(name) {
+            AdapterTensor::Half(path, index) => {
+                halves.entry(path).or_default()[index] = Some(tensor);
+            }
+            AdapterTensor::Base(path) => of_base.push((path, tensor)),
+            AdapterTensor::Refused(what) => return Err(adapter_error(&tensor, what)),
         }
     }
     let mut pairs = Vec::with_capacity(halves.len());
     for (path, halves) in halves {
         match halves {
-            [Some(a), Some(b)] => pairs.push(pair(path, &a, &b, config, settings)?),
-            [Some(half), None] => return Err(refused(&half, "has no lora_B beside it")),
-            [None, Some(half)] => return Err(refused(&half, "has no lora_A beside it")),
+            [Some(a), Some(b)] => pairs.push(build_pair(path, &a, &b, config, settings)?),
+            [Some(half), None] => return Err(adapter_error(&half, "has no lora_B beside it")),
+            [None, Some(half)] => return Err(adapter_error(&half, "has no lora_A beside it")),
             [None, None] => {}
         }
     }
     pairs.sort_by_key(|pair| pair.place);
     if !of_base.is_empty() {
-        check_untouched(base, &of_base)?;
+        check_base_unchanged(base, &of_base)?;
     }
     Ok(pairs)
 }
 
-enum Part<'a> {
-    /// Of the module of this path: 0 is A, 1 is B.
+/// The meaning of a tensor in an adapter, according to its name.
+enum AdapterTensor<'a> {
+    /// One half of the pair of the module with this path: 0 is A, 1 is B.
     Half(&'a str, usize),
-    /// The weights of the base itself, which PEFT adds where their module has a pair.
+    /// A weight of the base itself, which PEFT adds if its module has a pair.
     Base(&'a str),
+    /// An unsupported tensor, with the reason.
     Refused(&'static str),
 }
 
-impl<'a> Part<'a> {
-    fn of(name: &'a str) -> Self {
-        let Some(rest) = name.strip_prefix(PREFIX) else {
+impl<'a> AdapterTensor<'a> {
+    /// Classifies a tensor by its name.
+    fn classify_name(name: &'a str) -> Self {
+        let Some(rest) = name.strip_prefix(BASE_NAME_PREFIX) else {
             return Self::Refused("is not PEFT's: names begin with `base_model.model.`");
         };
         let ends = [
@@ -139,29 +153,31 @@ impl<'a> Part<'a> {
     }
 }
 
-fn refused(tensor: &Located<'_>, what: impl Into<String>) -> ConvertError {
+/// Returns the error for an unsupported tensor.
+fn adapter_error(tensor: &LocatedTensor<'_>, what: impl Into<String>) -> ConvertError {
     ConvertError::Adapter {
-        path: tensor.file.path().into(),
+        path: tensor.file.file_path().into(),
         name: tensor.name.into(),
         what: what.into(),
     }
 }
 
-fn pair(
+/// Reads a pair and checks its shapes and its rank against the base and the settings.
+fn build_pair(
     path: &str,
-    a: &Located<'_>,
-    b: &Located<'_>,
-    config: &Config,
-    settings: &Settings,
-) -> Result<Pair, ConvertError> {
+    a: &LocatedTensor<'_>,
+    b: &LocatedTensor<'_>,
+    config: &ModelConfig,
+    settings: &AdapterSettings,
+) -> Result<LoraPair, ConvertError> {
     const OTHER: &str = "was the adapter trained on another base?";
-    let place = Place::parse(path);
-    let shape = place.and_then(|place| Some((place, place.shape(config)?)));
+    let place = PairTarget::parse(path);
+    let shape = place.and_then(|place| Some((place, place.weight_shape(config)?)));
     let Some((place, (outputs, inputs))) = shape else {
-        return Err(refused(a, format!("belongs to nothing the base has; {OTHER}")));
+        return Err(adapter_error(a, format!("matches no module of the base; {OTHER}")));
     };
-    if config.tied_embeddings && matches!(place, Place::Embedding | Place::Output) {
-        return Err(refused(
+    if config.tied_embeddings && matches!(place, PairTarget::Embedding | PairTarget::Output) {
+        return Err(adapter_error(
             a,
             "changes one of the embedding and the output of a base that ties them \
              (tie_word_embeddings): llama.cpp or a merge would change both; train without it",
@@ -177,34 +193,38 @@ fn pair(
                 "has shape {a_shape:?} and its lora_B {b_shape:?}, but the base wants \
                  [rank, {inputs}] and [{outputs}, rank]; {OTHER}"
             );
-            return Err(refused(a, what));
+            return Err(adapter_error(a, what));
         }
     };
     if !(1..=MAX_RANK).contains(&rank) {
-        return Err(refused(a, format!("has rank {rank}, expected 1 to {MAX_RANK}")));
+        return Err(adapter_error(a, format!("has rank {rank}, expected 1 to {MAX_RANK}")));
     }
     if rank != settings.rank_at(path) {
         let expected = settings.rank_at(path);
-        return Err(refused(
+        return Err(adapter_error(
             a,
             format!("has rank {rank}, but adapter_config.json says {expected}"),
         ));
     }
     let scale = settings.scale_at(path, rank);
-    Ok(Pair { place, a: a.values()?, b: b.values()?, rank, inputs, outputs, scale })
+    Ok(LoraPair { place, a: a.read_values()?, b: b.read_values()?, rank, inputs, outputs, scale })
 }
 
-/// PEFT adds the base's own weights, which is harmless unless training changed them.
-fn check_untouched(base: &Path, tensors: &[(&str, Located<'_>)]) -> Result<(), ConvertError> {
-    let weights = Weights::open(base, &weight_files(base)?)?;
+/// Checks that the base's weights in the adapter are those of the base. PEFT adds them, which is
+/// harmless unless training changed them.
+fn check_base_unchanged(
+    base: &Path,
+    tensors: &[(&str, LocatedTensor<'_>)],
+) -> Result<(), ConvertError> {
+    let weights = ModelWeights::open(base, &list_weight_files(base)?)?;
     for (path, tensor) in tensors {
         let name = format!("{path}.weight");
-        let same = match weights.find(&name) {
-            Some(original) => rows::equal(original, *tensor)?,
+        let same = match weights.find_tensor(&name) {
+            Some(original) => rows::has_equal_values(original, *tensor)?,
             None => false,
         };
         if !same {
-            return Err(refused(
+            return Err(adapter_error(
                 tensor,
                 format!(
                     "differs from the base's `{name}` (new tokens, or another base), which is not \

@@ -1,100 +1,103 @@
-//! A tensor's rows: read in pieces, reordered within heads, and turned into another kind.
+//! Reads the rows of a tensor in pieces, reorders them within heads, and converts them to another
+//! type.
 
-use super::Dtype;
-use crate::Element;
-use crate::gguf::TensorKind;
-use crate::safetensors::{Located, TensorError};
+use super::ConversionDtype;
+use crate::FloatDtype;
+use crate::gguf::GgmlType;
+use crate::safetensors::{LocatedTensor, SafetensorsError};
 
-/// Of a tensor, read at once.
+/// The approximate number of bytes of a tensor that are read at a time.
 const PIECE_BYTES: u64 = 4 << 20;
 
-/// Where a row goes that is `row` of its head's `rows`: one of each half, by turns.
-fn interleaved(row: usize, rows: usize) -> usize {
+/// Returns the new index of a row within a head of `rows` rows: the rows of the two halves
+/// alternate.
+fn interleaved_row(row: usize, rows: usize) -> usize {
     let half = rows / 2;
     2 * (row % half) + row / half
 }
 
-/// Reorders the rows of each head as llama.cpp wants them.
-pub(super) fn interleave<T: Copy>(values: &[T], columns: usize, head: usize) -> Vec<T> {
+/// Reorders the rows of each head for llama.cpp. `head` is the number of rows in a head.
+pub(super) fn interleave_rows<T: Copy>(values: &[T], columns: usize, head: usize) -> Vec<T> {
     let mut reordered = values.to_vec();
     for (row, source) in values.chunks_exact(columns).enumerate() {
-        let to = row / head * head + interleaved(row % head, head);
+        let to = row / head * head + interleaved_row(row % head, head);
         reordered[to * columns..][..columns].copy_from_slice(source);
     }
     reordered
 }
 
-/// Back again.
-pub(crate) fn deinterleave<T: Copy>(values: &[T], columns: usize, head: usize) -> Vec<T> {
+/// Restores the order that [`interleave_rows`] changed.
+pub(crate) fn deinterleave_rows<T: Copy>(values: &[T], columns: usize, head: usize) -> Vec<T> {
     let mut reordered = values.to_vec();
     for (row, target) in reordered.chunks_exact_mut(columns).enumerate() {
-        let from = row / head * head + interleaved(row % head, head);
+        let from = row / head * head + interleaved_row(row % head, head);
         target.copy_from_slice(&values[from * columns..][..columns]);
     }
     reordered
 }
 
-/// Of rows of `columns`.
-pub(super) fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
+/// Transposes a matrix with rows of `columns` values.
+pub(super) fn transpose_rows(values: &[f32], columns: usize) -> Vec<f32> {
     let column = |column| values.iter().skip(column).step_by(columns).copied();
     (0..columns).flat_map(column).collect()
 }
 
-/// How a tensor is changed on its way.
+/// The conversion of a tensor: its types, and the order of its rows.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Way {
-    pub(super) from: Element,
-    pub(super) to: TensorKind,
-    /// Rows of a head, when they are to be reordered.
+pub(super) struct RowConversion {
+    pub(super) from: FloatDtype,
+    pub(super) to: GgmlType,
+    /// The number of rows in a head, if the rows must be reordered.
     pub(super) head: Option<usize>,
 }
 
-/// What `dtype` means for a tensor of this shape: vectors stay f32, as norms and biases are. Rows that
-/// are no whole blocks become f16, as llama.cpp has it.
-pub(super) fn kind(dtype: Dtype, shape: &[u64]) -> TensorKind {
+/// Returns the type of a converted tensor with this shape. Vectors such as norms and biases stay
+/// f32. For `Q8_0`, a matrix whose rows are not whole blocks becomes f16, as in llama.cpp.
+pub(super) fn target_type(dtype: ConversionDtype, shape: &[u64]) -> GgmlType {
     match dtype {
-        _ if shape.len() < 2 => TensorKind::F32,
-        Dtype::F32 => TensorKind::F32,
-        Dtype::F16 => TensorKind::F16,
-        Dtype::Bf16 => TensorKind::BF16,
-        Dtype::Q8_0 if TensorKind::Q8_0.bytes_of(shape).is_some() => TensorKind::Q8_0,
-        Dtype::Q8_0 => TensorKind::F16,
+        _ if shape.len() < 2 => GgmlType::F32,
+        ConversionDtype::F32 => GgmlType::F32,
+        ConversionDtype::F16 => GgmlType::F16,
+        ConversionDtype::Bf16 => GgmlType::BF16,
+        ConversionDtype::Q8_0 if GgmlType::Q8_0.tensor_bytes(shape).is_some() => GgmlType::Q8_0,
+        ConversionDtype::Q8_0 => GgmlType::F16,
     }
 }
 
-/// Hands over a tensor's data as the other kind, in pieces.
-pub(super) fn convert<E: From<TensorError>>(
-    tensor: Located<'_>,
-    way: Way,
+/// Converts a tensor and passes the data to `piece`, in pieces of whole rows.
+pub(super) fn convert_rows<E: From<SafetensorsError>>(
+    tensor: LocatedTensor<'_>,
+    way: RowConversion,
     mut piece: impl FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let row_bytes = columns(&tensor) * way.from.bytes();
-    let mut scratch = Scratch::default();
-    read(tensor, way.from, way.head.unwrap_or(1), |_, bytes| match way.head {
+    let row_bytes = column_count(&tensor) * way.from.byte_size();
+    let mut scratch = ConversionBuffers::default();
+    read_rows(tensor, way.from, way.head.unwrap_or(1), |_, bytes| match way.head {
         Some(head) => {
-            let bytes = interleave(bytes, row_bytes, head);
-            piece(scratch.turn(&bytes, way.from, way.to))
+            let bytes = interleave_rows(bytes, row_bytes, head);
+            piece(scratch.convert_piece(&bytes, way.from, way.to))
         }
-        None => piece(scratch.turn(bytes, way.from, way.to)),
+        None => piece(scratch.convert_piece(bytes, way.from, way.to)),
     })
 }
 
-/// Numbers of a row; those of a vector are rows of their own.
-pub(super) fn columns(tensor: &Located<'_>) -> usize {
+/// Returns the number of values in a row. Each value of a vector is a row.
+pub(super) fn column_count(tensor: &LocatedTensor<'_>) -> usize {
     match tensor.entry.shape.as_slice() {
         [_, columns] => *columns as usize,
         _ => 1,
     }
 }
 
-/// Hands over a tensor's bytes, whole groups of rows at a time, with the first row's number.
-pub(super) fn read<E: From<TensorError>>(
-    tensor: Located<'_>,
-    element: Element,
+/// Reads a tensor and passes its bytes to `piece`, in multiples of `group` rows, with the index of
+/// the first row.
+pub(super) fn read_rows<E: From<SafetensorsError>>(
+    tensor: LocatedTensor<'_>,
+    element: FloatDtype,
     group: usize,
     mut piece: impl FnMut(usize, &[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let row_bytes = (columns(&tensor) * element.bytes()) as u64;
+    let row_bytes = (column_count(&tensor) * element.byte_size()) as u64;
     let unit = (group as u64 * row_bytes).max(1);
     let step = (PIECE_BYTES / unit).max(1) * unit;
     let total = tensor.entry.range.end - tensor.entry.range.start;
@@ -110,66 +113,79 @@ pub(super) fn read<E: From<TensorError>>(
     Ok(())
 }
 
-/// Whether `copy` is `original`, perhaps rounded to a smaller element.
-pub(super) fn equal(original: Located<'_>, copy: Located<'_>) -> Result<bool, TensorError> {
+/// Reports whether `copy` has the values of `original`, possibly rounded to a smaller number
+/// format.
+pub(super) fn has_equal_values(
+    original: LocatedTensor<'_>,
+    copy: LocatedTensor<'_>,
+) -> Result<bool, SafetensorsError> {
     if original.entry.shape != copy.entry.shape {
         return Ok(false);
     }
-    let (from, to) = (original.element()?, copy.element()?);
+    let (from, to) = (original.float_dtype()?, copy.float_dtype()?);
     let mut at = 0;
     let mut bytes = Vec::new();
     let mut same = true;
-    let way = Way { from, to: kind_of(to), head: None };
-    convert(original, way, |piece| {
+    let way = RowConversion { from, to: ggml_type_for(to), head: None };
+    convert_rows(original, way, |piece| {
         bytes.resize(piece.len(), 0);
         copy.read(at, &mut bytes)?;
         same &= bytes == piece;
         at += piece.len() as u64;
-        Ok::<_, TensorError>(())
+        Ok::<_, SafetensorsError>(())
     })?;
     Ok(same)
 }
 
-fn kind_of(element: Element) -> TensorKind {
+/// Returns the GGUF type of a number format.
+fn ggml_type_for(element: FloatDtype) -> GgmlType {
     match element {
-        Element::F32 => TensorKind::F32,
-        Element::F16 => TensorKind::F16,
-        Element::Bf16 => TensorKind::BF16,
+        FloatDtype::F32 => GgmlType::F32,
+        FloatDtype::F16 => GgmlType::F16,
+        FloatDtype::Bf16 => GgmlType::BF16,
     }
 }
 
+/// The buffers of a conversion, which are used for all pieces.
 #[derive(Default)]
-struct Scratch {
+struct ConversionBuffers {
     values: Vec<f32>,
     encoded: Vec<u8>,
 }
 
-impl Scratch {
-    fn turn<'a>(&'a mut self, bytes: &'a [u8], from: Element, to: TensorKind) -> &'a [u8] {
-        if element(to) == Some(from) {
+impl ConversionBuffers {
+    /// Returns the bytes converted to another type, or unchanged if the type is the same.
+    fn convert_piece<'a>(
+        &'a mut self,
+        bytes: &'a [u8],
+        from: FloatDtype,
+        to: GgmlType,
+    ) -> &'a [u8] {
+        if float_dtype_for(to) == Some(from) {
             return bytes;
         }
-        from.decode(bytes, &mut self.values);
+        from.decode_floats(bytes, &mut self.values);
         self.encoded.clear();
-        encode(&self.values, to, &mut self.encoded);
+        encode_rows(&self.values, to, &mut self.encoded);
         &self.encoded
     }
 }
 
-fn element(kind: TensorKind) -> Option<Element> {
+/// Returns the number format of a GGUF type; `None` for a quantised type.
+fn float_dtype_for(kind: GgmlType) -> Option<FloatDtype> {
     match kind {
-        TensorKind::F32 => Some(Element::F32),
-        TensorKind::F16 => Some(Element::F16),
-        TensorKind::BF16 => Some(Element::Bf16),
+        GgmlType::F32 => Some(FloatDtype::F32),
+        GgmlType::F16 => Some(FloatDtype::F16),
+        GgmlType::BF16 => Some(FloatDtype::Bf16),
         _ => None,
     }
 }
 
-/// Appends whole rows in one of the kinds we write.
-pub(super) fn encode(values: &[f32], to: TensorKind, bytes: &mut Vec<u8>) {
-    match element(to) {
-        Some(element) => element.encode(values, bytes),
-        None => crate::gguf::q8_0::encode(values, bytes),
+/// Appends whole rows, encoded in one of the types that the converter writes.
+pub(super) fn encode_rows(values: &[f32], to: GgmlType, bytes: &mut Vec<u8>) {
+    match float_dtype_for(to) {
+        Some(element) => element.encode_floats(values, bytes),
+        None => crate::gguf::q8_0::encode_blocks(values, bytes),
     }
 }
 
@@ -180,9 +196,9 @@ mod tests {
     #[test]
     fn rows_of_a_head_are_taken_from_each_half_by_turns() {
         let rows: Vec<u32> = (0..12).flat_map(|row| [row, 100 + row]).collect();
-        let reordered = interleave(&rows, 2, 6);
+        let reordered = interleave_rows(&rows, 2, 6);
         let first: Vec<u32> = reordered.iter().copied().step_by(2).collect();
         assert_eq!(first, [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]);
-        assert_eq!(deinterleave(&reordered, 2, 6), rows);
+        assert_eq!(deinterleave_rows(&reordered, 2, 6), rows);
     }
 }

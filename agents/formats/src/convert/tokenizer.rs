@@ -1,103 +1,131 @@
-//! A model's tokenizer as GGUF fields. llama.cpp has a fixed set of ways to take text apart and
-//! knows them by name: the name follows from what `tokenizer.json` does, or there is none.
+//! Converts a model's tokenizer to GGUF fields. llama.cpp has a fixed set of pre-tokenizers, each
+//! with a name. The name is derived from what `tokenizer.json` does; a tokenizer that matches none
+//! of them is refused.
 
-mod bytes;
-mod pieces;
-mod special;
+mod byte_level;
+mod sentence_piece;
+mod special_tokens;
 
-pub(crate) use bytes::pre_tokenizer;
+pub(crate) use byte_level::pre_tokenizer_json;
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
 use super::ConvertError;
-use crate::Config;
-use crate::gguf::{Array, Value};
+use crate::ModelConfig;
+use crate::gguf::{GgufArray, GgufValue};
 
-/// Of a tokenizer's file; the largest there are have 35 MB.
+/// The largest accepted tokenizer file. The largest known ones have 35 MB.
 const FILE_BYTES_MAX: u64 = 128 << 20;
 
-/// As ggml numbers what a token is.
+/// ggml's numbers for the types of tokens.
 pub(crate) mod kind {
+    /// A token of the vocabulary.
     pub(crate) const NORMAL: i32 = 1;
+    /// The token for text that the vocabulary cannot express.
     pub(crate) const UNKNOWN: i32 = 2;
+    /// A special token, which text never produces.
     pub(crate) const CONTROL: i32 = 3;
+    /// An added token that text can produce.
     pub(crate) const USER_DEFINED: i32 = 4;
+    /// An id that the tokenizer does not use.
     pub(crate) const UNUSED: i32 = 5;
+    /// A token for a single byte.
     pub(crate) const BYTE: i32 = 6;
 }
 
-pub(super) fn fields(dir: &Path, config: &Config) -> Result<Vec<(String, Value)>, ConvertError> {
+/// Builds the tokenizer fields of a GGUF file from the files of a model directory.
+///
+/// # Errors
+/// When a file cannot be read, or llama.cpp has no equivalent of the tokenizer.
+pub(super) fn tokenizer_fields(
+    dir: &Path,
+    config: &ModelConfig,
+) -> Result<Vec<(String, GgufValue)>, ConvertError> {
     let path = dir.join("tokenizer.json");
     let json = read_json(&path)?;
     let refuse = |what| ConvertError::Tokenizer { path: path.clone(), what };
-    let mut fields = kind_fields(&json, config.vocab_size).map_err(refuse)?;
-    fields.extend(special::fields(dir, &json, config.vocab_size)?);
-    let named = |(name, value): (&str, Value)| (format!("tokenizer.{name}"), value);
+    let mut fields = model_fields(&json, config.vocab_size).map_err(refuse)?;
+    fields.extend(special_tokens::special_token_fields(dir, &json, config.vocab_size)?);
+    let named = |(name, value): (&str, GgufValue)| (format!("tokenizer.{name}"), value);
     Ok(fields.into_iter().map(named).collect())
 }
 
-type Fields = Vec<(&'static str, Value)>;
+/// GGUF fields with their names after the prefix `tokenizer.`.
+type GgufFields = Vec<(&'static str, GgufValue)>;
 
-fn kind_fields(json: &Json, vocab_size: usize) -> Result<Fields, String> {
+/// Builds the fields of the vocabulary and its merges or scores.
+///
+/// # Errors
+/// When llama.cpp has no equivalent. The error describes the cause.
+fn model_fields(json: &Json, vocab_size: usize) -> Result<GgufFields, String> {
     let model = &json["model"];
     match model["type"].as_str() {
         Some("BPE") => {}
         other => {
             return Err(format!(
-                "model.type is {}; llama.cpp's files of this architecture want BPE",
+                "model.type is {}; llama.cpp's files of this architecture need BPE",
                 other.unwrap_or("missing")
             ));
         }
     }
     for field in ["continuing_subword_prefix", "end_of_word_suffix"] {
         if model[field].as_str().is_some_and(|text| !text.is_empty()) {
-            return Err(format!("model.{field} is {}; llama.cpp has no such thing", model[field]));
+            return Err(format!(
+                "model.{field} is {}, which llama.cpp does not support",
+                model[field]
+            ));
         }
     }
-    let tokens = tokens(json, vocab_size)?;
+    let tokens = read_tokens(json, vocab_size)?;
     if model["byte_fallback"] == true {
-        pieces::fields(json, tokens)
+        sentence_piece::sentence_piece_fields(json, tokens)
     } else {
-        bytes::fields(json, tokens)
+        byte_level::byte_level_fields(json, tokens)
     }
 }
 
-/// Tokens by id, and what each is.
-struct Tokens {
+/// The tokens by id, each with its type.
+struct TokenTable {
     texts: Vec<String>,
     kinds: Vec<i32>,
 }
 
-impl Tokens {
-    fn fields(self) -> [(&'static str, Value); 2] {
-        let (texts, kinds) = (Array::Strings(self.texts), Array::I32(self.kinds));
-        [("ggml.tokens", Value::Array(texts)), ("ggml.token_type", Value::Array(kinds))]
+impl TokenTable {
+    /// Returns the fields of the texts and the types.
+    fn into_fields(self) -> [(&'static str, GgufValue); 2] {
+        let (texts, kinds) = (GgufArray::Strings(self.texts), GgufArray::I32(self.kinds));
+        [("ggml.tokens", GgufValue::Array(texts)), ("ggml.token_type", GgufValue::Array(kinds))]
     }
 }
 
-/// Ids that the model has and the tokenizer does not are filled up.
-fn tokens(json: &Json, vocab_size: usize) -> Result<Tokens, String> {
+/// Reads the vocabulary and the added tokens. Ids that the model has and the tokenizer lacks become
+/// unused padding tokens.
+fn read_tokens(json: &Json, vocab_size: usize) -> Result<TokenTable, String> {
     let texts = (0..vocab_size).map(|id| format!("[PAD{id}]")).collect();
-    let mut tokens = Tokens { texts, kinds: vec![kind::UNUSED; vocab_size] };
+    let mut tokens = TokenTable { texts, kinds: vec![kind::UNUSED; vocab_size] };
     let vocab = json["model"]["vocab"].as_object().ok_or("model.vocab is missing")?;
     for (text, id) in vocab {
-        tokens.set(text, id, kind::NORMAL)?;
+        tokens.set_token(text, id, kind::NORMAL)?;
     }
     for added in json["added_tokens"].as_array().into_iter().flatten() {
         let text = added["content"].as_str().ok_or("an added token has no content")?;
         if added["special"] == true || looks_special(text) {
-            tokens.set(text, &added["id"], kind::CONTROL)?;
+            tokens.set_token(text, &added["id"], kind::CONTROL)?;
         } else {
-            tokens.set(&text.replace('▁', " "), &added["id"], kind::USER_DEFINED)?;
+            tokens.set_token(&text.replace('▁', " "), &added["id"], kind::USER_DEFINED)?;
         }
     }
     Ok(tokens)
 }
 
-impl Tokens {
-    fn set(&mut self, text: &str, id: &Json, kind: i32) -> Result<(), String> {
+impl TokenTable {
+    /// Sets the text and the type of a token.
+    ///
+    /// # Errors
+    /// When the id is not below the model's vocabulary size.
+    fn set_token(&mut self, text: &str, id: &Json, kind: i32) -> Result<(), String> {
         let size = self.texts.len();
         let index = id.as_u64().and_then(|id| usize::try_from(id).ok()).filter(|id| *id < size);
         let index = index.ok_or_else(|| {
@@ -109,7 +137,8 @@ impl Tokens {
     }
 }
 
-/// Some models do not say that their control tokens are special.
+/// Returns true if a text has the form of a control token. Some models do not mark theirs as
+/// special.
 fn looks_special(text: &str) -> bool {
     let between = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
     between("<|", "|>")
@@ -118,8 +147,8 @@ fn looks_special(text: &str) -> bool {
         || matches!(text, "<pad>" | "<mask>" | "<2mass>" | "[@BOS@]")
 }
 
-/// Merges, a line each, in either way they are written.
-fn merges(json: &Json) -> Result<Vec<[String; 2]>, String> {
+/// Reads the merges in either of the two forms, as a line or as a pair.
+fn read_merges(json: &Json) -> Result<Vec<[String; 2]>, String> {
     let merges = json["model"]["merges"].as_array().ok_or("model.merges is missing")?;
     let pair = |merge: &Json| match merge {
         Json::String(line) => line.split_once(' ').map(|(a, b)| [a.to_owned(), b.to_owned()]),
@@ -130,14 +159,16 @@ fn merges(json: &Json) -> Result<Vec<[String; 2]>, String> {
         _ => None,
     };
     let read = merges.iter().map(pair).collect::<Option<_>>();
-    read.ok_or_else(|| "model.merges has an entry that is no pair".into())
+    read.ok_or_else(|| "model.merges has an entry that is not a pair".into())
 }
 
+/// Reads a JSON file.
 fn read_json(path: &Path) -> Result<Json, ConvertError> {
     let text = read_text(path)?;
     serde_json::from_str(&text).map_err(|source| ConvertError::Json { path: path.into(), source })
 }
 
+/// Reads at most [`FILE_BYTES_MAX`] of a text file.
 fn read_text(path: &Path) -> Result<String, ConvertError> {
     use std::io::Read;
     let mut text = String::new();

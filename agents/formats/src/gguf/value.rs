@@ -1,7 +1,8 @@
-//! What a field can be.
+//! The values of GGUF fields.
 
+/// A value of a field.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Value {
+pub enum GgufValue {
     U8(u8),
     I8(i8),
     U16(u16),
@@ -11,25 +12,26 @@ pub enum Value {
     F32(f32),
     Bool(bool),
     String(String),
-    Array(Array),
+    Array(GgufArray),
     U64(u64),
     I64(i64),
     F64(f64),
 }
 
-/// Values of one kind.
+/// An array, whose values have one type.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Array {
-    /// Numbers and truth values, one by one.
-    Plain {
-        kind: u32,
-        values: Vec<Value>,
-    },
+pub enum GgufArray {
+    /// Numbers and booleans of any other type, each as its own value.
+    Plain { kind: u32, values: Vec<GgufValue> },
+    /// Texts.
     Strings(Vec<String>),
+    /// Signed 32-bit numbers.
     I32(Vec<i32>),
+    /// 32-bit floats.
     F32(Vec<f32>),
 }
 
+/// The format's type number of `u8`; the other constants follow.
 pub(super) const U8: u32 = 0;
 pub(super) const I8: u32 = 1;
 pub(super) const U16: u32 = 2;
@@ -44,9 +46,9 @@ pub(super) const U64: u32 = 10;
 pub(super) const I64: u32 = 11;
 pub(super) const F64: u32 = 12;
 
-impl Value {
-    /// As the format numbers it.
-    pub(super) fn kind(&self) -> u32 {
+impl GgufValue {
+    /// Returns the format's type number.
+    pub(super) fn type_id(&self) -> u32 {
         match self {
             Self::U8(_) => U8,
             Self::I8(_) => I8,
@@ -64,6 +66,7 @@ impl Value {
         }
     }
 
+    /// Returns the text, if it is one.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Self::String(text) => Some(text),
@@ -71,6 +74,7 @@ impl Value {
         }
     }
 
+    /// Returns the boolean, if it is one.
     pub fn as_bool(&self) -> Option<bool> {
         match self {
             Self::Bool(value) => Some(*value),
@@ -78,7 +82,7 @@ impl Value {
         }
     }
 
-    /// Any whole number that is not negative.
+    /// Returns the value if it is an integer of any type that is not negative.
     pub fn as_u64(&self) -> Option<u64> {
         match self {
             Self::U8(value) => Some((*value).into()),
@@ -93,6 +97,7 @@ impl Value {
         }
     }
 
+    /// Returns the value if it is a float.
     pub fn as_f64(&self) -> Option<f64> {
         match self {
             Self::F32(value) => Some((*value).into()),
@@ -101,23 +106,26 @@ impl Value {
         }
     }
 
+    /// Returns the texts, if it is an array of texts.
     pub fn as_strings(&self) -> Option<&[String]> {
         match self {
-            Self::Array(Array::Strings(texts)) => Some(texts),
+            Self::Array(GgufArray::Strings(texts)) => Some(texts),
             _ => None,
         }
     }
 
+    /// Returns the numbers, if it is an array of signed 32-bit numbers.
     pub fn as_i32s(&self) -> Option<&[i32]> {
         match self {
-            Self::Array(Array::I32(values)) => Some(values),
+            Self::Array(GgufArray::I32(values)) => Some(values),
             _ => None,
         }
     }
 }
 
-impl Array {
-    pub(super) fn kind(&self) -> u32 {
+impl GgufArray {
+    /// Returns the format's type number of the elements.
+    pub(super) fn element_type_id(&self) -> u32 {
         match self {
             Self::Plain { kind, .. } => *kind,
             Self::Strings(_) => STRING,
@@ -126,6 +134,7 @@ impl Array {
         }
     }
 
+    /// Returns the number of elements.
     #[expect(clippy::len_without_is_empty, reason = "nobody asks whether a field is empty")]
     pub fn len(&self) -> usize {
         match self {
@@ -137,7 +146,7 @@ impl Array {
     }
 }
 
-impl From<&str> for Value {
+impl From<&str> for GgufValue {
     fn from(text: &str) -> Self {
         Self::String(text.into())
     }

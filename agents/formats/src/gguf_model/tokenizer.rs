@@ -1,17 +1,24 @@
-//! A byte-level BPE tokenizer, back from the fields of a GGUF file.
+//! Builds the `tokenizer.json` of a byte-level BPE tokenizer from the fields of a GGUF file.
 
 use serde_json::{Map, Value as Json, json};
 
 use super::GgufModelError;
-use crate::Config;
-use crate::convert::pre_tokenizer;
+use crate::ModelConfig;
+use crate::convert::pre_tokenizer_json;
 use crate::convert::token_kind as kind;
-use crate::gguf::{File, Value};
+use crate::gguf::{GgufFile, GgufValue};
 
-pub(super) fn json(file: &File, config: &Config) -> Result<Json, GgufModelError> {
+/// Builds the content of `tokenizer.json`.
+///
+/// # Errors
+/// When the tokenizer is not a known byte-level BPE, or its fields are incomplete.
+pub(super) fn build_tokenizer(
+    file: &GgufFile,
+    config: &ModelConfig,
+) -> Result<Json, GgufModelError> {
     let refuse =
-        |field, what: String| GgufModelError::Field { path: file.path().into(), field, what };
-    let text = |name: &'static str| file.field(name).and_then(Value::as_str);
+        |field, what: String| GgufModelError::Field { path: file.file_path().into(), field, what };
+    let text = |name: &'static str| file.find_field(name).and_then(GgufValue::as_str);
     match text("tokenizer.ggml.model") {
         Some("gpt2") => {}
         other => {
@@ -24,31 +31,32 @@ pub(super) fn json(file: &File, config: &Config) -> Result<Json, GgufModelError>
         }
     }
     let pre = text("tokenizer.ggml.pre").unwrap_or("missing");
-    let Some((pre_tokenizer, ignore_merges)) = pre_tokenizer(pre) else {
+    let Some((pre_tokenizer, ignore_merges)) = pre_tokenizer_json(pre) else {
         let what = format!("is {pre}, which is not known here; use the Hugging Face directory");
         return Err(refuse("tokenizer.ggml.pre", what));
     };
     let strings = |name: &'static str| {
-        let texts = file.field(name).and_then(Value::as_strings);
+        let texts = file.find_field(name).and_then(GgufValue::as_strings);
         texts.ok_or_else(|| refuse(name, "is missing".into()))
     };
     let tokens = strings("tokenizer.ggml.tokens")?;
-    let kinds = file.field("tokenizer.ggml.token_type").and_then(Value::as_i32s);
+    let kinds = file.find_field("tokenizer.ggml.token_type").and_then(GgufValue::as_i32s);
     let kinds = kinds.filter(|kinds| kinds.len() == tokens.len());
     let Some(kinds) = kinds.filter(|kinds| kinds.len() <= config.vocab_size) else {
-        let what = "has another length than the tokens, or more than the model has".into();
+        let what =
+            "has a different length than the tokens, or more entries than the model has".into();
         return Err(refuse("tokenizer.ggml.token_type", what));
     };
-    let (vocab, added) = vocab(tokens, kinds);
+    let (vocab, added) = build_vocab(tokens, kinds);
     let merges: Option<Vec<Json>> =
-        strings("tokenizer.ggml.merges")?.iter().map(|line| merge(line)).collect();
+        strings("tokenizer.ggml.merges")?.iter().map(|line| parse_merge(line)).collect();
     let merges = merges
-        .ok_or_else(|| refuse("tokenizer.ggml.merges", "has an entry that is no pair".into()))?;
+        .ok_or_else(|| refuse("tokenizer.ggml.merges", "has an entry that is not a pair".into()))?;
     Ok(json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
         "normalizer": null, "pre_tokenizer": pre_tokenizer,
-        "post_processor": post_processor(file, tokens),
-        "decoder": byte_level(),
+        "post_processor": build_post_processor(file, tokens),
+        "decoder": byte_level_step(),
         "model": {
             "type": "BPE", "dropout": null, "unk_token": null, "fuse_unk": false,
             "continuing_subword_prefix": null, "end_of_word_suffix": null, "byte_fallback": false,
@@ -57,8 +65,9 @@ pub(super) fn json(file: &File, config: &Config) -> Result<Json, GgufModelError>
     }))
 }
 
-/// Added tokens are in both: their ids follow from the vocabulary.
-fn vocab(tokens: &[String], kinds: &[i32]) -> (Map<String, Json>, Vec<Json>) {
+/// Builds the vocabulary and the list of added tokens. Added tokens are in both, because their ids
+/// follow from the vocabulary.
+fn build_vocab(tokens: &[String], kinds: &[i32]) -> (Map<String, Json>, Vec<Json>) {
     let (mut vocab, mut added) = (Map::new(), Vec::new());
     for (id, (text, token_kind)) in tokens.iter().zip(kinds).enumerate() {
         if *token_kind == kind::UNUSED {
@@ -75,22 +84,25 @@ fn vocab(tokens: &[String], kinds: &[i32]) -> (Map<String, Json>, Vec<Json>) {
     (vocab, added)
 }
 
-fn merge(line: &str) -> Option<Json> {
-    // The first letter may be a space's stand-in, never a space.
+/// Parses a merge, two tokens with a space between them.
+fn parse_merge(line: &str) -> Option<Json> {
+    // The tokens contain no space: the byte level replaces it with another character.
     let (left, right) = line.split_once(' ')?;
     Some(json!([left, right]))
 }
 
-fn byte_level() -> Json {
+/// Returns the byte-level step, which changes no text by itself.
+fn byte_level_step() -> Json {
     json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false})
 }
 
-fn post_processor(file: &File, tokens: &[String]) -> Json {
-    let wanted = file.field("tokenizer.ggml.add_bos_token").and_then(Value::as_bool);
-    let id = file.field("tokenizer.ggml.bos_token_id").and_then(Value::as_u64);
+/// Builds the post-processor, which adds the begin-of-text token if the file requires it.
+fn build_post_processor(file: &GgufFile, tokens: &[String]) -> Json {
+    let wanted = file.find_field("tokenizer.ggml.add_bos_token").and_then(GgufValue::as_bool);
+    let id = file.find_field("tokenizer.ggml.bos_token_id").and_then(GgufValue::as_u64);
     let token = id.and_then(|id| Some((id, tokens.get(usize::try_from(id).ok()?)?)));
     match token.filter(|_| wanted == Some(true)) {
-        None => byte_level(),
+        None => byte_level_step(),
         Some((id, text)) => {
             let bos = json!({"SpecialToken": {"id": text, "type_id": 0}});
             let sequence = |id: &str, kind: u32| json!({"Sequence": {"id": id, "type_id": kind}});

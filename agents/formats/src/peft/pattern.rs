@@ -1,6 +1,6 @@
-//! `rank_pattern` and `alpha_pattern`: values for modules whose path matches. PEFT reads a key as a
-//! regular expression over the end of a module's path, whole names only, and takes the first that
-//! matches, in the order of the file.
+//! `rank_pattern` and `alpha_pattern`: values for modules whose path matches a key. PEFT matches a
+//! key as a regular expression against the end of a module's path, at a dot or at the start, and
+//! uses the first match in the order of the file.
 
 use regex::Regex;
 use serde::de::{Deserializer, MapAccess, Visitor};
@@ -8,41 +8,41 @@ use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// An object whose keys keep their order.
+/// A JSON object whose keys keep their order.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Ordered(pub(super) Vec<(String, Value)>);
+pub(super) struct OrderedObject(pub(super) Vec<(String, Value)>);
 
-impl<'de> Deserialize<'de> for Ordered {
+impl<'de> Deserialize<'de> for OrderedObject {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entries;
         impl<'de> Visitor<'de> for Entries {
-            type Value = Ordered;
+            type Value = OrderedObject;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("an object or null")
             }
 
-            fn visit_unit<E>(self) -> Result<Ordered, E> {
-                Ok(Ordered::default())
+            fn visit_unit<E>(self) -> Result<OrderedObject, E> {
+                Ok(OrderedObject::default())
             }
 
-            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Ordered, M::Error> {
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<OrderedObject, M::Error> {
                 let mut entries: Vec<(String, Value)> = Vec::new();
                 while let Some((key, value)) = map.next_entry::<String, Value>()? {
-                    // A key said twice has its first place and its last value, as in Python.
+                    // A duplicate key keeps its first position and its last value, as in Python.
                     match entries.iter_mut().find(|(other, _)| *other == key) {
                         Some((_, before)) => *before = value,
                         None => entries.push((key, value)),
                     }
                 }
-                Ok(Ordered(entries))
+                Ok(OrderedObject(entries))
             }
         }
         deserializer.deserialize_any(Entries)
     }
 }
 
-impl Serialize for Ordered {
+impl Serialize for OrderedObject {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
         for (key, value) in &self.0 {
@@ -52,15 +52,16 @@ impl Serialize for Ordered {
     }
 }
 
+/// A pattern field with its compiled keys.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Pattern {
-    written: Ordered,
+pub(super) struct ModulePattern {
+    written: OrderedObject,
     keys: Vec<Regex>,
 }
 
-impl Pattern {
-    /// The key that is no regular expression this can read.
-    pub(super) fn new(written: Ordered) -> Result<Self, String> {
+impl ModulePattern {
+    /// Compiles the keys. Fails with the first key that is not a valid regular expression.
+    pub(super) fn new(written: OrderedObject) -> Result<Self, String> {
         let expression = |(key, _): &(String, Value)| {
             Regex::new(&format!(r"^(?:.*\.)?(?:{key})$")).map_err(|_| key.clone())
         };
@@ -68,12 +69,14 @@ impl Pattern {
         Ok(Self { written, keys })
     }
 
-    pub(super) fn written(&self) -> &Ordered {
+    /// Returns the object as it was in the file.
+    pub(super) fn as_written(&self) -> &OrderedObject {
         &self.written
     }
 
-    /// `path` is a module's, from the base model's root.
-    pub(super) fn of(&self, path: &str) -> Option<&Value> {
+    /// Returns the value of the first key that matches. `path` is a module's path from the base
+    /// model's root.
+    pub(super) fn value_for(&self, path: &str) -> Option<&Value> {
         let index = self.keys.iter().position(|key| key.is_match(path))?;
         self.written.0.get(index).map(|(_, value)| value)
     }
@@ -83,8 +86,8 @@ impl Pattern {
 mod tests {
     use super::*;
 
-    fn pattern(text: &str) -> Result<Pattern, String> {
-        Pattern::new(serde_json::from_str(text).unwrap())
+    fn pattern(text: &str) -> Result<ModulePattern, String> {
+        ModulePattern::new(serde_json::from_str(text).unwrap())
     }
 
     #[test]
@@ -104,7 +107,7 @@ mod tests {
             (r#"{"model.layers.\\d+.self_attn.q_proj": 1}"#, Some(1)),
             (r#"{"q_proj": 1, "k_proj": 2, "q_proj": 3}"#, Some(3)),
         ] {
-            let found = pattern(text).unwrap().of(path).and_then(Value::as_u64);
+            let found = pattern(text).unwrap().value_for(path).and_then(Value::as_u64);
             assert_eq!(found, expected, "{text}");
         }
         assert_eq!(pattern(r#"{"fine": 1, "(?<!a)q_proj": 2}"#).unwrap_err(), "(?<!a)q_proj");
@@ -113,7 +116,7 @@ mod tests {
     #[test]
     fn the_order_survives_writing() {
         let text = r#"{"z":1,"a":2.5,"m":3}"#;
-        let read: Ordered = serde_json::from_str(text).unwrap();
+        let read: OrderedObject = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&read).unwrap(), text);
     }
 }

@@ -12,13 +12,14 @@ fn text(change: Value) -> String {
     json!(map).to_string()
 }
 
-fn parsed(change: Value) -> Result<Settings, SettingsError> {
-    Settings::parse(&text(change), Path::new("adapter_config.json"))
+fn parsed(change: Value) -> Result<AdapterSettings, AdapterSettingsError> {
+    AdapterSettings::parse(&text(change), Path::new("adapter_config.json"))
 }
 
 #[test]
 fn the_scale_follows_rslora_and_alpha_pattern() {
-    let scale = |change, layer, rank| parsed(change).unwrap().scale(layer, Module::Query, rank);
+    let scale =
+        |change, layer, rank| parsed(change).unwrap().module_scale(layer, LayerModule::Query, rank);
     assert_eq!(scale(json!({}), 0, 8), 2.0);
     assert_eq!(scale(json!({}), 0, 4), 4.0);
     assert_eq!(scale(json!({"use_rslora": true}), 0, 4), 8.0);
@@ -32,9 +33,9 @@ fn the_scale_follows_rslora_and_alpha_pattern() {
 fn the_rank_follows_rank_pattern() {
     let pattern = json!({"rank_pattern": {".*\\.[12]\\..*q_proj": 2, "down_proj": 32}});
     let settings = parsed(pattern).unwrap();
-    let rank = |layer, module| settings.rank(layer, module);
-    assert_eq!((rank(0, Module::Query), rank(1, Module::Query)), (8, 2));
-    assert_eq!((rank(12, Module::Query), rank(12, Module::Down)), (8, 32));
+    let rank = |layer, module| settings.module_rank(layer, module);
+    assert_eq!((rank(0, LayerModule::Query), rank(1, LayerModule::Query)), (8, 2));
+    assert_eq!((rank(12, LayerModule::Query), rank(12, LayerModule::Down)), (8, 32));
 }
 
 #[test]
@@ -47,11 +48,14 @@ fn what_is_written_is_read_again() {
         r#""alpha_pattern":{}"#,
         r#""alpha_pattern":{"z.*":3,"layers.1.self_attn.q_proj":4.0,"q_proj":5}"#,
     );
-    let settings = Settings::parse(&text, Path::new("")).unwrap();
+    let settings = AdapterSettings::parse(&text, Path::new("")).unwrap();
     let written = settings.to_text("base");
-    let again = Settings::parse(&written, Path::new("")).unwrap();
+    let again = AdapterSettings::parse(&written, Path::new("")).unwrap();
     assert_eq!(again.to_text("base"), written);
-    assert!(again.scale(1, Module::Query, 1) == 4.0 && again.scale(0, Module::Query, 1) == 5.0);
+    assert!(
+        again.module_scale(1, LayerModule::Query, 1) == 4.0
+            && again.module_scale(0, LayerModule::Query, 1) == 5.0
+    );
     let value: Value = serde_json::from_str(&written).unwrap();
     assert_eq!(value["target_modules"], "all-linear");
     assert_eq!(value["layers_to_transform"], json!([1, 2]));
@@ -61,10 +65,10 @@ fn what_is_written_is_read_again() {
     let spec = LoraSpec {
         rank: 8,
         alpha: 16.0,
-        modules: [Module::Query, Module::Value].into(),
+        modules: [LayerModule::Query, LayerModule::Value].into(),
         rslora: false,
     };
-    assert_eq!(plain, Settings::plain(&spec).to_text("base"));
+    assert_eq!(plain, AdapterSettings::from_spec(&spec).to_text("base"));
 }
 
 #[test]

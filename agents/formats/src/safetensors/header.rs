@@ -1,24 +1,31 @@
-//! What stands before the data: names, kinds, shapes and places, all checked against the file.
+//! Reads the header of a safetensors file: names, types, shapes and ranges of the tensors, all
+//! checked against the file's size.
 
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::ops::Range;
 
-/// As the format's own library has it.
+/// The largest accepted header, as in the format's own library.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
+/// The description of a tensor in the header.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// As the format calls it: `F32`, `BF16`, `I64`, …
+pub struct TensorEntry {
+    /// The format's name of the type: `F32`, `BF16`, `I64` and so on.
     pub dtype: String,
+    /// The shape; the last dimension is contiguous.
     pub shape: Vec<u64>,
-    /// Of the data.
+    /// The range of its bytes within the data.
     pub range: Range<u64>,
 }
 
-/// Bytes of the header's text. The outer error is the disk's, the inner one says what is wrong.
-pub(super) fn size(file: &mut impl Read, length: u64) -> io::Result<Result<u64, String>> {
+/// Reads the size of the header's text in bytes. `length` is the size of the file. The outer error
+/// is that of reading, the inner one describes invalid content.
+pub(super) fn read_header_size(
+    file: &mut impl Read,
+    length: u64,
+) -> io::Result<Result<u64, String>> {
     if length < 8 {
         return Ok(Err("it is shorter than 8 bytes".into()));
     }
@@ -34,48 +41,57 @@ pub(super) fn size(file: &mut impl Read, length: u64) -> io::Result<Result<u64, 
     })
 }
 
-type Parsed = (BTreeMap<String, Entry>, BTreeMap<String, String>);
+/// The content of a header: tensors by name, and the metadata.
+type SafetensorsHeader = (BTreeMap<String, TensorEntry>, BTreeMap<String, String>);
 
-/// `data` is how many bytes follow the header.
-pub(super) fn parse(text: &[u8], data: u64) -> Result<Parsed, String> {
+/// Parses the text of a header. `data` is the number of bytes that follow it.
+///
+/// # Errors
+/// When it is not JSON, a tensor is not described completely, or the tensors do not fill the data
+/// exactly.
+pub(super) fn parse_header(text: &[u8], data: u64) -> Result<SafetensorsHeader, String> {
     let mut map: Map<String, Value> =
-        serde_json::from_slice(text).map_err(|error| format!("its header is no JSON: {error}"))?;
+        serde_json::from_slice(text).map_err(|error| format!("its header is not JSON: {error}"))?;
     let metadata = match map.remove("__metadata__") {
-        Some(Value::Object(pairs)) => pairs.into_iter().filter_map(text_pair).collect(),
+        Some(Value::Object(pairs)) => pairs.into_iter().filter_map(to_text_pair).collect(),
         _ => BTreeMap::new(),
     };
     let mut entries = BTreeMap::new();
     for (name, value) in map {
-        let entry = entry(&value).ok_or_else(|| format!("tensor `{name}` is not described"))?;
+        let entry =
+            parse_entry(&value).ok_or_else(|| format!("tensor `{name}` is not described"))?;
         check_size(&name, &entry)?;
         entries.insert(name, entry);
     }
-    check_places(&entries, data)?;
+    check_ranges(&entries, data)?;
     Ok((entries, metadata))
 }
 
-fn text_pair((key, value): (String, Value)) -> Option<(String, String)> {
+/// Returns an entry of the metadata if its value is a text.
+fn to_text_pair((key, value): (String, Value)) -> Option<(String, String)> {
     match value {
         Value::String(text) => Some((key, text)),
         _ => None,
     }
 }
 
-fn entry(value: &Value) -> Option<Entry> {
+/// Parses the description of a tensor.
+fn parse_entry(value: &Value) -> Option<TensorEntry> {
     let numbers = |field: &str| -> Option<Vec<u64>> {
         value.get(field)?.as_array()?.iter().map(Value::as_u64).collect()
     };
     let dtype = value.get("dtype")?.as_str()?.to_owned();
     match numbers("data_offsets")?.as_slice() {
         [start, end] if start <= end => {
-            Some(Entry { dtype, shape: numbers("shape")?, range: *start..*end })
+            Some(TensorEntry { dtype, shape: numbers("shape")?, range: *start..*end })
         }
         _ => None,
     }
 }
 
-fn check_size(name: &str, entry: &Entry) -> Result<(), String> {
-    let bits = bits(&entry.dtype)
+/// Checks that the shape and the type of a tensor agree with its number of bytes.
+fn check_size(name: &str, entry: &TensorEntry) -> Result<(), String> {
+    let bits = dtype_bits(&entry.dtype)
         .ok_or_else(|| format!("tensor `{name}` is of the unknown kind `{}`", entry.dtype))?;
     let total = entry.shape.iter().try_fold(bits, |total, size| total.checked_mul(*size));
     let held = entry.range.end - entry.range.start;
@@ -88,8 +104,8 @@ fn check_size(name: &str, entry: &Entry) -> Result<(), String> {
     }
 }
 
-/// No gaps, nothing twice, and everything there.
-fn check_places(entries: &BTreeMap<String, Entry>, data: u64) -> Result<(), String> {
+/// Checks that the tensors fill the data without gaps or overlaps, and that the file is complete.
+fn check_ranges(entries: &BTreeMap<String, TensorEntry>, data: u64) -> Result<(), String> {
     let mut places: Vec<(&Range<u64>, &String)> =
         entries.iter().map(|(name, entry)| (&entry.range, name)).collect();
     places.sort_by_key(|(range, _)| (range.start, range.end));
@@ -107,7 +123,8 @@ fn check_places(entries: &BTreeMap<String, Entry>, data: u64) -> Result<(), Stri
     }
 }
 
-fn bits(dtype: &str) -> Option<u64> {
+/// Returns the size of a number of this type in bits; `None` for an unknown type.
+fn dtype_bits(dtype: &str) -> Option<u64> {
     Some(match dtype {
         "F4" => 4,
         "F6_E2M3" | "F6_E3M2" => 6,
@@ -129,7 +146,7 @@ mod tests {
         let good = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},
             "b":{"dtype":"BF16","shape":[2,1],"data_offsets":[8,12]},
             "__metadata__":{"format":"pt"}}"#;
-        let (entries, metadata) = parse(good.as_bytes(), 12).unwrap();
+        let (entries, metadata) = parse_header(good.as_bytes(), 12).unwrap();
         assert_eq!(entries["b"].range, 8..12);
         assert_eq!(metadata["format"], "pt");
         for (from, to, data, expected) in [
@@ -141,9 +158,9 @@ mod tests {
             ("[2,1]", "[-2,1]", 12, "`b` is not described"),
             ("[8,12]", "[12,8]", 12, "`b` is not described"),
             ("BF16", "Q9", 12, "unknown kind `Q9`"),
-            ("{\"a\"", "[", 12, "no JSON"),
+            ("{\"a\"", "[", 12, "not JSON"),
         ] {
-            let error = parse(good.replacen(from, to, 1).as_bytes(), data).unwrap_err();
+            let error = parse_header(good.replacen(from, to, 1).as_bytes(), data).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
     }

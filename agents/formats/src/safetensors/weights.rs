@@ -1,47 +1,59 @@
-//! A model's tensors, in however many files.
+//! The tensors of a model, in one or several files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{File, Located, TensorError};
+use super::{LocatedTensor, SafetensorsError, SafetensorsFile};
 
+/// The open weight files of a model.
 #[derive(Debug)]
-pub struct Weights {
+pub struct ModelWeights {
     dir: PathBuf,
-    files: Vec<File>,
-    /// Which file has a tensor.
-    places: BTreeMap<String, usize>,
+    files: Vec<SafetensorsFile>,
+    /// The index of the file that contains each tensor.
+    file_indexes: BTreeMap<String, usize>,
 }
 
-impl Weights {
-    /// `paths` are the files of `dir`.
-    pub fn open(dir: &Path, paths: &[PathBuf]) -> Result<Self, TensorError> {
-        let files = paths.iter().map(|path| File::open(path)).collect::<Result<Vec<_>, _>>()?;
+impl ModelWeights {
+    /// Opens the files of a model. `dir` is the directory of `paths`, named in errors.
+    ///
+    /// # Errors
+    /// When a file is invalid, or a tensor is in two of them.
+    pub fn open(dir: &Path, paths: &[PathBuf]) -> Result<Self, SafetensorsError> {
+        let files =
+            paths.iter().map(|path| SafetensorsFile::open(path)).collect::<Result<Vec<_>, _>>()?;
         let mut places = BTreeMap::new();
         for (index, file) in files.iter().enumerate() {
-            for name in file.entries().keys() {
+            for name in file.tensor_entries().keys() {
                 if places.insert(name.clone(), index).is_some() {
-                    return Err(TensorError::Twice { dir: dir.into(), name: name.clone() });
+                    return Err(SafetensorsError::Twice { dir: dir.into(), name: name.clone() });
                 }
             }
         }
-        Ok(Self { dir: dir.into(), files, places })
+        Ok(Self { dir: dir.into(), files, file_indexes: places })
     }
 
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.places.keys().map(String::as_str)
+    /// Returns the names of all tensors, sorted.
+    pub fn tensor_names(&self) -> impl Iterator<Item = &str> {
+        self.file_indexes.keys().map(String::as_str)
     }
 
-    pub fn files(&self) -> &[File] {
+    /// Returns the open files.
+    pub fn open_files(&self) -> &[SafetensorsFile] {
         &self.files
     }
 
-    pub fn find(&self, name: &str) -> Option<Located<'_>> {
-        self.places.get(name).and_then(|index| self.files[*index].get(name))
+    /// Finds a tensor by its name.
+    pub fn find_tensor(&self, name: &str) -> Option<LocatedTensor<'_>> {
+        self.file_indexes.get(name).and_then(|index| self.files[*index].get(name))
     }
 
-    pub fn get(&self, name: &str) -> Result<Located<'_>, TensorError> {
-        let missing = || TensorError::Missing { dir: self.dir.clone(), name: name.into() };
-        self.find(name).ok_or_else(missing)
+    /// Returns a tensor by its name.
+    ///
+    /// # Errors
+    /// When no file contains it.
+    pub fn get(&self, name: &str) -> Result<LocatedTensor<'_>, SafetensorsError> {
+        let missing = || SafetensorsError::Missing { dir: self.dir.clone(), name: name.into() };
+        self.find_tensor(name).ok_or_else(missing)
     }
 }

@@ -1,175 +1,205 @@
-//! Drawing samples with the embedded engine: continuous batching over all calls at hand.
+//! Sampling with the embedded engine: continuous batching over all pending calls.
 //!
-//! Another adapter begins a batch of its own, on the base that is loaded: nothing that was computed
-//! with the one before is kept.
+//! Each adapter begins a new batch on the loaded base. Cached state is never shared between
+//! policies.
 
 use std::path::Path;
 
+use agent::{CallInbox, CallResponder, WorkerCall};
 use anyhow::Context;
-use engine::{Adapter, Completion, Dtype, Finish, Generator, Model, Prompt, Sampling, Tokenizer};
-use runtime::{Call, Inbox, Responder};
-use wire::{sample_seed, v1};
+use engine::{
+    BatchGenerator, FinishReason, LanguageModel, LoraAdapter, MatrixDtype, ModelTokenizer,
+    PromptInput, SampleCompletion, SamplingParameters,
+};
+use wire::{derive_sample_seed, v1};
 
 use super::{
     WorkerConfig,
-    canary::{self, Canaries},
-    open::{Drawn, OpenCalls, Tag},
+    canary_cache::{self, CanaryCache},
+    pending_calls::{DrawnSample, PendingCalls, SampleTag},
 };
-use crate::calls::{Adopt, Answer, Generate, Request, longest_first};
+use crate::messages::{
+    AdoptRequest, GenerateRequest, GeneratorAnswer, GeneratorRequest, order_longest_first,
+};
 
-/// Serves calls until the agent closes the pipe. A model that cannot be loaded is told to
-/// the first caller, or to whoever asked for its adapter, and is the worker's end.
-pub(super) fn serve(config: &WorkerConfig, inbox: &Inbox<Request>) {
-    let failed = |error: &anyhow::Error, caller: Option<Responder>| {
-        caller.iter().for_each(|caller| caller.error(&format!("{error:#}")));
+/// Serves calls until the agent closes the pipe. If a model or adapter cannot be loaded, the first
+/// caller, or the one that requested the adapter, receives the error, and the worker ends.
+pub(super) fn serve_calls(config: &WorkerConfig, inbox: &CallInbox<GeneratorRequest>) {
+    let failed = |error: &anyhow::Error, caller: Option<CallResponder>| {
+        caller.iter().for_each(|caller| caller.send_error(&format!("{error:#}")));
     };
-    let loaded = Base::load(config).and_then(|mut base| {
-        let batch = base.batch(config.adapter.as_deref())?;
+    let loaded = LoadedBase::load_base(config).and_then(|mut base| {
+        let batch = base.new_batch(config.adapter.as_deref())?;
         Ok((base, batch))
     });
     let (mut base, mut batch) = match loaded {
         Ok(loaded) => loaded,
-        Err(error) => return failed(&error, inbox.next().map(|call| call.respond)),
+        Err(error) => return failed(&error, inbox.next().map(|call| call.responder)),
     };
-    while let Some(Call { request: Adopt { adapter }, respond }) = batch.serve(inbox) {
-        batch = match base.batch(adapter.as_deref()) {
+    while let Some(WorkerCall { request: AdoptRequest { adapter }, responder: respond }) =
+        batch.serve_until_swap(inbox)
+    {
+        batch = match base.new_batch(adapter.as_deref()) {
             Ok(batch) => batch,
             Err(error) => return failed(&error, Some(respond)),
         };
-        respond.reply(&Answer::Adopted);
+        respond.send_reply(&GeneratorAnswer::Adopted);
     }
 }
 
-/// What stays loaded, whichever adapter draws.
-struct Base<'a> {
+/// The parts of the model that stay loaded when the adapter changes.
+struct LoadedBase<'a> {
     config: &'a WorkerConfig,
-    tokenizer: Tokenizer,
-    /// Of its tokenizer.
-    digest: String,
-    /// None: an adapter was merged into it.
-    model: Option<Model>,
+    tokenizer: ModelTokenizer,
+    /// The digest of the base's tokenizer.
+    tokenizer_digest: String,
+    /// The base's weights; `None` after an adapter was merged into them.
+    model: Option<LanguageModel>,
 }
 
-impl<'a> Base<'a> {
-    fn load(config: &'a WorkerConfig) -> anyhow::Result<Self> {
+impl<'a> LoadedBase<'a> {
+    /// Loads the base and its tokenizer.
+    fn load_base(config: &'a WorkerConfig) -> anyhow::Result<Self> {
         let WorkerConfig { base, device, dtype, .. } = config;
-        let (model, tokenizer) = engine::load(base, None, device, *dtype)?;
-        Ok(Self { config, tokenizer, digest: canary::tokenizer(base)?, model: Some(model) })
+        let (model, tokenizer) = engine::load_model(base, None, device, *dtype)?;
+        Ok(Self {
+            config,
+            tokenizer,
+            tokenizer_digest: canary_cache::digest_tokenizer(base)?,
+            model: Some(model),
+        })
     }
 
-    /// An empty batch that draws with an adapter. Whoever had one dropped it before: in f32 there
-    /// is memory for one model, with the adapter in its weights, so that the next adapter needs
-    /// them read again; in bf16 an adapter stays beside the weights.
-    fn batch(&mut self, adapter: Option<&Path>) -> anyhow::Result<Batch> {
+    /// Returns an empty batch that draws with an adapter. The caller must have dropped the previous
+    /// batch. In f32 there is memory for one model, with the adapter merged into its weights, so
+    /// the next adapter needs the weights read again. In bf16 the adapter stays beside the weights.
+    fn new_batch(&mut self, adapter: Option<&Path>) -> anyhow::Result<CandleBatch> {
         let WorkerConfig { base, device, dtype, slots, .. } = self.config;
         let mut model = match self.model.take() {
             Some(model) => model,
-            None => engine::load(base, None, device, *dtype)?.0,
+            None => engine::load_model(base, None, device, *dtype)?.0,
         };
-        if adapter.is_none() || *dtype == Dtype::Bf16 {
+        if adapter.is_none() || *dtype == MatrixDtype::Bf16 {
             self.model = Some(model.clone());
         }
         if let Some(path) = adapter {
-            let adapter = Adapter::load(path, model.config()).context("load the adapter")?;
-            model = model.adapted(&adapter).context("merge the adapter")?;
+            let adapter =
+                LoraAdapter::load_peft(path, model.model_config()).context("load the adapter")?;
+            model = model.into_adapted(&adapter).context("merge the adapter")?;
         }
-        let calls = OpenCalls::new(model.engine(), String::new(), self.digest.clone());
-        let generator = Generator::new(model, self.tokenizer.clone(), *slots);
-        Ok(Batch { generator, calls, canaries: Canaries::default() })
+        let calls =
+            PendingCalls::new(model.engine_name(), String::new(), self.tokenizer_digest.clone());
+        let generator = BatchGenerator::new(model, self.tokenizer.clone(), *slots);
+        Ok(CandleBatch { generator, calls, canaries: CanaryCache::default() })
     }
 }
 
-struct Batch {
-    generator: Generator<Tag>,
-    calls: OpenCalls,
-    canaries: Canaries,
+/// The pending calls of one adapter, and the generator that draws their samples.
+struct CandleBatch {
+    generator: BatchGenerator<SampleTag>,
+    calls: PendingCalls,
+    canaries: CanaryCache,
 }
 
-impl Batch {
-    /// Until another adapter is to draw; `None` when there will be no more calls.
-    fn serve(mut self, inbox: &Inbox<Request>) -> Option<Call<Adopt>> {
+impl CandleBatch {
+    /// Serves calls until another adapter is requested, and returns that call. Returns `None` if no
+    /// more calls will come or the engine failed.
+    fn serve_until_swap(
+        mut self,
+        inbox: &CallInbox<GeneratorRequest>,
+    ) -> Option<WorkerCall<AdoptRequest>> {
         loop {
             let first = if self.calls.is_empty() { Some(inbox.next()?) } else { None };
             let waiting = std::iter::from_fn(|| inbox.try_next().ok());
-            for Call { request, respond } in first.into_iter().chain(waiting) {
+            for WorkerCall { request, responder: respond } in first.into_iter().chain(waiting) {
                 match request {
-                    Request::Generate(request) => self.admit(Call { request, respond }),
-                    Request::Adopt(request) if self.calls.is_empty() => {
-                        return Some(Call { request, respond });
+                    GeneratorRequest::Generate(request) => {
+                        self.admit_call(WorkerCall { request, responder: respond });
                     }
-                    Request::Adopt(_) => respond.error("another adapter is drawing just now"),
+                    GeneratorRequest::Adopt(request) if self.calls.is_empty() => {
+                        return Some(WorkerCall { request, responder: respond });
+                    }
+                    GeneratorRequest::Adopt(_) => {
+                        respond.send_error("another adapter is generating; retry when it is done");
+                    }
                 }
             }
-            match self.generator.step() {
-                Ok(completions) => completions.into_iter().for_each(|done| self.take(done)),
+            match self.generator.generate_step() {
+                Ok(completions) => {
+                    completions.into_iter().for_each(|done| self.take_completion(done));
+                }
                 Err(error) => {
                     self.calls.refuse_all(&format!("{error:#}"));
                     return None;
                 }
             }
-            self.calls.tell();
+            self.calls.report_progress();
         }
     }
 
-    fn admit(&mut self, call: Call<Generate>) {
-        let Some((call, request)) = self.calls.open(call) else { return };
-        if let Err(error) = self.score(call) {
-            return self.calls.refuse(call, &format!("{error:#}"));
+    /// Adds a call's samples to the batch, or refuses the call.
+    fn admit_call(&mut self, call: WorkerCall<GenerateRequest>) {
+        let Some((call, request)) = self.calls.open_call(call) else { return };
+        if let Err(error) = self.score_canary(call) {
+            return self.calls.refuse_call(call, &format!("{error:#}"));
         }
-        let sampling = Sampling {
+        let sampling = SamplingParameters {
             temperature: request.sampling.temperature,
             top_k: request.sampling.top_k as usize,
             top_p: request.sampling.top_p,
             max_new_tokens: request.sampling.max_new_tokens as usize,
         };
-        for (index, wanted) in longest_first(request.requests) {
+        for (index, wanted) in order_longest_first(request.requests) {
             let indices = wanted.first..wanted.first + wanted.count;
-            let seeds = indices.map(|n| sample_seed(request.seed, &wanted.prompt_id, n)).collect();
-            let prompt = Prompt::Text(wanted.text);
-            let tag = Tag { call, request: index };
+            let seeds =
+                indices.map(|n| derive_sample_seed(request.seed, &wanted.prompt_id, n)).collect();
+            let prompt = PromptInput::Text(wanted.text);
+            let tag = SampleTag { call, request: index };
             if let Err(error) =
-                self.generator.admit(engine::Request { tag, prompt, seeds, sampling })
+                self.generator.admit_request(engine::PromptRequest { tag, prompt, seeds, sampling })
             {
-                // What of this call was admitted before runs on and is dropped when done.
+                // Samples of this call that were admitted before are drawn and then dropped.
                 let error = anyhow::Error::from(error);
                 let message = format!("prompt {:?}: {error:#}", wanted.prompt_id);
-                return self.calls.refuse(call, &message);
+                return self.calls.refuse_call(call, &message);
             }
         }
-        self.calls.settle(call);
+        self.calls.reply_if_complete(call);
     }
 
-    /// With the very weights that draw.
-    fn score(&mut self, call: u64) -> anyhow::Result<()> {
-        let Some(text) = self.calls.asks(call).map(str::to_owned) else { return Ok(()) };
+    /// Scores a call's canary text with the same weights that draw its samples.
+    fn score_canary(&mut self, call: u64) -> anyhow::Result<()> {
+        let Some(text) = self.calls.unscored_canary(call).map(str::to_owned) else { return Ok(()) };
         let canary = match self.canaries.get(&text) {
             Some(canary) => canary,
             None => {
-                let canary = self.generator.canary(&text, wire::CANARY_TOKENS)?;
-                self.canaries.learn(&text, &canary);
+                let canary = self.generator.score_canary(&text, wire::CANARY_TOKENS_MAX)?;
+                self.canaries.remember_canary(&text, &canary);
                 canary
             }
         };
-        self.calls.show(call, canary);
+        self.calls.set_canary(call, canary);
         Ok(())
     }
 
-    fn take(&mut self, done: Completion<Tag>) {
+    /// Adds a finished sample to its call.
+    fn take_completion(&mut self, done: SampleCompletion<SampleTag>) {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let finish = match done.finish {
-            Finish::Stop => v1::samples::Finish::Stop,
-            Finish::Length => v1::samples::Finish::Length,
+            FinishReason::Stop => v1::samples::Finish::Stop,
+            FinishReason::Length => v1::samples::Finish::Length,
         };
         let (nth, tokens) = (count(done.index), count(done.tokens.len()));
         let logprob = Some(done.logprob);
-        self.calls.take(done.tag, Drawn { nth, text: done.text, tokens, finish, logprob });
+        self.calls
+            .add_sample(done.tag, DrawnSample { nth, text: done.text, tokens, finish, logprob });
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Backend;
+    use crate::GeneratorBackend;
 
     #[test]
     fn an_adapter_leaves_nothing_behind_for_the_next() {
@@ -179,9 +209,9 @@ mod tests {
             return;
         }
         let adapter = root.join("peft/qwen2-r8-qv");
-        for dtype in [Dtype::F32, Dtype::Bf16] {
+        for dtype in [MatrixDtype::F32, MatrixDtype::Bf16] {
             let config = WorkerConfig {
-                backend: Backend::Candle,
+                backend: GeneratorBackend::Candle,
                 base: root.join("hf/qwen2-tiny"),
                 base_key: String::new(),
                 adapter: None,
@@ -190,10 +220,10 @@ mod tests {
                 device: "cpu".into(),
                 dtype,
             };
-            let mut base = Base::load(&config).unwrap();
+            let mut base = LoadedBase::load_base(&config).unwrap();
             let mut thinks = |adapter: Option<&Path>| {
-                let batch = base.batch(adapter).unwrap();
-                batch.generator.canary("def main(files, limit):", 4).unwrap()
+                let batch = base.new_batch(adapter).unwrap();
+                batch.generator.score_canary("def main(files, limit):", 4).unwrap()
             };
             let (alone, adapted) = (thinks(None), thinks(Some(&adapter)));
             assert_ne!(alone, adapted);

@@ -1,95 +1,102 @@
-//! Drawing samples from an OpenAI-compatible server that somebody else runs. Which weights it
-//! serves, nobody can say from here: a name is all there is to go by.
+//! Sampling from an external OpenAI-compatible server. The weights that it serves cannot be
+//! verified; only the model's name is known.
 
 use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context, bail};
 use futures::future::{FutureExt, LocalBoxFuture};
-use llama::completion::folded;
+use llama::completion::fold_seed;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use wire::v1;
 
 use super::{
     WorkerConfig,
-    http::Http,
-    open::Drawn,
-    served::{NotDrawn, Prompt, Task},
+    completion_client::CompletionClient,
+    http_backend::{HttpPrompt, SampleError, SampleTask},
+    pending_calls::DrawnSample,
 };
-use crate::Endpoint;
+use crate::OpenAiEndpoint;
 
-/// To a question about the server itself.
-const BRIEF_LIMIT: Duration = Duration::from_secs(30);
-const BRIEF_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// The time limit of a query about the server itself.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(30);
+/// The size limit of the answer to such a query.
+const QUERY_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// To load an adapter.
-const LOAD_LIMIT: Duration = Duration::from_secs(300);
+/// The time limit for loading an adapter, and for scoring a canary.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A key is shorter.
+/// The size limit of a key file; a key is shorter.
 const KEY_BYTES_MAX: u64 = 16 * 1024;
 
-/// Who is known to take `top_k` at this address, and to draw from the whole vocabulary without.
-const TAKE_TOP_K: [&str; 2] = ["vllm", "llamacpp"];
+/// The servers (by `owned_by`) that are known to accept `top_k` at this path, and to draw from the
+/// whole vocabulary without it.
+const TOP_K_SERVERS: [&str; 2] = ["vllm", "llamacpp"];
 
-pub(super) struct Source {
-    endpoint: Endpoint,
-    http: Http,
+/// A client of an external server that draws samples.
+pub(super) struct EndpointBackend {
+    endpoint: OpenAiEndpoint,
+    http: CompletionClient,
     adapter: Option<PathBuf>,
     adapter_key: String,
-    model: Option<Model>,
+    model: Option<EndpointModel>,
 }
 
-/// What is asked for there.
+/// The model that is requested from the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Model {
+struct EndpointModel {
     name: String,
     takes_top_k: bool,
 }
 
-impl Source {
-    pub(super) fn new(endpoint: &Endpoint, config: &WorkerConfig) -> anyhow::Result<Self> {
-        let key = endpoint.key_file.as_ref().map(|path| read_key(path)).transpose()?;
+impl EndpointBackend {
+    /// Creates a client with the server's key. Sends no request yet.
+    pub(super) fn new(endpoint: &OpenAiEndpoint, config: &WorkerConfig) -> anyhow::Result<Self> {
+        let key = endpoint.key_file.as_ref().map(|path| read_key_file(path)).transpose()?;
         Ok(Self {
             endpoint: endpoint.clone(),
-            http: Http::at(&endpoint.url, key)?,
+            http: CompletionClient::for_url(&endpoint.url, key)?,
             adapter: config.adapter.clone(),
             adapter_key: config.adapter_key.clone(),
             model: None,
         })
     }
 
-    pub(super) fn caveat(&self) -> String {
-        format!("nobody can check which weights {} serves", self.endpoint.url)
+    /// Returns the reason why the policy cannot be verified.
+    pub(super) fn policy_caveat(&self) -> String {
+        format!("the weights that {} serves cannot be verified", self.endpoint.url)
     }
 
-    /// Finds the model, and has the adapter loaded if there is one.
+    /// Finds the model, and loads the adapter if there is one. Does nothing the second time.
     ///
     /// # Errors
-    /// When it is not there, or not to be had: another box may have it.
-    pub(super) async fn begin(&mut self) -> anyhow::Result<()> {
+    /// When the server does not respond, or does not have the model or adapter; another host may
+    /// have it.
+    pub(super) async fn ensure_model(&mut self) -> anyhow::Result<()> {
         if self.model.is_some() {
             return Ok(());
         }
-        let listed = self.http.get("/models", BRIEF_LIMIT, BRIEF_BYTES_MAX).await?;
-        let model = choose(&listed, self.endpoint.model.as_deref())
+        let listed = self.http.get("/models", QUERY_TIMEOUT, QUERY_BYTES_MAX).await?;
+        let model = choose_model(&listed, self.endpoint.model.as_deref())
             .with_context(|| format!("--generator-engine {}", self.endpoint.url))?;
         self.model = Some(match &self.adapter {
             None => model,
             Some(adapter) => {
-                let name = self.load(adapter.clone()).await?;
-                Model { name, ..model }
+                let name = self.load_adapter(adapter.clone()).await?;
+                EndpointModel { name, ..model }
             }
         });
         Ok(())
     }
 
-    /// Asks for an adapter by the way that vLLM has for it. It reads the files itself, so it must
-    /// see them under the same path.
-    async fn load(&self, adapter: PathBuf) -> anyhow::Result<String> {
+    /// Loads an adapter through vLLM's interface, and returns its name. The server reads the files
+    /// itself, so it must see them under the same path.
+    async fn load_adapter(&self, adapter: PathBuf) -> anyhow::Result<String> {
         let digest = self.adapter_key.rsplit(':').next().unwrap_or_default();
         let name = format!("flotilla-{}", digest.get(..16).unwrap_or(digest));
         let body = json!({ "lora_name": name, "lora_path": adapter });
-        let loaded = self.http.post("/load_lora_adapter", &body, LOAD_LIMIT, BRIEF_BYTES_MAX).await;
+        let loaded =
+            self.http.post_json("/load_lora_adapter", &body, LOAD_TIMEOUT, QUERY_BYTES_MAX).await;
         match loaded {
             Ok(_) => Ok(name),
             Err(error) if error.is_unknown_path() => bail!(
@@ -97,34 +104,44 @@ impl Source {
                  use vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 on this box, or llama.cpp (E109)",
                 self.endpoint.url
             ),
-            // By an earlier worker: it is named after its content.
+            // An earlier worker loaded it: the name is derived from its content.
             Err(error) if error.to_string().contains("already been loaded") => Ok(name),
             Err(error) => Err(error).context("load the adapter"),
         }
     }
 
-    pub(super) fn draw(&self, task: Task) -> impl Future<Output = Result<Drawn, NotDrawn>> + use<> {
+    /// Draws one sample.
+    pub(super) fn draw_sample(
+        &self,
+        task: SampleTask,
+    ) -> impl Future<Output = Result<DrawnSample, SampleError>> + use<> {
         let (http, model) = (self.http.clone(), self.model.clone());
         async move {
-            let (Some(model), Prompt::Text(prompt)) = (model, &task.of.prompt) else {
-                return Err(NotDrawn { message: "no model was found".into(), broke_off: false });
+            let (Some(model), HttpPrompt::Text(prompt)) = (model, &task.request.prompt) else {
+                return Err(SampleError {
+                    message: "no model was found".into(),
+                    connection_lost: false,
+                });
             };
-            let request = request(&model, prompt, &task)
-                .map_err(|message| NotDrawn { message, broke_off: false })?;
-            let (limit, bytes_max) = task.limits();
-            let answer = http.post("/completions", &request, limit, bytes_max).await;
+            let request = build_request(&model, prompt, &task)
+                .map_err(|message| SampleError { message, connection_lost: false })?;
+            let (limit, bytes_max) = task.answer_limits();
+            let answer = http.post_json("/completions", &request, limit, bytes_max).await;
             let answer = answer.map_err(|error| {
                 let broke_off = error.is_transport();
                 let message = format!("{:#}", anyhow::Error::from(error));
-                NotDrawn { message, broke_off }
+                SampleError { message, connection_lost: broke_off }
             })?;
-            read(&answer, &task)
-                .map_err(|error| NotDrawn { message: format!("{error:#}"), broke_off: false })
+            parse_sample(&answer, &task).map_err(|error| SampleError {
+                message: format!("{error:#}"),
+                connection_lost: false,
+            })
         }
     }
 
-    /// What it tells of a text, by the way that OpenAI had for it and vLLM has. Many have none.
-    pub(super) async fn canary(&self, text: &str) -> Result<Vec<f32>, NotDrawn> {
+    /// Returns the log-probabilities of a text, through the `echo` option that OpenAI's interface
+    /// had and vLLM has. Empty if the server does not support it.
+    pub(super) async fn score_canary(&self, text: &str) -> Result<Vec<f32>, SampleError> {
         let Some(model) = &self.model else { return Ok(Vec::new()) };
         let request = json!({
             "model": model.name,
@@ -134,26 +151,29 @@ impl Source {
             "logprobs": 1,
             "temperature": 0.0,
         });
-        match self.http.post("/completions", &request, LOAD_LIMIT, BRIEF_BYTES_MAX).await {
-            Ok(answer) => Ok(scored(&answer, text).unwrap_or_default()),
+        match self.http.post_json("/completions", &request, LOAD_TIMEOUT, QUERY_BYTES_MAX).await {
+            Ok(answer) => Ok(parse_echo_logprobs(&answer, text).unwrap_or_default()),
             Err(error) if error.is_transport() => {
                 let message = format!("{:#}", anyhow::Error::from(error));
-                Err(NotDrawn { message, broke_off: true })
+                Err(SampleError { message, connection_lost: true })
             }
             Err(error) => {
-                tracing::info!(%error, "the endpoint tells nothing of a text");
+                tracing::info!(%error, "the endpoint reports no log-probabilities of a given text");
                 Ok(Vec::new())
             }
         }
     }
 
-    pub(super) fn ping(&self) -> LocalBoxFuture<'static, bool> {
+    /// Reports whether the server responds.
+    pub(super) fn check_alive(&self) -> LocalBoxFuture<'static, bool> {
         let http = self.http.clone();
-        async move { http.get("/models", BRIEF_LIMIT, BRIEF_BYTES_MAX).await.is_ok() }.boxed_local()
+        async move { http.get("/models", QUERY_TIMEOUT, QUERY_BYTES_MAX).await.is_ok() }
+            .boxed_local()
     }
 }
 
-fn read_key(path: &std::path::Path) -> anyhow::Result<String> {
+/// Reads a key file, without surrounding whitespace.
+fn read_key_file(path: &std::path::Path) -> anyhow::Result<String> {
     use std::io::Read;
     let mut key = String::new();
     fs::File::open(path)
@@ -162,22 +182,24 @@ fn read_key(path: &std::path::Path) -> anyhow::Result<String> {
     Ok(key.trim().to_owned())
 }
 
+/// The server's list of models.
 #[derive(Deserialize)]
-struct Listed {
-    data: Vec<Named>,
+struct ModelList {
+    data: Vec<ModelEntry>,
 }
 
+/// One model of the list.
 #[derive(Deserialize)]
-struct Named {
+struct ModelEntry {
     id: String,
     #[serde(default)]
     owned_by: String,
 }
 
-/// The model of that name; without one, the only one.
-fn choose(listed: &[u8], wanted: Option<&str>) -> anyhow::Result<Model> {
-    let listed: Listed =
-        serde_json::from_slice(listed).context("its /models is no list of models")?;
+/// Returns the model with the wanted name; without a name, the only model.
+fn choose_model(listed: &[u8], wanted: Option<&str>) -> anyhow::Result<EndpointModel> {
+    let listed: ModelList =
+        serde_json::from_slice(listed).context("its /models is not a list of models")?;
     let names =
         || listed.data.iter().map(|one| one.id.as_str()).take(20).collect::<Vec<_>>().join(", ");
     let found = match (wanted, &listed.data[..]) {
@@ -186,22 +208,28 @@ fn choose(listed: &[u8], wanted: Option<&str>) -> anyhow::Result<Model> {
         (None, _) => None,
     };
     match (found, wanted) {
-        (Some(found), _) => Ok(Model {
+        (Some(found), _) => Ok(EndpointModel {
             name: found.id.clone(),
-            takes_top_k: TAKE_TOP_K.contains(&found.owned_by.as_str()),
+            takes_top_k: TOP_K_SERVERS.contains(&found.owned_by.as_str()),
         }),
-        (None, Some(wanted)) => bail!("it serves no {wanted:?}, but {} (E109)", names()),
-        (None, None) => bail!("say which of its models with --endpoint-model: {} (E109)", names()),
+        (None, Some(wanted)) => bail!("it does not serve {wanted:?}; it serves {} (E109)", names()),
+        (None, None) => bail!(
+            "it does not serve exactly one model; choose with --endpoint-model: \
+                               {} (E109)",
+            names()
+        ),
     }
 }
 
-fn request(model: &Model, prompt: &str, task: &Task) -> Result<Value, String> {
-    let sampling = &task.of.sampling;
+/// Builds the request for one sample. Returns an error if the order needs an option that the server
+/// is not known to accept.
+fn build_request(model: &EndpointModel, prompt: &str, task: &SampleTask) -> Result<Value, String> {
+    let sampling = &task.request.sampling;
     let mut request = json!({
         "model": model.name,
         "prompt": prompt,
         "n": 1,
-        "seed": folded(task.seed),
+        "seed": fold_seed(task.seed),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "max_tokens": sampling.max_new_tokens,
@@ -210,12 +238,12 @@ fn request(model: &Model, prompt: &str, task: &Task) -> Result<Value, String> {
         "stream": false,
     });
     if model.takes_top_k {
-        // Both take 0 or less for the whole vocabulary; 0 is what both agree on.
+        // Both servers accept 0 for the whole vocabulary.
         request["top_k"] = json!(sampling.top_k);
         request["min_p"] = json!(0.0);
     } else if sampling.top_k > 0 {
         return Err(format!(
-            "the order asks for top_k {}, which this server is not known to take; set \
+            "the order asks for top_k {}, which this server is not known to support; set \
              raft.sampling.top_k to 0",
             sampling.top_k
         ));
@@ -223,56 +251,66 @@ fn request(model: &Model, prompt: &str, task: &Task) -> Result<Value, String> {
     Ok(request)
 }
 
+/// The server's answer to a request for one sample.
 #[derive(Deserialize)]
-struct Answer {
-    choices: Vec<Choice>,
-    usage: Usage,
+struct EndpointCompletion {
+    choices: Vec<EndpointChoice>,
+    usage: CompletionUsage,
 }
 
+/// One completion of an answer.
 #[derive(Deserialize)]
-struct Choice {
+struct EndpointChoice {
     text: String,
     finish_reason: Option<String>,
 }
 
+/// The server's answer to a request that echoes a text.
 #[derive(Deserialize)]
-struct Echo {
-    choices: Vec<Echoed>,
+struct EchoAnswer {
+    choices: Vec<EchoChoice>,
 }
 
+/// One echoed text.
 #[derive(Deserialize)]
-struct Echoed {
+struct EchoChoice {
     text: String,
-    logprobs: Option<Logprobs>,
+    logprobs: Option<EchoLogprobs>,
 }
 
+/// The tokens of an echoed text with their log-probabilities.
 #[derive(Deserialize)]
-struct Logprobs {
+struct EchoLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<Option<f32>>,
 }
 
-/// Of the last tokens of a text that was echoed; none where the answer is of anything else.
-fn scored(answer: &[u8], text: &str) -> Option<Vec<f32>> {
-    let echo: Echo = serde_json::from_slice(answer).ok()?;
+/// Returns the log-probabilities of the last tokens of an echoed text. Returns `None` if the answer
+/// contains another text or no log-probabilities.
+fn parse_echo_logprobs(answer: &[u8], text: &str) -> Option<Vec<f32>> {
+    let echo: EchoAnswer = serde_json::from_slice(answer).ok()?;
     let echoed = echo.choices.into_iter().next().filter(|echoed| echoed.text == text)?;
-    let Logprobs { tokens, token_logprobs } = echoed.logprobs?;
-    // The first has nothing before it to be predicted from; parts of characters are left out.
+    let EchoLogprobs { tokens, token_logprobs } = echoed.logprobs?;
+    // The first token has no context and thus no probability; tokens that are parts of characters
+    // are skipped.
     let whole = tokens.iter().zip(token_logprobs).skip(1);
     let whole = whole.filter(|(token, _)| !token.contains(char::REPLACEMENT_CHARACTER));
     let all: Vec<f32> = whole.map(|(_, worth)| worth).collect::<Option<_>>()?;
-    Some(all[all.len().saturating_sub(wire::CANARY_TOKENS)..].to_vec())
+    Some(all[all.len().saturating_sub(wire::CANARY_TOKENS_MAX)..].to_vec())
 }
 
+/// The number of new tokens of an answer.
 #[derive(Deserialize)]
-struct Usage {
+struct CompletionUsage {
     completion_tokens: u32,
 }
 
-fn read(answer: &[u8], task: &Task) -> anyhow::Result<Drawn> {
+/// Parses the answer of one sample. Rejects an answer with another number of completions, an
+/// unknown finish reason or too many tokens.
+fn parse_sample(answer: &[u8], task: &SampleTask) -> anyhow::Result<DrawnSample> {
     use v1::samples::Finish;
-    let answer: Answer =
-        serde_json::from_slice(answer).context("the endpoint's answer is no completion")?;
+    let answer: EndpointCompletion =
+        serde_json::from_slice(answer).context("the endpoint's answer is not a completion")?;
     let [choice] = &answer.choices[..] else {
         bail!(
             "the endpoint answers {} completions where one was asked for (E109)",
@@ -286,52 +324,54 @@ fn read(answer: &[u8], task: &Task) -> anyhow::Result<Drawn> {
             bail!("the endpoint ends a completion for {other:?}, neither stop nor length (E109)")
         }
     };
-    let (tokens, limit) = (answer.usage.completion_tokens, task.of.sampling.max_new_tokens);
+    let (tokens, limit) = (answer.usage.completion_tokens, task.request.sampling.max_new_tokens);
     if tokens > limit {
         bail!("the endpoint answers {tokens} tokens where at most {limit} were asked for (E109)");
     }
-    // Its own settings decide what its probabilities are of, and nobody can see them from here.
+    // The server's own settings decide what its probabilities mean, and they are not visible here.
     let logprob = None;
-    Ok(Drawn { nth: task.nth, text: choice.text.clone(), tokens, finish, logprob })
+    Ok(DrawnSample { nth: task.nth, text: choice.text.clone(), tokens, finish, logprob })
 }
 
 #[cfg(test)]
 mod tests {
     use std::rc::Rc;
 
-    use llama::completion::Sampling;
+    use llama::completion::LlamaSampling;
 
     use super::*;
-    use crate::worker::{open::Tag, served::Prepared};
+    use crate::worker::{http_backend::PreparedRequest, pending_calls::SampleTag};
 
-    fn task(top_k: u32) -> Task {
-        let sampling = Sampling { temperature: 0.7, top_k, top_p: 0.9, max_new_tokens: 8 };
-        let prompt = Prompt::Text("1+1=".into());
-        let of = Rc::new(Prepared { prompt, sampling, positions: 0, logprobs: false });
-        Task { tag: Tag { call: 1, request: 0 }, nth: 3, seed: u64::MAX, of }
+    fn task(top_k: u32) -> SampleTask {
+        let sampling = LlamaSampling { temperature: 0.7, top_k, top_p: 0.9, max_new_tokens: 8 };
+        let prompt = HttpPrompt::Text("1+1=".into());
+        let of = Rc::new(PreparedRequest { prompt, sampling, positions: 0, logprobs: false });
+        SampleTask { tag: SampleTag { call: 1, request: 0 }, nth: 3, seed: u64::MAX, request: of }
     }
 
     #[test]
     fn the_model_is_the_one_named_or_the_only_one() {
         let one = br#"{"data":[{"id":"a","owned_by":"vllm"}]}"#;
         let two = br#"{"object":"list","data":[{"id":"a"},{"id":"b","owned_by":"ollama"}]}"#;
-        let model = |name: &str, takes_top_k| Model { name: name.into(), takes_top_k };
-        assert_eq!(choose(one, None).unwrap(), model("a", true));
-        assert_eq!(choose(two, Some("b")).unwrap(), model("b", false));
-        let error = |listed, wanted| choose(listed, wanted).unwrap_err().to_string();
+        let model = |name: &str, takes_top_k| EndpointModel { name: name.into(), takes_top_k };
+        assert_eq!(choose_model(one, None).unwrap(), model("a", true));
+        assert_eq!(choose_model(two, Some("b")).unwrap(), model("b", false));
+        let error = |listed, wanted| choose_model(listed, wanted).unwrap_err().to_string();
         assert!(error(two, None).contains("--endpoint-model: a, b"));
-        assert!(error(one, Some("c")).contains("no \"c\", but a"));
-        assert!(error(b"<html>", None).contains("no list"));
+        assert!(error(one, Some("c")).contains("not serve \"c\"; it serves a"));
+        assert!(error(b"<html>", None).contains("not a list"));
     }
 
     #[test]
     fn a_cut_that_a_server_may_not_know_is_refused_not_dropped() {
-        let known = Model { name: "a".into(), takes_top_k: true };
-        let unknown = Model { takes_top_k: false, ..known.clone() };
-        assert_eq!(request(&known, "x", &task(40)).unwrap()["top_k"], 40);
-        assert_eq!(request(&known, "x", &task(0)).unwrap()["min_p"], 0.0);
-        assert!(request(&unknown, "x", &task(0)).unwrap().get("top_k").is_none());
-        assert!(request(&unknown, "x", &task(40)).unwrap_err().contains("raft.sampling.top_k"));
+        let known = EndpointModel { name: "a".into(), takes_top_k: true };
+        let unknown = EndpointModel { takes_top_k: false, ..known.clone() };
+        assert_eq!(build_request(&known, "x", &task(40)).unwrap()["top_k"], 40);
+        assert_eq!(build_request(&known, "x", &task(0)).unwrap()["min_p"], 0.0);
+        assert!(build_request(&unknown, "x", &task(0)).unwrap().get("top_k").is_none());
+        assert!(
+            build_request(&unknown, "x", &task(40)).unwrap_err().contains("raft.sampling.top_k")
+        );
     }
 
     #[test]
@@ -339,21 +379,21 @@ mod tests {
         let told = |tokens: &[&str], worth: &[Option<f32>]| {
             let logprobs = json!({ "tokens": tokens, "token_logprobs": worth });
             let answer = json!({ "choices": [{ "text": "a", "logprobs": logprobs }] });
-            scored(answer.to_string().as_bytes(), "a")
+            parse_echo_logprobs(answer.to_string().as_bytes(), "a")
         };
         let three = ["a", "\u{fffd}", "c"];
         assert_eq!(told(&three, &[None, Some(-1.5), Some(-0.25)]), Some(vec![-0.25]));
         assert_eq!(told(&three, &[None, Some(-1.5), None]), None);
-        assert_eq!(told(&["a"; 41], &[Some(-1.0); 41]).unwrap().len(), wire::CANARY_TOKENS);
+        assert_eq!(told(&["a"; 41], &[Some(-1.0); 41]).unwrap().len(), wire::CANARY_TOKENS_MAX);
         for nothing in [r#"{"text":"a","logprobs":null}"#, r#"{"text":"b"}"#, r#"{"text":"a"}"#] {
             let answer = format!(r#"{{"choices":[{nothing}]}}"#);
-            assert_eq!(scored(answer.as_bytes(), "a"), None, "{nothing}");
+            assert_eq!(parse_echo_logprobs(answer.as_bytes(), "a"), None, "{nothing}");
         }
     }
 
     #[test]
     fn an_answer_that_is_not_one_sample_is_refused() {
-        let answer = |text: &str| read(text.as_bytes(), &task(0));
+        let answer = |text: &str| parse_sample(text.as_bytes(), &task(0));
         let whole = r#"{"choices":[{"text":"2","finish_reason":"stop","index":0}],
             "usage":{"completion_tokens":2,"prompt_tokens":4}}"#;
         let drawn = answer(whole).unwrap();

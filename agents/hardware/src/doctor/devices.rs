@@ -1,35 +1,37 @@
-//! Whether there is a GPU, which one, and whether this user may use it.
+//! Checks of the GPUs: presence, identity and access by this user.
 
-use super::{Finding, Severity, gib};
-use crate::snapshot::{Access, GpuSeen, Snapshot};
+use super::{DoctorFinding, Severity, format_gib};
+use crate::host_snapshot::{DeviceAccess, GpuInfo, HostSnapshot};
 
-pub(super) fn check(box_: &Snapshot) -> Vec<Finding> {
+/// Returns the findings about GPUs and their device files.
+pub(super) fn check_devices(box_: &HostSnapshot) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     if box_.gpus.is_empty() {
-        findings.extend(no_gpu(box_));
+        findings.extend(check_missing_gpu(box_));
         return findings;
     }
-    findings.extend(device("C-07", "/dev/kfd", &box_.kfd, box_));
+    findings.extend(check_device("C-07", "/dev/kfd", &box_.kfd, box_));
     for gpu in &box_.gpus {
         let path = format!("/dev/dri/renderD{}", gpu.render_minor);
-        findings.extend(device("C-08", &path, &gpu.render, box_));
-        findings.extend(wrong_identity(gpu));
+        findings.extend(check_device("C-08", &path, &gpu.render, box_));
+        findings.extend(check_identity(gpu));
     }
-    findings.extend(rootless(box_));
-    findings.extend(several(box_));
-    findings.extend(two_filters(box_));
-    findings.extend(visible(box_));
-    findings.extend(open_rules(box_));
-    findings.extend(selinux(box_));
-    findings.extend(virtual_machine(box_));
-    findings.extend(strangers(box_));
-    findings.extend(box_.gpus.iter().filter_map(asleep));
+    findings.extend(check_rootless_podman(box_));
+    findings.extend(check_several_gpus(box_));
+    findings.extend(check_device_filters(box_));
+    findings.extend(check_visible_devices(box_));
+    findings.extend(check_udev_rules(box_));
+    findings.extend(check_selinux(box_));
+    findings.extend(check_virtual_machine(box_));
+    findings.extend(check_foreign_processes(box_));
+    findings.extend(box_.gpus.iter().filter_map(check_suspended));
     findings
 }
 
-fn no_gpu(box_: &Snapshot) -> Option<Finding> {
+/// Reports a host without a usable GPU.
+fn check_missing_gpu(box_: &HostSnapshot) -> Option<DoctorFinding> {
     if box_.amdgpu.is_none() {
-        return Some(Finding {
+        return Some(DoctorFinding {
             id: "C-01",
             severity: Severity::Info,
             seen: "no AMD GPU: the amdgpu driver is not loaded".into(),
@@ -39,7 +41,7 @@ fn no_gpu(box_: &Snapshot) -> Option<Finding> {
             source: "Linux, drivers/gpu/drm/amd/amdkfd",
         });
     }
-    Some(Finding {
+    Some(DoctorFinding {
         id: "C-01",
         severity: Severity::Fail,
         seen: "amdgpu is loaded, and its compute driver (KFD) knows no GPU".into(),
@@ -51,26 +53,34 @@ fn no_gpu(box_: &Snapshot) -> Option<Finding> {
     })
 }
 
-fn device(id: &'static str, path: &str, access: &Access, box_: &Snapshot) -> Option<Finding> {
+/// Reports a device file that cannot be opened.
+fn check_device(
+    id: &'static str,
+    path: &str,
+    access: &DeviceAccess,
+    box_: &HostSnapshot,
+) -> Option<DoctorFinding> {
     let in_container = box_.kernel.container.is_some();
     let (seen, remedy) = match access {
-        Access::Usable => return None,
-        Access::Absent if in_container => (
+        DeviceAccess::Usable => return None,
+        DeviceAccess::Absent if in_container => (
             format!("{path} is not in this container, though sysfs shows the host's GPU"),
             format!("pass the devices: --device /dev/kfd --device {path} --group-add keep-groups"),
         ),
-        Access::Absent => (
+        DeviceAccess::Absent => (
             format!("{path} does not exist"),
             "modprobe amdgpu; reinstall udev's rules; look at `dmesg | grep -i amdgpu`".into(),
         ),
-        Access::Denied => (format!("{path} may not be opened by this user"), groups(box_)),
-        Access::Failed(error) => (
+        DeviceAccess::Denied => {
+            (format!("{path} may not be opened by this user"), group_remedy(box_))
+        }
+        DeviceAccess::Failed(error) => (
             format!("{path} cannot be opened: {error}"),
             "look at `dmesg | grep -iE 'amdgpu|kfd'`; after a GPU reset only a reboot may help"
                 .into(),
         ),
     };
-    Some(Finding {
+    Some(DoctorFinding {
         id,
         severity: Severity::Fail,
         seen,
@@ -80,7 +90,8 @@ fn device(id: &'static str, path: &str, access: &Access, box_: &Snapshot) -> Opt
     })
 }
 
-fn groups(box_: &Snapshot) -> String {
+/// Returns advice on the missing groups.
+fn group_remedy(box_: &HostSnapshot) -> String {
     let missing: Vec<&str> = box_
         .gpu_groups
         .iter()
@@ -97,8 +108,8 @@ fn groups(box_: &Snapshot) -> String {
     )
 }
 
-/// PCI ids that can only be one target.
-const IDENTITIES: [(u32, &str); 7] = [
+/// PCI device ids and their only possible target.
+const KNOWN_DEVICES: [(u32, &str); 7] = [
     (0x1586, "gfx1151"),
     (0x150e, "gfx1150"),
     (0x7550, "gfx1201"),
@@ -108,13 +119,14 @@ const IDENTITIES: [(u32, &str); 7] = [
     (0x66af, "gfx906"),
 ];
 
-/// Of a group that was not passed into a user's own container.
-const NOBODY: u32 = 65_534;
+/// The group id that unmapped groups have in a user's own container.
+const OVERFLOW_GROUP: u32 = 65_534;
 
-fn rootless(box_: &Snapshot) -> Option<Finding> {
+/// Reports a rootless podman container that dropped the groups.
+fn check_rootless_podman(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let is_podman = box_.kernel.container.as_deref() == Some("podman");
-    let dropped = box_.kfd == Access::Denied && !box_.groups.contains(&NOBODY);
-    (is_podman && dropped).then(|| Finding {
+    let dropped = box_.kfd == DeviceAccess::Denied && !box_.groups.contains(&OVERFLOW_GROUP);
+    (is_podman && dropped).then(|| DoctorFinding {
         id: "C-11",
         severity: Severity::Warn,
         seen: "a podman container without its user's supplementary groups".into(),
@@ -124,8 +136,9 @@ fn rootless(box_: &Snapshot) -> Option<Finding> {
     })
 }
 
-fn asleep(gpu: &GpuSeen) -> Option<Finding> {
-    gpu.suspended.then(|| Finding {
+/// Reports a GPU that is powered down.
+fn check_suspended(gpu: &GpuInfo) -> Option<DoctorFinding> {
+    gpu.suspended.then(|| DoctorFinding {
         id: "C-36",
         severity: Severity::Info,
         seen: format!("{} is powered down", gpu.gfx),
@@ -135,29 +148,30 @@ fn asleep(gpu: &GpuSeen) -> Option<Finding> {
     })
 }
 
-/// The other way round: a target of which all devices are known has this one too.
-fn unknown_identity(gpu: &GpuSeen) -> Option<Finding> {
+/// Reports an unknown PCI id of a target of which all devices are known.
+fn check_unknown_device(gpu: &GpuInfo) -> Option<DoctorFinding> {
     let is_known = |(id, gfx): &(u32, &str)| *gfx == gpu.gfx && *id == gpu.device_id;
-    let has_target = IDENTITIES.iter().any(|(_, gfx)| *gfx == gpu.gfx);
-    (has_target && !IDENTITIES.iter().any(is_known)).then(|| Finding {
+    let has_target = KNOWN_DEVICES.iter().any(|(_, gfx)| *gfx == gpu.gfx);
+    (has_target && !KNOWN_DEVICES.iter().any(is_known)).then(|| DoctorFinding {
         id: "C-02",
         severity: Severity::Info,
         seen: format!("{} with a PCI id not known here, {:#06x}", gpu.gfx, gpu.device_id),
-        why: "a new card of a known target: what is known of it may not hold",
-        remedy: "tell us: flotilla doctor --capture box.tar.zst".into(),
+        why: "a new card of a known target: its settings here may not fit",
+        remedy: "report it with a capture: flotilla doctor --capture box.tar.zst".into(),
         source: "the list of PCI ids here",
     })
 }
 
-fn wrong_identity(gpu: &GpuSeen) -> Option<Finding> {
-    let Some((_, expected)) = IDENTITIES.iter().find(|(id, _)| *id == gpu.device_id) else {
-        return unknown_identity(gpu);
+/// Reports a GPU whose PCI id and target disagree.
+fn check_identity(gpu: &GpuInfo) -> Option<DoctorFinding> {
+    let Some((_, expected)) = KNOWN_DEVICES.iter().find(|(id, _)| *id == gpu.device_id) else {
+        return check_unknown_device(gpu);
     };
-    (gpu.gfx != *expected).then(|| Finding {
+    (gpu.gfx != *expected).then(|| DoctorFinding {
         id: "C-02",
         severity: Severity::Warn,
         seen: format!(
-            "PCI id {:#06x} is {expected}, the compute driver says {}",
+            "PCI id {:#06x} is {expected}, the compute driver reports {}",
             gpu.device_id, gpu.gfx
         ),
         why: "a driver that names the wrong target runs the wrong kernels",
@@ -166,10 +180,11 @@ fn wrong_identity(gpu: &GpuSeen) -> Option<Finding> {
     })
 }
 
-fn several(box_: &Snapshot) -> Option<Finding> {
+/// Reports an integrated GPU beside a card.
+fn check_several_gpus(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let integrated = box_.gpus.iter().find(|gpu| gpu.unified_memory)?;
     let card = box_.main_gpu().filter(|gpu| !gpu.unified_memory)?;
-    Some(Finding {
+    Some(DoctorFinding {
         id: "C-05",
         severity: Severity::Info,
         seen: format!(
@@ -186,13 +201,14 @@ fn several(box_: &Snapshot) -> Option<Finding> {
     })
 }
 
-fn visible(box_: &Snapshot) -> Option<Finding> {
+/// Reports a `HIP_VISIBLE_DEVICES` that names a missing GPU.
+fn check_visible_devices(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let value = box_.environment.get("HIP_VISIBLE_DEVICES")?;
     let known = |one: &str| {
         one.trim().parse::<usize>().is_ok_and(|ordinal| ordinal < box_.gpus.len())
             || one.trim().starts_with("GPU-")
     };
-    (!value.split(',').all(known)).then(|| Finding {
+    (!value.split(',').all(known)).then(|| DoctorFinding {
         id: "C-05",
         severity: Severity::Warn,
         seen: format!("HIP_VISIBLE_DEVICES={value}, and there are {} GPUs", box_.gpus.len()),
@@ -202,44 +218,49 @@ fn visible(box_: &Snapshot) -> Option<Finding> {
     })
 }
 
-fn two_filters(box_: &Snapshot) -> Option<Finding> {
+/// Reports contradicting device filters.
+fn check_device_filters(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let get = |name: &str| box_.environment.get(name);
     let (hip, rocr) = (get("HIP_VISIBLE_DEVICES")?, get("ROCR_VISIBLE_DEVICES")?);
-    (hip != rocr).then(|| Finding {
+    (hip != rocr).then(|| DoctorFinding {
         id: "C-05",
         severity: Severity::Warn,
         seen: format!("HIP_VISIBLE_DEVICES={hip} and ROCR_VISIBLE_DEVICES={rocr}"),
-        why: "the second is applied first, so the first counts among what that one left",
+        why: "ROCR_VISIBLE_DEVICES is applied first, so HIP_VISIBLE_DEVICES counts only the GPUs \
+              that it leaves",
         remedy: "unset ROCR_VISIBLE_DEVICES".into(),
         source: "HIP's documentation",
     })
 }
 
-fn open_rules(box_: &Snapshot) -> Option<Finding> {
-    (!box_.open_udev_rules.is_empty()).then(|| Finding {
+/// Reports udev rules that open the GPU to all users.
+fn check_udev_rules(box_: &HostSnapshot) -> Option<DoctorFinding> {
+    (!box_.open_udev_rules.is_empty()).then(|| DoctorFinding {
         id: "C-09",
         severity: Severity::Info,
-        seen: format!("/dev/kfd is open to everybody by {}", box_.open_udev_rules.join(", ")),
+        seen: format!("/dev/kfd is open to all users through {}", box_.open_udev_rules.join(", ")),
         why: "any program of any user can then use the GPU, and fill its memory",
         remedy: "delete the rule and use the groups render and video".into(),
         source: "systemd's 50-udev-default.rules",
     })
 }
 
-fn selinux(box_: &Snapshot) -> Option<Finding> {
+/// Reports an SELinux setting that blocks devices in containers.
+fn check_selinux(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let denied = box_.selinux_container_devices == Some(false);
-    (denied && box_.kernel.container.is_some()).then(|| Finding {
+    (denied && box_.kernel.container.is_some()).then(|| DoctorFinding {
         id: "C-10",
         severity: Severity::Warn,
         seen: "SELinux keeps containers from devices (container_use_devices is off)".into(),
-        why: "opening /dev/kfd fails in a container whatever its groups",
+        why: "opening /dev/kfd fails in a container, regardless of its groups",
         remedy: "setsebool -P container_use_devices on".into(),
         source: "container-selinux",
     })
 }
 
-fn virtual_machine(box_: &Snapshot) -> Option<Finding> {
-    box_.kernel.virtual_machine.as_ref().map(|name| Finding {
+/// Reports a virtual machine.
+fn check_virtual_machine(box_: &HostSnapshot) -> Option<DoctorFinding> {
+    box_.kernel.virtual_machine.as_ref().map(|name| DoctorFinding {
         id: "C-12",
         severity: Severity::Warn,
         seen: format!("this is a virtual machine ({name})"),
@@ -249,21 +270,22 @@ fn virtual_machine(box_: &Snapshot) -> Option<Finding> {
     })
 }
 
-/// A compute process that holds more is somebody's work.
-const STRANGER_BYTES: u64 = 1 << 30;
+/// The GPU memory above which another process is reported.
+const FOREIGN_VRAM_BYTES: u64 = 1 << 30;
 
-fn strangers(box_: &Snapshot) -> Vec<Finding> {
-    let large = box_.gpu_processes.iter().filter(|process| process.vram_bytes > STRANGER_BYTES);
-    let finding = |process: &crate::snapshot::GpuProcess| Finding {
+/// Reports other processes that hold much GPU memory.
+fn check_foreign_processes(box_: &HostSnapshot) -> Vec<DoctorFinding> {
+    let large = box_.gpu_processes.iter().filter(|process| process.vram_bytes > FOREIGN_VRAM_BYTES);
+    let finding = |process: &crate::host_snapshot::GpuProcess| DoctorFinding {
         id: "C-34",
         severity: Severity::Warn,
         seen: format!(
             "process {} ({}) holds {} on the GPU",
             process.pid,
             process.name,
-            gib(process.vram_bytes)
+            format_gib(process.vram_bytes)
         ),
-        why: "what it holds is missing for training, and it slows every step",
+        why: "this memory is missing for training, and the process slows every step",
         remedy: format!("end it if it is a leftover: kill {}", process.pid),
         source: "KFD's sysfs",
     };

@@ -1,44 +1,56 @@
-//! Variables. The agent's children get what the profile says, so what is set here harms other
-//! programs of the box, and whatever somebody starts by hand.
+//! Checks of environment variables. The agent's children receive the profile's values, so a bad
+//! variable of the host harms only other programs and those started by hand.
 
 use std::collections::BTreeMap;
 
-use super::{Finding, Severity};
+use super::{DoctorFinding, Severity};
 use crate::{
-    Profile,
-    snapshot::{OVERRIDE, Snapshot},
+    HardwareProfile,
+    host_snapshot::{GFX_OVERRIDE, HostSnapshot},
 };
 
-type Variables = BTreeMap<String, String>;
+/// Environment variables by name.
+type VariableMap = BTreeMap<String, String>;
 
-pub(super) fn check(box_: &Snapshot, profile: &Profile) -> Vec<Finding> {
+/// Returns the findings about environment variables; empty without a GPU.
+pub(super) fn check_variables(
+    box_: &HostSnapshot,
+    profile: &HardwareProfile,
+) -> Vec<DoctorFinding> {
     if box_.gpus.is_empty() {
         return Vec::new();
     }
     let cards: Vec<&str> = box_.gpus.iter().map(|gpu| gpu.gfx.as_str()).collect();
     let torch = box_.python.as_ref().and_then(|python| python.torch.as_ref());
-    let mut findings = overridden(&box_.environment, &cards);
-    findings.extend(remembered(box_));
-    findings.extend(allocator(&box_.environment, &cards, torch.map(|it| it.version.as_str())));
-    findings.extend(no_cache(box_));
-    findings.extend(unified(box_));
-    findings.extend(forced_blas(box_));
-    findings.extend(unlike_profile(box_, profile));
+    let mut findings = check_gfx_override(&box_.environment, &cards);
+    findings.extend(check_stored_overrides(box_));
+    findings.extend(check_allocator(
+        &box_.environment,
+        &cards,
+        torch.map(|it| it.version.as_str()),
+    ));
+    findings.extend(check_hsa_cache(box_));
+    findings.extend(check_ggml_unified_memory(box_));
+    findings.extend(check_forced_blas(box_));
+    findings.extend(check_profile_values(box_, profile));
     findings
 }
 
-/// Whether programs are told of other silicon than there is.
-pub(crate) fn overridden(environment: &Variables, cards: &[&str]) -> Vec<Finding> {
+/// Reports variables that make programs assume another GPU target.
+pub(crate) fn check_gfx_override(environment: &VariableMap, cards: &[&str]) -> Vec<DoctorFinding> {
     let is_override = |name: &str| {
-        name.strip_prefix(OVERRIDE).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+        name.strip_prefix(GFX_OVERRIDE).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
     };
     let set = environment.iter().filter(|(name, _)| is_override(name));
-    set.map(|(name, value)| override_of(name, value, cards)).collect()
+    set.map(|(name, value)| override_finding(name, value, cards)).collect()
 }
 
-fn override_of(name: &str, value: &str, cards: &[&str]) -> Finding {
-    let (severity, why) = if named(value).is_some_and(|named| cards.contains(&named.as_str())) {
-        (Severity::Warn, "it says what the card is anyway, and will be wrong on the next one")
+/// Returns the finding for one such variable.
+fn override_finding(name: &str, value: &str, cards: &[&str]) -> DoctorFinding {
+    let (severity, why) = if target_of_override(value)
+        .is_some_and(|named| cards.contains(&named.as_str()))
+    {
+        (Severity::Warn, "it repeats what the card reports, and will be wrong on the next card")
     } else {
         (
             Severity::Fail,
@@ -46,7 +58,7 @@ fn override_of(name: &str, value: &str, cards: &[&str]) -> Finding {
              that are only a little wrong",
         )
     };
-    Finding {
+    DoctorFinding {
         id: "C-45",
         severity,
         seen: format!("{name}={value} on {}", cards.join(", ")),
@@ -59,8 +71,8 @@ fn override_of(name: &str, value: &str, cards: &[&str]) -> Finding {
     }
 }
 
-/// `11.5.1` is gfx1151. The driver takes no larger numbers.
-fn named(value: &str) -> Option<String> {
+/// Converts `11.5.1` to gfx1151. Returns `None` for numbers that the driver does not accept.
+fn target_of_override(value: &str) -> Option<String> {
     let parts: Option<Vec<u64>> = value.split('.').map(|part| part.parse().ok()).collect();
     match parts.as_deref() {
         Some([major @ ..=63, minor @ ..=255, step @ ..=255]) => {
@@ -70,10 +82,10 @@ fn named(value: &str) -> Option<String> {
     }
 }
 
-/// One that waits in a file for the next login.
-fn remembered(box_: &Snapshot) -> Vec<Finding> {
-    let waiting = box_.settings.iter().filter(|setting| setting.name.starts_with(OVERRIDE));
-    let finding = |setting: &crate::snapshot::Setting| Finding {
+/// Reports an override in a file that applies from the next login.
+fn check_stored_overrides(box_: &HostSnapshot) -> Vec<DoctorFinding> {
+    let waiting = box_.settings.iter().filter(|setting| setting.name.starts_with(GFX_OVERRIDE));
+    let finding = |setting: &crate::host_snapshot::StoredVariable| DoctorFinding {
         id: "C-45",
         severity: Severity::Warn,
         seen: format!("{} sets {}={}", setting.file, setting.name, setting.value),
@@ -84,11 +96,12 @@ fn remembered(box_: &Snapshot) -> Vec<Finding> {
     waiting.map(finding).collect()
 }
 
-const ALLOCATORS: [&str; 3] =
+/// The three names of the variable that configures torch's allocator.
+const ALLOCATOR_VARIABLES: [&str; 3] =
     ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"];
 
-/// What torch's allocator can be told.
-const OPTIONS: [&str; 15] = [
+/// The options of torch's allocator.
+const ALLOCATOR_OPTIONS: [&str; 15] = [
     "backend",
     "expandable_segments",
     "garbage_collection_threshold",
@@ -106,27 +119,27 @@ const OPTIONS: [&str; 15] = [
     "roundup_power2_divisions",
 ];
 
-/// The first torch whose allocator can expand segments on ROCm.
-const EXPANDS: (u64, u64) = (2, 11);
+/// The first version of torch that supports expandable segments on ROCm.
+const EXPANDABLE_SINCE: (u64, u64) = (2, 11);
 
-/// What torch's allocator is told, by three names for the same thing.
-pub(crate) fn allocator(
-    environment: &Variables,
+/// Reports harmful, contradicting and unknown options of torch's allocator.
+pub(crate) fn check_allocator(
+    environment: &VariableMap,
     cards: &[&str],
     torch: Option<&str>,
-) -> Vec<Finding> {
-    let set: BTreeMap<&str, &str> = ALLOCATORS
+) -> Vec<DoctorFinding> {
+    let set: BTreeMap<&str, &str> = ALLOCATOR_VARIABLES
         .iter()
         .filter_map(|name| Some((*name, environment.get(*name)?.as_str())))
         .collect();
-    let options = options(set.values().copied());
+    let options = parse_options(set.values().copied());
     let is_true = |value: &&str| value.eq_ignore_ascii_case("true");
     let expandable = options.get("expandable_segments").is_some_and(is_true);
     let seen = set.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
     let seen = seen.join(" ");
     let mut findings = Vec::new();
     let mut found = |severity, why, source| {
-        findings.push(Finding {
+        findings.push(DoctorFinding {
             id: "C-46",
             severity,
             seen: seen.clone(),
@@ -144,7 +157,9 @@ pub(crate) fn allocator(
         );
     } else if expandable && cards.contains(&"gfx1201") {
         found(Severity::Fail, "expandable_segments hangs on gfx1201", "pytorch #192259");
-    } else if expandable && torch.is_some_and(|torch| super::number(torch) < Some(EXPANDS)) {
+    } else if expandable
+        && torch.is_some_and(|torch| super::parse_major_minor(torch) < Some(EXPANDABLE_SINCE))
+    {
         found(
             Severity::Warn,
             "expandable_segments does nothing on ROCm before torch 2.11",
@@ -160,7 +175,7 @@ pub(crate) fn allocator(
             "pytorch #183387",
         );
     }
-    if options.keys().any(|name| !OPTIONS.contains(name)) {
+    if options.keys().any(|name| !ALLOCATOR_OPTIONS.contains(name)) {
         found(
             Severity::Warn,
             "torch refuses to start with an option it does not know",
@@ -170,15 +185,17 @@ pub(crate) fn allocator(
     findings
 }
 
-/// By name. `roundup_power2_divisions:[256:1,512:2]` goes on behind its comma.
-fn options<'a>(values: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, &'a str> {
+/// Parses allocator options by name. A value such as `roundup_power2_divisions:[256:1,512:2]`
+/// continues behind its comma.
+fn parse_options<'a>(values: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, &'a str> {
     let parts = values.flat_map(|value| value.split(',')).map(str::trim);
     let is_name = |part: &&str| part.starts_with(|c: char| c.is_ascii_alphabetic());
     parts.filter(is_name).map(|part| part.split_once(':').unwrap_or((part, ""))).collect()
 }
 
-fn no_cache(box_: &Snapshot) -> Option<Finding> {
-    (box_.environment.get("HSA_DISABLE_CACHE")? == "1").then(|| Finding {
+/// Reports a disabled L2 cache.
+fn check_hsa_cache(box_: &HostSnapshot) -> Option<DoctorFinding> {
+    (box_.environment.get("HSA_DISABLE_CACHE")? == "1").then(|| DoctorFinding {
         id: "C-47",
         severity: Severity::Warn,
         seen: "HSA_DISABLE_CACHE=1".into(),
@@ -188,9 +205,10 @@ fn no_cache(box_: &Snapshot) -> Option<Finding> {
     })
 }
 
-fn unified(box_: &Snapshot) -> Option<Finding> {
+/// Reports the llama.cpp option that corrupts memory.
+fn check_ggml_unified_memory(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let value = box_.environment.get("GGML_CUDA_ENABLE_UNIFIED_MEMORY")?;
-    (value != "0").then(|| Finding {
+    (value != "0").then(|| DoctorFinding {
         id: "C-66",
         severity: Severity::Warn,
         seen: format!("GGML_CUDA_ENABLE_UNIFIED_MEMORY={value}"),
@@ -200,9 +218,10 @@ fn unified(box_: &Snapshot) -> Option<Finding> {
     })
 }
 
-fn forced_blas(box_: &Snapshot) -> Option<Finding> {
+/// Reports forced hipBLASLt on gfx1201.
+fn check_forced_blas(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let forced = box_.environment.get("ROCBLAS_USE_HIPBLASLT")? == "1";
-    (forced && box_.gpus.iter().any(|gpu| gpu.gfx == "gfx1201")).then(|| Finding {
+    (forced && box_.gpus.iter().any(|gpu| gpu.gfx == "gfx1201")).then(|| DoctorFinding {
         id: "C-49",
         severity: Severity::Warn,
         seen: "ROCBLAS_USE_HIPBLASLT=1 on gfx1201".into(),
@@ -212,8 +231,8 @@ fn forced_blas(box_: &Snapshot) -> Option<Finding> {
     })
 }
 
-/// What the profile sets for a reason, and under which check.
-const REASONS: [(&str, &str, &str); 5] = [
+/// The variables that the profile sets, with the check's id and the reason.
+const PROFILE_REASONS: [(&str, &str, &str); 5] = [
     ("HSA_ENABLE_SDMA", "C-48", "SDMA engines hang now and then on this target"),
     ("ROCBLAS_USE_HIPBLASLT", "C-49", "hipBLASLt has this target's tuned kernels"),
     (
@@ -225,11 +244,12 @@ const REASONS: [(&str, &str, &str); 5] = [
     ("TOKENIZERS_PARALLELISM", "C-57", "tokenizers warn or hang in a process that forks"),
 ];
 
-/// Children of the agent get the profile's value; what is started by hand gets this.
-fn unlike_profile(box_: &Snapshot, profile: &Profile) -> Vec<Finding> {
-    let unlike = REASONS.into_iter().filter_map(|(name, id, why)| {
+/// Reports variables that differ from the profile. The agent's children receive the profile's
+/// value; programs started by hand do not.
+fn check_profile_values(box_: &HostSnapshot, profile: &HardwareProfile) -> Vec<DoctorFinding> {
+    let unlike = PROFILE_REASONS.into_iter().filter_map(|(name, id, why)| {
         let (wanted, value) = (profile.environment.get(name)?, box_.environment.get(name)?);
-        (wanted != value).then(|| Finding {
+        (wanted != value).then(|| DoctorFinding {
             id,
             severity: Severity::Info,
             seen: format!("{name}={value}, where the profile {} has {wanted}", profile.name),

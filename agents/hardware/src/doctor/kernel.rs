@@ -1,31 +1,34 @@
-//! Kernel, firmware and processor.
+//! Checks of kernel, firmware and processor.
 
-use super::{Finding, Severity};
-use crate::snapshot::Snapshot;
+use super::{DoctorFinding, Severity};
+use crate::host_snapshot::HostSnapshot;
 
-pub(super) fn check(box_: &Snapshot) -> Vec<Finding> {
+/// Returns the findings about kernel, firmware and processor.
+pub(super) fn check_kernel(box_: &HostSnapshot) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     if box_.gpus.iter().any(|gpu| gpu.gfx == "gfx1151") {
-        findings.extend(too_old(box_));
+        findings.extend(check_kernel_version(box_));
     }
-    findings.extend(bad_firmware(box_));
-    findings.extend(iommu(box_));
-    findings.extend(foreign_module(box_));
+    findings.extend(check_firmware(box_));
+    findings.extend(check_iommu(box_));
+    findings.extend(check_dkms_module(box_));
     if box_.is_unified() {
-        findings.extend(no_broadcast(box_));
+        findings.extend(check_invlpgb(box_));
     }
     findings
 }
 
-/// `6.17.0-19-generic`: three numbers, the distribution's own, and the flavour.
+/// A parsed release such as `6.17.0-19-generic`: three numbers, the distribution's build and the
+/// flavour.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Release {
+pub(super) struct KernelRelease {
     pub(super) version: (u32, u32, u32),
     build: u32,
     flavour: String,
 }
 
-pub(super) fn parse(release: &str) -> Option<Release> {
+/// Parses a kernel release.
+pub(super) fn parse_release(release: &str) -> Option<KernelRelease> {
     let (version, rest) = release.split_once('-').unwrap_or((release, ""));
     let mut numbers = version.split('.').map(|part| {
         let digits: String = part.chars().take_while(char::is_ascii_digit).collect();
@@ -34,29 +37,30 @@ pub(super) fn parse(release: &str) -> Option<Release> {
     let version =
         (numbers.next()??, numbers.next()??, numbers.next().flatten().unwrap_or_default());
     let (build, flavour) = rest.split_once('-').unwrap_or((rest, ""));
-    Some(Release { version, build: build.parse().unwrap_or(0), flavour: flavour.to_owned() })
+    Some(KernelRelease { version, build: build.parse().unwrap_or(0), flavour: flavour.to_owned() })
 }
 
-/// Kernels whose compute driver saves gfx1151's registers whole.
-pub(super) fn is_fixed(release: &Release) -> bool {
-    let Release { version, build, flavour } = release;
+/// Returns true if the kernel's compute driver saves all registers of gfx1151.
+pub(super) fn saves_all_registers(release: &KernelRelease) -> bool {
+    let KernelRelease { version, build, flavour } = release;
     *version >= (6, 18, 4)
         || (*version == (6, 17, 0) && *build >= 19 && flavour == "generic")
         || (*version == (6, 14, 0) && *build >= 1018 && flavour == "oem")
 }
 
-/// Below it the card is not supported at all.
-const OLDEST: (u32, u32, u32) = (6, 14, 0);
+/// The first kernel that supports the card.
+const OLDEST_SUPPORTED: (u32, u32, u32) = (6, 14, 0);
 
-fn too_old(box_: &Snapshot) -> Option<Finding> {
-    let release = parse(&box_.kernel.release)?;
-    // What the driver can do says more than its number.
+/// Reports a kernel that is too old for gfx1151.
+fn check_kernel_version(box_: &HostSnapshot) -> Option<DoctorFinding> {
+    let release = parse_release(&box_.kernel.release)?;
+    // A driver that announces the feature has it, regardless of its version number.
     let has_feature = box_.gpus.iter().any(|gpu| gpu.saves_wave_state);
-    if is_fixed(&release) || (has_feature && release.version >= OLDEST) {
+    if saves_all_registers(&release) || (has_feature && release.version >= OLDEST_SUPPORTED) {
         return None;
     }
-    let severity = if release.version < OLDEST { Severity::Fail } else { Severity::Warn };
-    Some(Finding {
+    let severity = if release.version < OLDEST_SUPPORTED { Severity::Fail } else { Severity::Warn };
+    Some(DoctorFinding {
         id: "C-20",
         severity,
         seen: format!("kernel {}", box_.kernel.release),
@@ -68,13 +72,14 @@ fn too_old(box_: &Snapshot) -> Option<Finding> {
     })
 }
 
-/// Of the scheduler in the GPU, version 0x83 breaks gfx1151.
-const BAD_MES: u32 = 0x83;
+/// The version of the MES firmware (the scheduler in the GPU) that breaks gfx1151.
+const BAD_MES_VERSION: u32 = 0x83;
 
-fn bad_firmware(box_: &Snapshot) -> Option<Finding> {
+/// Reports the broken MES firmware.
+fn check_firmware(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let gpu = box_.gpus.iter().find(|gpu| gpu.gfx == "gfx1151")?;
-    let firmware = gpu.mes_firmware.filter(|version| version & 0xff == BAD_MES)?;
-    Some(Finding {
+    let firmware = gpu.mes_firmware.filter(|version| version & 0xff == BAD_MES_VERSION)?;
+    Some(DoctorFinding {
         id: "C-28",
         severity: Severity::Fail,
         seen: format!("MES firmware {firmware:#04x}"),
@@ -84,9 +89,10 @@ fn bad_firmware(box_: &Snapshot) -> Option<Finding> {
     })
 }
 
-fn iommu(box_: &Snapshot) -> Option<Finding> {
+/// Reports a disabled IOMMU.
+fn check_iommu(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let off = box_.kernel.command_line.split_whitespace().any(|word| word == "amd_iommu=off");
-    off.then(|| Finding {
+    off.then(|| DoctorFinding {
         id: "C-24",
         severity: Severity::Info,
         seen: "amd_iommu=off".into(),
@@ -96,21 +102,22 @@ fn iommu(box_: &Snapshot) -> Option<Finding> {
     })
 }
 
-/// One that a package built, beside the kernel's own.
-fn foreign_module(box_: &Snapshot) -> Option<Finding> {
+/// Reports a driver built by a package, beside the kernel's own.
+fn check_dkms_module(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let version = box_.amdgpu.as_ref()?.version.as_ref()?;
-    Some(Finding {
+    Some(DoctorFinding {
         id: "C-29",
         severity: Severity::Info,
         seen: format!("amdgpu {version} from amdgpu-dkms"),
-        why: "its faults are not those of the kernel's version, and it is built anew with each",
+        why: "its bugs are not those of the kernel's version, and it is rebuilt with each kernel",
         remedy: "nothing to do; name it in bug reports".into(),
         source: "/sys/module/amdgpu/version",
     })
 }
 
-fn no_broadcast(box_: &Snapshot) -> Option<Finding> {
-    (!box_.cpu.invlpgb).then(|| Finding {
+/// Reports a processor without broadcast TLB invalidation.
+fn check_invlpgb(box_: &HostSnapshot) -> Option<DoctorFinding> {
+    (!box_.cpu.invlpgb).then(|| DoctorFinding {
         id: "C-30",
         severity: Severity::Info,
         seen: format!("{} has no INVLPGB", box_.cpu.model),
@@ -128,15 +135,15 @@ mod tests {
 
     #[test]
     fn distributions_fixed_kernels_are_known_by_their_own_numbers() {
-        let fixed = |release| is_fixed(&parse(release).unwrap());
+        let fixed = |release| saves_all_registers(&parse_release(release).unwrap());
         for good in ["6.18.4", "7.0.0-29-generic", "6.17.0-19-generic", "6.14.0-1018-oem"] {
             assert!(fixed(good), "{good}");
         }
         for bad in ["6.18.3-arch1-1", "6.17.0-18-generic", "6.14.0-1017-oem", "6.17.4-2-pve"] {
             assert!(!fixed(bad), "{bad}");
         }
-        assert_eq!(parse("garbage"), None);
-        assert_eq!(parse("6"), None);
-        assert_eq!(parse("6.8.0+").unwrap().version, (6, 8, 0));
+        assert_eq!(parse_release("garbage"), None);
+        assert_eq!(parse_release("6"), None);
+        assert_eq!(parse_release("6.8.0+").unwrap().version, (6, 8, 0));
     }
 }

@@ -1,34 +1,38 @@
-//! How the system's memory and the GPU's are divided.
+//! Checks of how system memory and GPU memory are divided.
 
-use super::{Finding, Severity, gib};
-use crate::snapshot::{GpuSeen, Snapshot};
+use super::{DoctorFinding, Severity, format_gib};
+use crate::host_snapshot::{GpuInfo, HostSnapshot};
 
 const GIB: u64 = 1 << 30;
 
-/// Of graphics' page limit.
-const PAGE: u64 = 4096;
+/// The page size of the graphics page limit.
+const TTM_PAGE_BYTES: u64 = 4096;
 
-/// The host needs some memory of its own.
+/// The memory that the host needs for itself.
 const HOST_BYTES: u64 = 4 * GIB;
 
-pub(super) fn check(box_: &Snapshot) -> Vec<Finding> {
+/// Returns the findings about memory and swap.
+pub(super) fn check_memory(box_: &HostSnapshot) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     let unified = box_.main_gpu().filter(|gpu| gpu.unified_memory && !gpu.suspended);
     if let Some(gpu) = unified {
-        findings.extend(small_gtt(box_, gpu));
-        findings.extend(carve_out(gpu));
-        findings.extend(eager_swapping(box_));
-        findings.extend(nowhere_to_swap(box_));
+        findings.extend(check_gtt_size(box_, gpu));
+        findings.extend(check_carve_out(gpu));
+        findings.extend(check_swappiness(box_));
+        findings.extend(check_missing_swap(box_));
     }
-    findings.extend(deprecated(box_));
-    findings.extend(starved(box_));
-    findings.extend(swapped(box_));
+    findings.extend(check_deprecated_gttsize(box_));
+    findings.extend(check_page_limit(box_));
+    findings.extend(check_swapped_memory(box_));
     findings
 }
 
-/// What of the memory a job may plan with, by the kernel's own figures: what torch says of a
-/// unified box is twice or half of it. `None` without a GPU, and where its memory is not known.
-pub fn budget(box_: &Snapshot) -> Option<u64> {
+/// Returns the bytes that a job may plan with, from the kernel's figures; those of torch are wrong
+/// by a factor of two on unified memory. Returns `None` without a GPU, or if its memory is unknown.
+///
+/// A card with its own memory: the free VRAM less 1 GiB. Unified memory: the minimum of GTT,
+/// available memory less 8 GiB, and 80 % of the total.
+pub fn memory_budget(box_: &HostSnapshot) -> Option<u64> {
     let gpu = box_.main_gpu()?;
     if gpu.vram_total == 0 && gpu.gtt_total == 0 {
         return None;
@@ -41,42 +45,49 @@ pub fn budget(box_: &Snapshot) -> Option<u64> {
     Some(gpu.gtt_total.max(gpu.vram_total).min(available).min(box_.memory.total / 10 * 8))
 }
 
-fn small_gtt(box_: &Snapshot, gpu: &GpuSeen) -> Option<Finding> {
+/// Reports a small limit of memory that the GPU may map.
+fn check_gtt_size(box_: &HostSnapshot, gpu: &GpuInfo) -> Option<DoctorFinding> {
     let total = box_.memory.total;
-    (gpu.gtt_total > 0 && gpu.gtt_total < total / 10 * 6).then(|| Finding {
+    (gpu.gtt_total > 0 && gpu.gtt_total < total / 10 * 6).then(|| DoctorFinding {
         id: "C-22",
         severity: Severity::Warn,
-        seen: format!("the GPU may map {} of {} of memory (GTT)", gib(gpu.gtt_total), gib(total)),
+        seen: format!(
+            "the GPU may map {} of {} of memory (GTT)",
+            format_gib(gpu.gtt_total),
+            format_gib(total)
+        ),
         why: "half of the memory is the kernel's default; models above it do not load",
         remedy: format!(
             "ttm.pages_limit={} on the kernel's command line (all but 8 GiB), rebuild the \
              initramfs, reboot",
-            total.saturating_sub(8 * GIB) / PAGE
+            total.saturating_sub(8 * GIB) / TTM_PAGE_BYTES
         ),
         source: "Linux, drivers/gpu/drm/ttm; kyuz0's toolboxes",
     })
 }
 
-fn carve_out(gpu: &GpuSeen) -> Option<Finding> {
-    (gpu.vram_total >= 16 * GIB).then(|| Finding {
+/// Reports a large BIOS carve-out.
+fn check_carve_out(gpu: &GpuInfo) -> Option<DoctorFinding> {
+    (gpu.vram_total >= 16 * GIB).then(|| DoctorFinding {
         id: "C-25",
         severity: Severity::Warn,
-        seen: format!("the BIOS sets {} aside as VRAM", gib(gpu.vram_total)),
+        seen: format!("the BIOS sets {} aside as VRAM", format_gib(gpu.vram_total)),
         why: "the host cannot use it: loading a model through host memory runs out",
         remedy: "set the BIOS's UMA buffer to 512 MB and let ttm.pages_limit do the rest".into(),
         source: "a 128 GB box whose host had 31 GiB left",
     })
 }
 
-/// The value of `name=` on the kernel's command line.
-fn parameter(box_: &Snapshot, name: &str) -> Option<u64> {
+/// Returns the value of `name=` on the kernel's command line.
+fn kernel_parameter(box_: &HostSnapshot, name: &str) -> Option<u64> {
     let words = box_.kernel.command_line.split_whitespace();
     words.filter_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok()).next_back()
 }
 
-fn deprecated(box_: &Snapshot) -> Option<Finding> {
-    let megabytes = parameter(box_, "amdgpu.gttsize")?;
-    Some(Finding {
+/// Reports a deprecated kernel parameter.
+fn check_deprecated_gttsize(box_: &HostSnapshot) -> Option<DoctorFinding> {
+    let megabytes = kernel_parameter(box_, "amdgpu.gttsize")?;
+    Some(DoctorFinding {
         id: "C-23",
         severity: Severity::Warn,
         seen: format!("amdgpu.gttsize={megabytes} on the kernel's command line"),
@@ -86,48 +97,51 @@ fn deprecated(box_: &Snapshot) -> Option<Finding> {
     })
 }
 
-fn starved(box_: &Snapshot) -> Option<Finding> {
+/// Reports a page limit that leaves the host no memory.
+fn check_page_limit(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let names = ["ttm.pages_limit", "amdttm.pages_limit"];
-    let asked = names.into_iter().find_map(|name| parameter(box_, name));
+    let asked = names.into_iter().find_map(|name| kernel_parameter(box_, name));
     let pages = asked.or(box_.kernel.ttm_pages_limit)?;
-    let bytes = pages.saturating_mul(PAGE);
+    let bytes = pages.saturating_mul(TTM_PAGE_BYTES);
     let total = box_.memory.total;
-    (total > 0 && bytes > total.saturating_sub(HOST_BYTES)).then(|| Finding {
+    (total > 0 && bytes > total.saturating_sub(HOST_BYTES)).then(|| DoctorFinding {
         id: "C-23",
         severity: Severity::Warn,
         seen: format!(
             "the GPU may map {} of {} of memory (ttm.pages_limit={pages})",
-            gib(bytes),
-            gib(total)
+            format_gib(bytes),
+            format_gib(total)
         ),
         why: "nothing is left for the host, which then freezes instead of refusing",
-        remedy: format!("ttm.pages_limit={}", total.saturating_sub(8 * GIB) / PAGE),
+        remedy: format!("ttm.pages_limit={}", total.saturating_sub(8 * GIB) / TTM_PAGE_BYTES),
         source: "halo-forge's notes recommend all of the memory; measured boxes froze at 90 %",
     })
 }
 
-/// More than this much swapped out is somebody's memory.
-const SWAPPED_BYTES: u64 = 2 * GIB;
+/// The amount of swapped memory above which it is reported.
+const SWAPPED_BYTES_MAX: u64 = 2 * GIB;
 
-fn swapped(box_: &Snapshot) -> Option<Finding> {
+/// Reports much swapped memory.
+fn check_swapped_memory(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let used = box_.memory.swap_total.saturating_sub(box_.memory.swap_free);
-    (!box_.gpus.is_empty() && used > SWAPPED_BYTES).then(|| Finding {
+    (!box_.gpus.is_empty() && used > SWAPPED_BYTES_MAX).then(|| DoctorFinding {
         id: "C-32",
         severity: Severity::Warn,
-        seen: format!("{} are swapped out", gib(used)),
+        seen: format!("{} are swapped out", format_gib(used)),
         why: "a ROCm process whose pages are swapped keeps a kernel worker at 100 % restoring them",
         remedy: "sysctl vm.swappiness=10, then swapoff -a && swapon -a, or reboot".into(),
         source: "TheRock #7956",
     })
 }
 
-/// What keeps a unified box from swapping its weights out.
-const SWAPPINESS: u64 = 10;
+/// The highest swappiness at which a unified host does not swap out weights.
+const SWAPPINESS_MAX: u64 = 10;
 
-fn eager_swapping(box_: &Snapshot) -> Option<Finding> {
-    let value = box_.kernel.swappiness.filter(|value| *value > SWAPPINESS)?;
+/// Reports a kernel that swaps early.
+fn check_swappiness(box_: &HostSnapshot) -> Option<DoctorFinding> {
+    let value = box_.kernel.swappiness.filter(|value| *value > SWAPPINESS_MAX)?;
     let compaction = box_.kernel.compaction_proactiveness.unwrap_or(20);
-    Some(Finding {
+    Some(DoctorFinding {
         id: "C-31",
         severity: Severity::Info,
         seen: format!("vm.swappiness={value}, vm.compaction_proactiveness={compaction}"),
@@ -139,14 +153,15 @@ fn eager_swapping(box_: &Snapshot) -> Option<Finding> {
     })
 }
 
-fn nowhere_to_swap(box_: &Snapshot) -> Option<Finding> {
+/// Reports a host without swap on a disk.
+fn check_missing_swap(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let memory = &box_.memory;
     let seen = match memory.swap_total {
         0 => "no swap",
         total if memory.swap_zram >= total => "no swap but compressed memory (zram)",
         _ => return None,
     };
-    Some(Finding {
+    Some(DoctorFinding {
         id: "C-33",
         severity: Severity::Info,
         seen: seen.into(),

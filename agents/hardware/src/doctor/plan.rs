@@ -1,50 +1,51 @@
-//! Whether a box can do a training as it is planned: does it fit, is anything of it ever saved,
-//! does it ask for what the card computes wrongly. Pure.
+//! Checks of a planned training on a host: memory, checkpoints, and operations that the card
+//! computes wrongly. Pure.
 
 mod job;
-mod room;
+mod memory_and_disk;
 #[cfg(test)]
 mod tests;
 
-use super::{Finding, sorted};
+use super::{DoctorFinding, sort_findings};
 use crate::{
-    Dtype, Profile,
-    estimate::{Shape, Training},
-    snapshot::Snapshot,
+    HardwareProfile, ProfileDtype,
+    estimate::{ModelShape, PlannedTraining},
+    host_snapshot::HostSnapshot,
 };
 
-/// Of a training, what is known of it; what is not is not judged.
+/// The known facts of a planned training; unknown ones are not checked.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Plan {
-    /// Optimizer steps of the whole training.
+pub struct TrainingPlan {
+    /// The optimizer steps of the whole training.
     pub steps: Option<u64>,
-    /// Steps from one checkpoint to the next; 0: none is saved.
+    /// The steps between two checkpoints; 0 if none is saved.
     pub save_every: Option<u64>,
     pub seconds_per_step: Option<f64>,
-    /// Steps are saved by time too, and the last one always: ours are.
+    /// True if checkpoints are also saved by time and after the last step, as Flotilla's trainer
+    /// does.
     pub saves_by_time: bool,
-    /// What is computed in.
-    pub dtype: Option<Dtype>,
-    /// Of quantised weights; 0 where they are not.
+    /// The type in which the training computes.
+    pub dtype: Option<ProfileDtype>,
+    /// The bits of quantised weights; 0 if they are not quantised.
     pub quantised_bits: u32,
-    /// What decides the peak of its memory.
-    pub memory: Option<(Shape, Training)>,
+    /// The model and the settings that determine the peak memory.
+    pub memory: Option<(ModelShape, PlannedTraining)>,
     pub checkpointing: Option<bool>,
     pub dataloader_workers: Option<u32>,
     pub pin_memory: Option<bool>,
-    /// Settings by which the trainer would evaluate in its own process.
+    /// Settings with which the trainer would evaluate in its own process.
     pub evals: Vec<String>,
-    /// Settings that transformers refuses, and why.
+    /// Settings that transformers refuses, with reasons.
     pub refused: Vec<(String, &'static str)>,
-    /// Every example is padded to the longest allowed.
+    /// True if every example is padded to the maximum length.
     pub pads_to_max: bool,
-    /// Bytes where checkpoints are written; without, what was seen of the box.
+    /// The free bytes where checkpoints are written; the snapshot's value if missing.
     pub disk_free: Option<u64>,
 }
 
-impl Plan {
-    /// Steps of a training over so many examples, as transformers counts them.
-    pub fn steps(examples: u64, batch: u64, accumulate: u64, epochs: f64) -> u64 {
+impl TrainingPlan {
+    /// Returns the number of optimizer steps for these examples, as transformers counts them.
+    pub fn count_steps(examples: u64, batch: u64, accumulate: u64, epochs: f64) -> u64 {
         let batches = examples.div_ceil(batch.max(1));
         let an_epoch = batches.div_ceil(accumulate.max(1)).max(1);
         #[expect(
@@ -57,9 +58,13 @@ impl Plan {
     }
 }
 
-/// Everything wrong with a training on this box, the worst first.
-pub fn for_plan(box_: &Snapshot, profile: &Profile, plan: &Plan) -> Vec<Finding> {
-    let mut findings = job::check(box_, profile, plan);
-    findings.extend(room::check(box_, profile, plan));
-    sorted(findings)
+/// Returns all findings about a training on this host, the worst first.
+pub fn check_plan(
+    box_: &HostSnapshot,
+    profile: &HardwareProfile,
+    plan: &TrainingPlan,
+) -> Vec<DoctorFinding> {
+    let mut findings = job::check_settings(box_, profile, plan);
+    findings.extend(memory_and_disk::check_resources(box_, profile, plan));
+    sort_findings(findings)
 }

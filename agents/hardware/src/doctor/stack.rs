@@ -1,29 +1,31 @@
-//! Kernel, driver and the Python environment that trains, as far as they must go together.
+//! Checks of the compatibility of kernel, driver and the Python environment that trains.
 
-use super::{Finding, Severity, kernel, number};
+use super::{DoctorFinding, Severity, kernel, parse_major_minor};
 use crate::{
-    Profile,
-    snapshot::{GpuProcess, Snapshot},
-    torch::{self, Torch},
+    HardwareProfile,
+    host_snapshot::{GpuProcess, HostSnapshot},
+    torch::{self, TorchBuild},
 };
 
-/// Little where no environment was named: whether one is needed depends on the engine.
-pub(super) fn check(box_: &Snapshot, profile: &Profile) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = box_.gpu_processes.iter().filter_map(mixed).collect();
+/// Returns the findings; few if no Python environment was named, because not every engine needs
+/// one.
+pub(super) fn check_stack(box_: &HostSnapshot, profile: &HardwareProfile) -> Vec<DoctorFinding> {
+    let mut findings: Vec<DoctorFinding> =
+        box_.gpu_processes.iter().filter_map(check_mixed_runtimes).collect();
     let Some(python) = &box_.python else { return findings };
     let environment = box_.environment.clone();
-    let python = torch::Snapshot { environment, ..python.clone() };
-    findings.extend(torch::of_stack(&python, profile));
+    let python = torch::TorchEnvironment { environment, ..python.clone() };
+    findings.extend(torch::check_torch_stack(&python, profile));
     if box_.gpus.iter().any(|gpu| gpu.gfx == "gfx1151") {
-        findings.extend(python.torch.as_ref().and_then(|torch| kernel_pair(box_, torch)));
+        findings.extend(python.torch.as_ref().and_then(|torch| check_kernel_pair(box_, torch)));
     }
     findings
 }
 
-/// The proof of it: one process, two installations.
-fn mixed(process: &GpuProcess) -> Option<Finding> {
+/// Reports a process with libraries of two ROCm installations.
+fn check_mixed_runtimes(process: &GpuProcess) -> Option<DoctorFinding> {
     let found: Vec<&str> = process.runtimes.iter().map(String::as_str).collect();
-    (found.len() > 1).then(|| Finding {
+    (found.len() > 1).then(|| DoctorFinding {
         id: "C-41",
         severity: Severity::Fail,
         seen: format!(
@@ -38,61 +40,63 @@ fn mixed(process: &GpuProcess) -> Option<Finding> {
     })
 }
 
-/// On gfx1151 kernel and ROCm agree on how a wave's registers are saved, or nothing works.
-fn kernel_pair(box_: &Snapshot, torch: &Torch) -> Option<Finding> {
-    let rocm = rocm(torch)?;
-    let release = kernel::parse(&box_.kernel.release)?;
-    let is_fixed = kernel::is_fixed(&release) || box_.gpus.iter().any(|gpu| gpu.saves_wave_state);
+/// Reports a torch whose ROCm saves the registers of gfx1151 differently from the kernel.
+fn check_kernel_pair(box_: &HostSnapshot, torch: &TorchBuild) -> Option<DoctorFinding> {
+    let rocm = rocm_version(torch)?;
+    let release = kernel::parse_release(&box_.kernel.release)?;
+    let is_fixed =
+        kernel::saves_all_registers(&release) || box_.gpus.iter().any(|gpu| gpu.saves_wave_state);
     let (severity, remedy) = match rocm {
         (7, 2, Some(0)) if !is_fixed => {
             (Severity::Fail, "upgrade the kernel to 6.18.4 or newer, and torch to ROCm 7.2.1's")
         }
-        // What an old kernel does to the others is C-20's to say.
+        // Check C-20 covers an old kernel with other versions.
         _ if !is_fixed => return None,
-        (7, 2, Some(0)) | (7, 9 | 10, _) => (Severity::Fail, UPGRADE),
-        (major, minor, _) if (major, minor) < (7, 2) => (Severity::Fail, UPGRADE),
-        // Its name does not tell 7.2.0 from 7.2.1.
+        (7, 2, Some(0)) | (7, 9 | 10, _) => (Severity::Fail, UPGRADE_REMEDY),
+        (major, minor, _) if (major, minor) < (7, 2) => (Severity::Fail, UPGRADE_REMEDY),
+        // The version does not distinguish 7.2.0 from 7.2.1.
         (7, 2, None) => (Severity::Info, "make sure that it is 7.2.1 or newer"),
         _ => return None,
     };
-    Some(Finding {
+    Some(DoctorFinding {
         id: "C-21",
         severity,
         seen: format!("torch {} on kernel {}", torch.version, box_.kernel.release),
-        why: "a ROCm that saves gfx1151's registers otherwise than the kernel dies of SIGSEGV in \
-              its first kernel",
+        why: "a ROCm that saves gfx1151's registers differently than the kernel dies of SIGSEGV in \
+              its first GPU kernel",
         remedy: remedy.into(),
         source: "AMD's RDNA 3.5 kernel notes; TheRock #2991",
     })
 }
 
-const UPGRADE: &str = "install torch for ROCm 7.2.1 or newer, of 7.11 or newer of TheRock's";
+const UPGRADE_REMEDY: &str = "install torch for ROCm 7.2.1 or newer, of 7.11 or newer of TheRock's";
 
-/// `2.10.0+rocm7.2.1` says it; the version of HIP alone has no patch level of ROCm's.
-fn rocm(torch: &Torch) -> Option<(u64, u64, Option<u64>)> {
+/// Returns the ROCm version of torch: `2.10.0+rocm7.2.1` contains it; the version of HIP alone has
+/// no patch number.
+fn rocm_version(torch: &TorchBuild) -> Option<(u64, u64, Option<u64>)> {
     if let Some((_, local)) = torch.version.split_once("+rocm") {
-        let (major, minor) = number(local)?;
+        let (major, minor) = parse_major_minor(local)?;
         let patch = local.split('.').nth(2).map(|part| {
             let digits: String = part.chars().take_while(char::is_ascii_digit).collect();
             digits.parse().unwrap_or(0)
         });
         return Some((major, minor, patch));
     }
-    let (major, minor) = number(torch.hip.as_ref()?)?;
+    let (major, minor) = parse_major_minor(torch.hip.as_ref()?)?;
     Some((major, minor, None))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::GpuSeen;
+    use crate::host_snapshot::GpuInfo;
 
     fn severity(kernel: &str, version: &str) -> Option<Severity> {
-        let gpu = GpuSeen { gfx: "gfx1151".into(), ..GpuSeen::default() };
-        let mut box_ = Snapshot { gpus: vec![gpu], ..Snapshot::default() };
+        let gpu = GpuInfo { gfx: "gfx1151".into(), ..GpuInfo::default() };
+        let mut box_ = HostSnapshot { gpus: vec![gpu], ..HostSnapshot::default() };
         box_.kernel.release = kernel.into();
-        let torch = Torch { version: version.into(), ..Torch::default() };
-        kernel_pair(&box_, &torch).map(|finding| finding.severity)
+        let torch = TorchBuild { version: version.into(), ..TorchBuild::default() };
+        check_kernel_pair(&box_, &torch).map(|finding| finding.severity)
     }
 
     #[test]

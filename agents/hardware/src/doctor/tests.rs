@@ -1,23 +1,23 @@
 use super::*;
-use crate::snapshot::{Access, GpuProcess, GpuSeen, Module, Setting};
+use crate::host_snapshot::{DeviceAccess, GpuInfo, GpuProcess, KernelModule, StoredVariable};
 
 /// A Strix Halo box in order. Its figures are composed from several captured ones.
-fn halo() -> Snapshot {
-    let mut it = Snapshot {
-        kfd: Access::Usable,
-        gpus: vec![GpuSeen {
+fn halo() -> HostSnapshot {
+    let mut it = HostSnapshot {
+        kfd: DeviceAccess::Usable,
+        gpus: vec![GpuInfo {
             gfx: "gfx1151".into(),
             device_id: 0x1586,
             unified_memory: true,
             render_minor: 128,
-            render: Access::Usable,
+            render: DeviceAccess::Usable,
             saves_wave_state: true,
             vram_total: 512 << 20,
             gtt_total: 112 << 30,
             mes_firmware: Some(0x88),
-            ..GpuSeen::default()
+            ..GpuInfo::default()
         }],
-        ..Snapshot::default()
+        ..HostSnapshot::default()
     };
     it.kernel.release = "6.18.9".into();
     it.memory.total = 124 << 30;
@@ -27,27 +27,27 @@ fn halo() -> Snapshot {
     it
 }
 
-fn card(gfx: &str, ordinal: u32, device_id: u32) -> GpuSeen {
-    GpuSeen {
+fn card(gfx: &str, ordinal: u32, device_id: u32) -> GpuInfo {
+    GpuInfo {
         gfx: gfx.into(),
         ordinal,
         device_id,
-        render: Access::Usable,
-        unified_memory: crate::target::is_integrated(gfx),
+        render: DeviceAccess::Usable,
+        unified_memory: crate::target::is_integrated_target(gfx),
         vram_total: 32 << 30,
-        ..GpuSeen::default()
+        ..GpuInfo::default()
     }
 }
 
-fn all(box_: &Snapshot) -> Vec<Finding> {
-    check(box_, &Profile::of(box_).unwrap())
+fn all(box_: &HostSnapshot) -> Vec<DoctorFinding> {
+    check_host(box_, &HardwareProfile::for_host(box_).unwrap())
 }
 
-fn found(box_: &Snapshot) -> Vec<(&'static str, Severity)> {
+fn found(box_: &HostSnapshot) -> Vec<(&'static str, Severity)> {
     all(box_).into_iter().map(|finding| (finding.id, finding.severity)).collect()
 }
 
-fn changed(change: impl FnOnce(&mut Snapshot)) -> Vec<(&'static str, Severity)> {
+fn changed(change: impl FnOnce(&mut HostSnapshot)) -> Vec<(&'static str, Severity)> {
     let mut box_ = halo();
     change(&mut box_);
     // What a Strix Halo in order has: no INVLPGB.
@@ -57,18 +57,18 @@ fn changed(change: impl FnOnce(&mut Snapshot)) -> Vec<(&'static str, Severity)> 
 #[test]
 fn a_box_in_order_has_only_information() {
     assert_eq!(found(&halo()), [("C-30", Severity::Info)]);
-    assert_eq!(found(&Snapshot::default()), [("C-01", Severity::Info)]);
+    assert_eq!(found(&HostSnapshot::default()), [("C-01", Severity::Info)]);
 }
 
 #[test]
 fn each_known_trouble_is_found_with_its_severity() {
     use Severity::{Fail, Info, Warn};
-    assert_eq!(changed(|it| it.kfd = Access::Denied), [("C-07", Fail)]);
-    assert_eq!(changed(|it| it.gpus[0].render = Access::Absent), [("C-08", Fail)]);
+    assert_eq!(changed(|it| it.kfd = DeviceAccess::Denied), [("C-07", Fail)]);
+    assert_eq!(changed(|it| it.gpus[0].render = DeviceAccess::Absent), [("C-08", Fail)]);
     assert_eq!(changed(|it| it.gpus[0].device_id = 0x7551), [("C-02", Warn)]);
     let unsaved = |release: &str| {
         let release = release.to_owned();
-        move |it: &mut Snapshot| {
+        move |it: &mut HostSnapshot| {
             it.kernel.release = release;
             it.gpus[0].saves_wave_state = false;
         }
@@ -89,22 +89,22 @@ fn each_known_trouble_is_found_with_its_severity() {
     assert_eq!(changed(|it| it.kernel.swappiness = Some(60)), [("C-31", Info)]);
     assert_eq!(changed(|it| it.disk_free = Some(10 << 30)), [("C-35", Warn)]);
     assert_eq!(changed(|it| it.gpus[0].device_id = 0x1234), [("C-02", Info)]);
-    let dkms = Module { version: Some("6.16.13".into()) };
+    let dkms = KernelModule { version: Some("6.16.13".into()) };
     assert_eq!(changed(|it| it.amdgpu = Some(dkms)), [("C-29", Info)]);
-    let forgotten = Setting {
+    let forgotten = StoredVariable {
         file: "~/.bashrc".into(),
         name: "HSA_OVERRIDE_GFX_VERSION".into(),
         value: "12.0.1".into(),
     };
     assert_eq!(changed(|it| it.settings.push(forgotten)), [("C-45", Warn)]);
-    let two = |it: &mut Snapshot| {
+    let two = |it: &mut HostSnapshot| {
         let variables = [("HIP_VISIBLE_DEVICES", "0"), ("ROCR_VISIBLE_DEVICES", "1")];
         it.environment = variables.map(|(name, value)| (name.into(), value.into())).into();
     };
     assert_eq!(changed(two), [("C-05", Warn)]);
-    let rootless = |it: &mut Snapshot| {
+    let rootless = |it: &mut HostSnapshot| {
         it.kernel.container = Some("podman".into());
-        it.kfd = Access::Denied;
+        it.kfd = DeviceAccess::Denied;
     };
     assert_eq!(changed(rootless), [("C-07", Fail), ("C-11", Warn)]);
     let stranger = GpuProcess {
@@ -121,7 +121,7 @@ fn each_known_trouble_is_found_with_its_severity() {
 }
 
 /// A variable of the box.
-fn set(name: &str, value: &str) -> impl FnOnce(&mut Snapshot) + use<> {
+fn set(name: &str, value: &str) -> impl FnOnce(&mut HostSnapshot) + use<> {
     let (name, value) = (name.to_owned(), value.to_owned());
     move |it| {
         it.environment.insert(name, value);
@@ -155,7 +155,7 @@ fn each_variable_that_harms_is_found_with_its_severity() {
 fn a_container_that_sees_sysfs_and_no_device_is_told_how_to_get_it() {
     let mut box_ = halo();
     box_.kernel.container = Some("lxc".into());
-    box_.kfd = Access::Absent;
+    box_.kfd = DeviceAccess::Absent;
     let findings = all(&box_);
     let finding = findings.iter().find(|finding| finding.id == "C-07").unwrap();
     assert!(finding.seen.contains("not in this container"), "{finding:?}");
@@ -164,10 +164,10 @@ fn a_container_that_sees_sysfs_and_no_device_is_told_how_to_get_it() {
 
 #[test]
 fn a_card_beside_an_integrated_gpu_is_the_one_that_is_meant() {
-    let box_ = Snapshot {
-        kfd: Access::Usable,
+    let box_ = HostSnapshot {
+        kfd: DeviceAccess::Usable,
         gpus: vec![card("gfx1036", 0, 0), card("gfx1201", 1, 0x7551)],
-        ..Snapshot::default()
+        ..HostSnapshot::default()
     };
     let findings = all(&box_);
     let beside = findings.iter().find(|finding| finding.id == "C-05").unwrap();
@@ -177,7 +177,7 @@ fn a_card_beside_an_integrated_gpu_is_the_one_that_is_meant() {
 #[test]
 fn the_missing_groups_are_named() {
     let mut box_ = halo();
-    box_.kfd = Access::Denied;
+    box_.kfd = DeviceAccess::Denied;
     box_.gpu_groups = [("render".to_owned(), 105), ("video".to_owned(), 44)].into();
     box_.groups = [44, 1000].into();
     let findings = all(&box_);
@@ -187,13 +187,13 @@ fn the_missing_groups_are_named() {
 #[test]
 fn the_budget_leaves_the_host_its_memory() {
     let mut box_ = halo();
-    assert_eq!(memory::budget(&box_), Some((124_u64 << 30) / 10 * 8));
+    assert_eq!(memory::memory_budget(&box_), Some((124_u64 << 30) / 10 * 8));
     box_.memory.available = 20 << 30;
-    assert_eq!(memory::budget(&box_), Some(12 << 30));
+    assert_eq!(memory::memory_budget(&box_), Some(12 << 30));
     box_.memory.limit = Some(16 << 30);
-    assert_eq!(memory::budget(&box_), Some(8 << 30), "what a container may use");
+    assert_eq!(memory::memory_budget(&box_), Some(8 << 30), "what a container may use");
     box_.gpus = vec![card("gfx1201", 0, 0x7551)];
-    assert_eq!(memory::budget(&box_), Some(31 << 30));
+    assert_eq!(memory::memory_budget(&box_), Some(31 << 30));
     box_.gpus[0].vram_total = 0;
-    assert_eq!(memory::budget(&box_), None, "not known is not nothing");
+    assert_eq!(memory::memory_budget(&box_), None, "not known is not nothing");
 }

@@ -1,97 +1,105 @@
-//! What a storm most likely comes from, by what else is seen while it lasts.
+//! The most likely cause of a storm, derived from other readings at the same time.
 
 use serde::Serialize;
 
-use crate::telemetry::Telemetry;
+use crate::telemetry::HostTelemetry;
 
-/// A training whose steps are seen is at something else when it takes so many times its longest
-/// step, …
-const TIMES_LONGEST: u64 = 2;
+/// A training counts as stalled when a step takes this many times its longest step,
+const STALL_FACTOR: u64 = 2;
 
-/// … and at least so long.
+/// and at least this long.
 const STALL_MIN_MS: u64 = 5_000;
 
-/// Before there is a rhythm, a step may take so long.
+/// The limit of a step's duration before the first interval is known.
 const FIRST_STEP_MS: u64 = 120_000;
 
-/// Work waits for memory so many percent of the time when memory is what it is about.
-const MEMORY_PRESSURE: f64 = 20.0;
+/// The share of time in which work waits for memory, above which memory is the cause.
+const RECLAIM_PRESSURE_PERCENT: f64 = 20.0;
 
-/// How a training's steps follow each other.
+/// The intervals between a training's steps.
 #[derive(Debug, Clone, Default)]
-pub struct Pace {
-    done: u32,
+pub struct StepPace {
+    steps_done: u32,
     at_ms: u64,
     longest_ms: u64,
 }
 
-impl Pace {
-    /// So many steps were done by then.
-    pub fn begin(done: u32, now_ms: u64) -> Self {
-        Self { done, at_ms: now_ms, longest_ms: 0 }
+impl StepPace {
+    /// Starts with this number of steps done.
+    pub fn from_step(steps_done: u32, now_ms: u64) -> Self {
+        Self { steps_done, at_ms: now_ms, longest_ms: 0 }
     }
 
-    pub fn note(&mut self, done: u32, now_ms: u64) {
-        if done == self.done {
+    /// Records the number of steps done.
+    pub fn record_step(&mut self, done: u32, now_ms: u64) {
+        if done == self.steps_done {
             return;
         }
-        // What came before the first step was the start, which says nothing of the rhythm.
-        if self.done > 0 {
+        // The time before the first step is the start of the training, not an interval.
+        if self.steps_done > 0 {
             self.longest_ms = self.longest_ms.max(now_ms.saturating_sub(self.at_ms));
         }
-        (self.done, self.at_ms) = (done, now_ms);
+        (self.steps_done, self.at_ms) = (done, now_ms);
     }
 
-    /// It was kept from working until then.
-    pub fn kept(&mut self, now_ms: u64) {
+    /// Resets the time of the last step after a pause that others caused.
+    pub fn reset_clock(&mut self, now_ms: u64) {
         self.at_ms = now_ms;
     }
 
-    /// For how long it has stood still, once that is longer than any step.
+    /// Returns the time since the last step once it is longer than the limit.
     pub fn stalled_ms(&self, now_ms: u64) -> Option<u64> {
         let limit = match self.longest_ms {
             0 => FIRST_STEP_MS,
-            longest => longest.saturating_mul(TIMES_LONGEST).max(STALL_MIN_MS),
+            longest => longest.saturating_mul(STALL_FACTOR).max(STALL_MIN_MS),
         };
         let still = now_ms.saturating_sub(self.at_ms);
         (still >= limit).then_some(still)
     }
 }
 
-/// What trains on this box, as far as it is seen.
+/// The training on this host, as far as it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Training {
-    No,
-    /// Our own: whether its steps stand still, and for how long.
+pub enum ObservedTraining {
+    NotTraining,
+    /// A training of this agent, with the duration of its stall.
     Ours {
         stalled_ms: Option<u64>,
     },
-    /// Somebody else's, whose checkpoints alone are seen.
+    /// A foreign training of which only the checkpoints are known.
     Watched,
 }
 
+/// The likely cause of a storm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Cause {
+pub enum StormCause {
     EvaluationInTraining { stalled_s: Option<u64> },
     Reclaim,
     Unknown,
 }
 
-impl Cause {
-    pub fn of(now: &Telemetry, training: Training) -> Self {
+impl StormCause {
+    /// Derives the cause from a sample and the training.
+    pub fn from_telemetry(now: &HostTelemetry, training: ObservedTraining) -> Self {
         match training {
-            Training::Ours { stalled_ms: Some(ms) } => {
+            ObservedTraining::Ours { stalled_ms: Some(ms) } => {
                 Self::EvaluationInTraining { stalled_s: Some(ms / 1000) }
             }
-            Training::Watched => Self::EvaluationInTraining { stalled_s: None },
-            Training::No | Training::Ours { stalled_ms: None } if reclaims(now) => Self::Reclaim,
-            Training::No | Training::Ours { stalled_ms: None } => Self::Unknown,
+            ObservedTraining::Watched => Self::EvaluationInTraining { stalled_s: None },
+            ObservedTraining::NotTraining | ObservedTraining::Ours { stalled_ms: None }
+                if is_reclaiming(now) =>
+            {
+                Self::Reclaim
+            }
+            ObservedTraining::NotTraining | ObservedTraining::Ours { stalled_ms: None } => {
+                Self::Unknown
+            }
         }
     }
 
-    /// For people: what it is and what helps.
-    pub fn describe(self) -> String {
+    /// Describes the cause and the remedy for users.
+    pub fn describe_remedy(self) -> String {
         let evaluates = "evaluation inside the training process";
         let remedy = "set eval_strategy=\"no\" and have checkpoints measured by an evaluator";
         match self {
@@ -99,22 +107,24 @@ impl Cause {
                 format!("{evaluates} (no step for {seconds} s): {remedy}")
             }
             Self::EvaluationInTraining { stalled_s: None } => {
-                format!("probably {evaluates}, which is not ours: {remedy}")
+                format!("probably {evaluates} of another program: {remedy}")
             }
             Self::Reclaim => {
-                "the kernel takes pages of mapped files away: leave more memory free, \
-                              or load models without mmap"
+                "the kernel reclaims pages of mapped files: leave more memory free, or load models \
+                 without mmap"
                     .into()
             }
-            Self::Unknown => "no training of ours is at it, and memory is not short: something \
-                              else on this box maps and unmaps memory all the time"
+            Self::Unknown => "no training of the agent is running, and memory is not short: \
+                              another program on this box keeps mapping and unmapping memory"
                 .into(),
         }
     }
 }
 
-fn reclaims(now: &Telemetry) -> bool {
-    let waits = now.pressure.memory.is_some_and(|memory| memory.some_avg10 > MEMORY_PRESSURE);
+/// Returns true if the kernel reclaims memory under pressure.
+fn is_reclaiming(now: &HostTelemetry) -> bool {
+    let waits =
+        now.pressure.memory.is_some_and(|memory| memory.some_avg10 > RECLAIM_PRESSURE_PERCENT);
     let scans = [now.reclaim.stalls_per_s, now.reclaim.scanned_per_s];
     waits || scans.into_iter().flatten().any(|rate| rate > 0.0)
 }

@@ -1,102 +1,108 @@
-//! The GPUs' own numbers. A card's sensors are touched only while it is awake: asking one that
-//! sleeps would wake it.
+//! The readings of GPUs. A card's sensors are read only while it is awake, because reading them
+//! would wake it.
 
 use serde::Serialize;
 
-use crate::files::{Files, last, number, text};
+use crate::host_files::{HostFiles, last_component, read_number, read_text};
 use crate::target;
 
-/// Sensors of one kind a card may have.
+/// The limit of a card's sensors of one kind.
 const SENSORS_MAX: u32 = 8;
 
-/// One GPU, just now.
+/// The readings of one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct GpuNow {
-    /// As HIP counts.
+pub struct GpuReading {
+    /// The HIP ordinal.
     pub ordinal: u32,
-    /// `gfx1151`
+    /// The target, such as `gfx1151`.
     pub gfx: String,
-    /// `card1`
+    /// The DRM name, such as `card1`.
     pub card: String,
-    /// `0000:c1:00.0`
+    /// The PCI address, such as `0000:c1:00.0`.
     pub pci: String,
-    /// Part of the processor, and in its memory.
+    /// True if the GPU is part of the processor and uses system memory.
     pub integrated: bool,
-    /// Powered down: the rest is not known.
+    /// True if the card is powered down; the readings are then absent.
     pub asleep: bool,
     pub busy_percent: Option<f64>,
     pub vram_total: Option<u64>,
     pub vram_used: Option<u64>,
-    /// Of the system's memory, what the card may map.
+    /// The system memory that the card may map.
     pub gtt_total: Option<u64>,
     pub gtt_used: Option<u64>,
     pub watts: Option<f64>,
-    pub temperatures: Vec<Temperature>,
-    pub clocks: Vec<Clock>,
+    pub temperatures: Vec<GpuTemperature>,
+    pub clocks: Vec<GpuClock>,
 }
 
+/// The reading of a temperature sensor.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Temperature {
-    /// `edge`, `junction`, `mem`
+pub struct GpuTemperature {
+    /// The sensor's name: `edge`, `junction`, `mem`.
     pub sensor: String,
     pub celsius: f64,
     pub critical: Option<f64>,
 }
 
+/// The frequency of a clock.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Clock {
-    /// `sclk`, `mclk`
+pub struct GpuClock {
+    /// The clock's name: `sclk`, `mclk`.
     pub sensor: String,
     pub hertz: u64,
 }
 
-/// The box's GPUs, in HIP's order.
+/// The host's GPUs in HIP's order.
 #[derive(Debug, Default)]
-pub(super) struct Cards(Vec<Card>);
+pub(super) struct CardList(Vec<GpuCard>);
 
+/// A GPU and the paths of its sensors.
 #[derive(Debug)]
-struct Card {
-    /// Of `GpuNow`, what does not change.
-    known: GpuNow,
-    /// `/sys/class/drm/renderD128/device`
+struct GpuCard {
+    /// The values of a reading that do not change.
+    constant_values: GpuReading,
+    /// The device directory, such as `/sys/class/drm/renderD128/device`.
     device: String,
-    /// Found when the card is first seen awake.
-    sensors: Option<Sensors>,
+    /// The sensors, searched when the card is first seen awake.
+    sensors: Option<CardSensors>,
 }
 
-/// Paths of the sensors there are.
+/// The paths of a card's sensors.
 #[derive(Debug, Default)]
-struct Sensors {
+struct CardSensors {
     power: Option<String>,
-    /// By name, with the temperature at which the card gives up.
+    /// The name, the path and the critical temperature of each sensor.
     temperatures: Vec<(String, String, Option<f64>)>,
     clocks: Vec<(String, String)>,
 }
 
-impl Cards {
-    /// What computes, by the compute driver.
-    pub(super) fn find(files: &dyn Files) -> Self {
+impl CardList {
+    /// Finds the GPUs that the compute driver knows.
+    pub(super) fn find_cards(files: &dyn HostFiles) -> Self {
         let nodes = "/sys/class/kfd/kfd/topology/nodes";
         let mut numbers: Vec<u32> =
-            files.list(nodes).iter().filter_map(|name| name.parse().ok()).collect();
+            files.list_names(nodes).iter().filter_map(|name| name.parse().ok()).collect();
         numbers.sort_unstable();
-        let found =
-            numbers.into_iter().filter_map(|node| Card::find(files, &format!("{nodes}/{node}")));
+        let found = numbers
+            .into_iter()
+            .filter_map(|node| GpuCard::find_card(files, &format!("{nodes}/{node}")));
         let with_ordinal = found.zip(0..).map(|(mut card, ordinal)| {
-            card.known.ordinal = ordinal;
+            card.constant_values.ordinal = ordinal;
             card
         });
         Self(with_ordinal.collect())
     }
 
-    pub(super) fn look(&mut self, files: &dyn Files) -> Vec<GpuNow> {
-        self.0.iter_mut().map(|card| card.look(files)).collect()
+    /// Reads all cards.
+    pub(super) fn read_cards(&mut self, files: &dyn HostFiles) -> Vec<GpuReading> {
+        self.0.iter_mut().map(|card| card.read_card(files)).collect()
     }
 }
 
-impl Card {
-    fn find(files: &dyn Files, node: &str) -> Option<Self> {
-        let properties = text(files, &format!("{node}/properties"))?;
+impl GpuCard {
+    /// Finds the card of a KFD node.
+    fn find_card(files: &dyn HostFiles, node: &str) -> Option<Self> {
+        let properties = read_text(files, &format!("{node}/properties"))?;
         let get = |name: &str| {
             let line =
                 properties.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -107,66 +113,74 @@ impl Card {
             return None;
         }
         let device = format!("/sys/class/drm/renderD{}/device", get("drm_render_minor"));
-        let gfx = target::gfx(version);
-        let card =
-            files.list(&format!("{device}/drm")).into_iter().find(|name| name.starts_with("card"));
-        let known = GpuNow {
-            integrated: target::is_integrated(&gfx),
+        let gfx = target::target_name(version);
+        let card = files
+            .list_names(&format!("{device}/drm"))
+            .into_iter()
+            .find(|name| name.starts_with("card"));
+        let known = GpuReading {
+            integrated: target::is_integrated_target(&gfx),
             gfx,
             card: card.unwrap_or_default(),
-            pci: files.link(&device).map(|link| last(&link).to_owned()).unwrap_or_default(),
-            ..GpuNow::default()
+            pci: files
+                .read_link(&device)
+                .map(|link| last_component(&link).to_owned())
+                .unwrap_or_default(),
+            ..GpuReading::default()
         };
-        Some(Self { known, device, sensors: None })
+        Some(Self { constant_values: known, device, sensors: None })
     }
 
-    fn look(&mut self, files: &dyn Files) -> GpuNow {
-        let mut now = self.known.clone();
+    /// Reads the card; only its constant values if it is suspended.
+    fn read_card(&mut self, files: &dyn HostFiles) -> GpuReading {
+        let mut now = self.constant_values.clone();
         if !is_awake(files, &self.device) {
             now.asleep = true;
             return now;
         }
-        let memory = |name: &str| number(files, &format!("{}/mem_info_{name}", self.device));
-        let busy = number(files, &format!("{}/gpu_busy_percent", self.device));
-        now.busy_percent = busy.filter(|percent| *percent <= 100).map(whole);
+        let memory = |name: &str| read_number(files, &format!("{}/mem_info_{name}", self.device));
+        let busy = read_number(files, &format!("{}/gpu_busy_percent", self.device));
+        now.busy_percent = busy.filter(|percent| *percent <= 100).map(to_float);
         now.vram_total = memory("vram_total");
         now.vram_used = memory("vram_used");
         now.gtt_total = memory("gtt_total");
         now.gtt_used = memory("gtt_used");
-        let sensors = self.sensors.get_or_insert_with(|| Sensors::find(files, &self.device));
-        now.watts = sensors.power.as_ref().and_then(|path| watts(files, path));
+        let sensors =
+            self.sensors.get_or_insert_with(|| CardSensors::find_sensors(files, &self.device));
+        now.watts = sensors.power.as_ref().and_then(|path| read_watts(files, path));
         for (sensor, path, critical) in &sensors.temperatures {
-            if let Some(celsius) = celsius(files, path) {
+            if let Some(celsius) = read_celsius(files, path) {
                 let (sensor, critical) = (sensor.clone(), *critical);
-                now.temperatures.push(Temperature { sensor, celsius, critical });
+                now.temperatures.push(GpuTemperature { sensor, celsius, critical });
             }
         }
         for (sensor, path) in &sensors.clocks {
-            if let Some(hertz) = number(files, path) {
-                now.clocks.push(Clock { sensor: sensor.clone(), hertz });
+            if let Some(hertz) = read_number(files, path) {
+                now.clocks.push(GpuClock { sensor: sensor.clone(), hertz });
             }
         }
         now
     }
 }
 
-impl Sensors {
-    fn find(files: &dyn Files, device: &str) -> Self {
+impl CardSensors {
+    /// Finds the sensors of a card.
+    fn find_sensors(files: &dyn HostFiles, device: &str) -> Self {
         let all = format!("{device}/hwmon");
         let is_gpu =
-            |path: &String| text(files, &format!("{path}/name")).as_deref() == Some("amdgpu");
-        let chips = files.list(&all).into_iter().map(|name| format!("{all}/{name}"));
+            |path: &String| read_text(files, &format!("{path}/name")).as_deref() == Some("amdgpu");
+        let chips = files.list_names(&all).into_iter().map(|name| format!("{all}/{name}"));
         let Some(chip) = chips.into_iter().find(is_gpu) else { return Self::default() };
-        let there = files.list(&chip);
+        let there = files.list_names(&chip);
         let path =
             |name: &str| there.iter().any(|one| one == name).then(|| format!("{chip}/{name}"));
         let label = |kind: &str, n: u32| {
-            let label = text(files, &format!("{chip}/{kind}{n}_label"));
+            let label = read_text(files, &format!("{chip}/{kind}{n}_label"));
             label.filter(|label| !label.is_empty()).unwrap_or_else(|| format!("{kind}{n}"))
         };
         let temperature = |n: u32| {
             let input = path(&format!("temp{n}_input"))?;
-            let critical = celsius(files, &format!("{chip}/temp{n}_crit"));
+            let critical = read_celsius(files, &format!("{chip}/temp{n}_crit"));
             Some((label("temp", n), input, critical))
         };
         let clock = |n: u32| Some((label("freq", n), path(&format!("freq{n}_input"))?));
@@ -178,8 +192,9 @@ impl Sensors {
     }
 }
 
-/// Reading this file wakes nothing. A card between two states is left alone.
-fn is_awake(files: &dyn Files, device: &str) -> bool {
+/// Returns true if the card is active. Reading this file does not wake it; a card in transition
+/// counts as suspended.
+fn is_awake(files: &dyn HostFiles, device: &str) -> bool {
     match files.read(&format!("{device}/power/runtime_status")) {
         Ok(status) => matches!(status.trim_ascii(), b"active" | b"unsupported"),
         // A kernel without power management.
@@ -187,18 +202,21 @@ fn is_awake(files: &dyn Files, device: &str) -> bool {
     }
 }
 
-/// From microwatts; more than any card takes is no reading.
-fn watts(files: &dyn Files, path: &str) -> Option<f64> {
-    number(files, path).filter(|microwatts| *microwatts < 10_000_000_000).map(|uw| whole(uw) / 1e6)
+/// Reads a power in microwatts. Implausibly high values are rejected.
+fn read_watts(files: &dyn HostFiles, path: &str) -> Option<f64> {
+    read_number(files, path)
+        .filter(|microwatts| *microwatts < 10_000_000_000)
+        .map(|uw| to_float(uw) / 1e6)
 }
 
-/// From thousandths; colder or hotter than any card can be is no reading.
-fn celsius(files: &dyn Files, path: &str) -> Option<f64> {
-    let thousandths: i32 = text(files, path)?.parse().ok()?;
+/// Reads a temperature in thousandths of a degree. Implausible values are rejected.
+fn read_celsius(files: &dyn HostFiles, path: &str) -> Option<f64> {
+    let thousandths: i32 = read_text(files, path)?.parse().ok()?;
     (-50_000..=200_000).contains(&thousandths).then(|| f64::from(thousandths) / 1000.0)
 }
 
+/// Converts a reading.
 #[expect(clippy::cast_precision_loss, reason = "readings of a sensor, far below 2^52")]
-fn whole(reading: u64) -> f64 {
+fn to_float(reading: u64) -> f64 {
     reading as f64
 }

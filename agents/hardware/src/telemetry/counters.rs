@@ -1,17 +1,17 @@
-//! The kernel's counters and what they come to. A counter that went back (a core went offline
-//! and took its share along) makes no rate.
+//! The kernel's counters and their rates. A counter that decreased, for example because a core went
+//! offline, has no rate.
 
 use serde::Serialize;
 
-use super::CpuNow;
-use crate::files::{Files, number, text};
+use super::CpuUsage;
+use crate::host_files::{HostFiles, read_number, read_text};
 
-/// Processors a box may have.
+/// The limit of processor packages.
 const PACKAGES_MAX: usize = 8;
 
-/// Everything that is counted since boot, at one moment.
+/// All counters since boot, at one moment.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Counters {
+pub(super) struct KernelCounters {
     pub(super) at_ms: u64,
     pub(super) cpu: Option<CpuTimes>,
     pub(super) tlb: Option<u64>,
@@ -19,11 +19,11 @@ pub(super) struct Counters {
     pub(super) scanned: Option<u64>,
     pub(super) swapped_in: Option<u64>,
     pub(super) swapped_out: Option<u64>,
-    /// Energy of the processors' packages, where this user may read it.
+    /// The energy of the processor packages in microjoules, if this user may read it.
     pub(super) package_uj: Option<u64>,
 }
 
-/// Ticks.
+/// Processor times in ticks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CpuTimes {
     total: u64,
@@ -31,41 +31,42 @@ pub(super) struct CpuTimes {
     system: u64,
 }
 
-impl Counters {
-    pub(super) fn read(files: &dyn Files, at_ms: u64) -> Self {
-        let paging = text(files, "/proc/vmstat").unwrap_or_default();
-        let sum = |prefix: &str| sum_of(&paging, prefix);
+impl KernelCounters {
+    /// Reads all counters.
+    pub(super) fn read_counters(files: &dyn HostFiles, at_ms: u64) -> Self {
+        let paging = read_text(files, "/proc/vmstat").unwrap_or_default();
+        let sum = |prefix: &str| sum_lines(&paging, prefix);
         Self {
             at_ms,
-            cpu: cpu_times(&text(files, "/proc/stat").unwrap_or_default()),
-            tlb: tlb(files),
+            cpu: parse_cpu_times(&read_text(files, "/proc/stat").unwrap_or_default()),
+            tlb: read_tlb_shootdowns(files),
             stalls: sum("allocstall"),
             scanned: sum("pgscan_direct "),
             swapped_in: sum("pswpin "),
             swapped_out: sum("pswpout "),
-            package_uj: package_uj(files),
+            package_uj: read_package_energy(files),
         }
     }
 }
 
-/// Of all lines whose name begins so; `None` where there are none.
-fn sum_of(lines: &str, prefix: &str) -> Option<u64> {
+/// Adds the values of all lines whose name has this prefix; `None` if no line has it.
+fn sum_lines(lines: &str, prefix: &str) -> Option<u64> {
     let values = lines.lines().filter(|line| line.starts_with(prefix));
     let values = values.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
     values.reduce(u64::saturating_add)
 }
 
-/// `TLB:       9452       9671   TLB shootdowns`, a column a core.
-pub(super) fn tlb(files: &dyn Files) -> Option<u64> {
-    let interrupts = text(files, "/proc/interrupts")?;
-    // It is one of the last.
+/// Reads the line `TLB:       9452       9671   TLB shootdowns`, which has a column for each core.
+pub(super) fn read_tlb_shootdowns(files: &dyn HostFiles) -> Option<u64> {
+    let interrupts = read_text(files, "/proc/interrupts")?;
+    // The line is one of the last.
     let line = interrupts.lines().rev().find_map(|line| line.trim_start().strip_prefix("TLB:"))?;
     let columns = line.split_whitespace().map_while(|column| column.parse::<u64>().ok());
     columns.reduce(u64::saturating_add)
 }
 
-/// user nice system idle iowait irq softirq steal …
-fn cpu_times(stat: &str) -> Option<CpuTimes> {
+/// Parses the columns user, nice, system, idle, iowait, irq, softirq, steal, …
+fn parse_cpu_times(stat: &str) -> Option<CpuTimes> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let columns: Vec<u64> =
         line.split_whitespace().take(8).map_while(|column| column.parse().ok()).collect();
@@ -79,51 +80,56 @@ fn cpu_times(stat: &str) -> Option<CpuTimes> {
 }
 
 impl CpuTimes {
-    /// Cores that came or went leave no sane difference.
-    pub(super) fn since(self, before: Self) -> Option<CpuNow> {
+    /// Returns the usage since an earlier moment; `None` if cores were added or removed in between.
+    pub(super) fn usage_since(self, before: Self) -> Option<CpuUsage> {
         let total = self.total.checked_sub(before.total).filter(|ticks| *ticks > 0)?;
         let idle = self.idle.checked_sub(before.idle).filter(|idle| *idle <= total)?;
         let system = self.system.checked_sub(before.system).filter(|system| *system <= total)?;
-        let share = |ticks: u64| float(ticks) / float(total);
-        Some(CpuNow { busy: share(total - idle), system: share(system) })
+        let share = |ticks: u64| to_float(ticks) / to_float(total);
+        Some(CpuUsage { busy: share(total - idle), system: share(system) })
     }
 }
 
-/// `intel-rapl:0` and so on, by whoever made the processor; most kernels show it to root alone.
-fn package_uj(files: &dyn Files) -> Option<u64> {
-    let packages = (0..PACKAGES_MAX)
-        .map_while(|n| number(files, &format!("/sys/class/powercap/intel-rapl:{n}/energy_uj")));
+/// Reads the energy of `intel-rapl:0` and following, which also exist for AMD processors; most
+/// kernels allow only root to read it.
+fn read_package_energy(files: &dyn HostFiles) -> Option<u64> {
+    let packages = (0..PACKAGES_MAX).map_while(|n| {
+        read_number(files, &format!("/sys/class/powercap/intel-rapl:{n}/energy_uj"))
+    });
     packages.reduce(u64::saturating_add)
 }
 
-/// A second, from two readings so far apart.
-pub(super) fn rate(before: u64, now: u64, gap_ms: u64) -> Option<f64> {
+/// Returns the increase per second between two readings.
+pub(super) fn rate_per_second(before: u64, now: u64, gap_ms: u64) -> Option<f64> {
     let more = now.checked_sub(before)?;
-    (gap_ms > 0).then(|| float(more) / seconds(gap_ms))
+    (gap_ms > 0).then(|| to_float(more) / to_seconds(gap_ms))
 }
 
-pub(super) fn seconds(ms: u64) -> f64 {
-    float(ms) / 1000.0
+/// Converts milliseconds to seconds.
+pub(super) fn to_seconds(ms: u64) -> f64 {
+    to_float(ms) / 1000.0
 }
 
+/// Converts a count.
 #[expect(clippy::cast_precision_loss, reason = "rates need no sixteen digits")]
-fn float(count: u64) -> f64 {
+fn to_float(count: u64) -> f64 {
     count as f64
 }
 
-/// Bytes.
+/// The memory and swap, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct MemoryNow {
+pub struct MemoryUsage {
     pub total: Option<u64>,
     pub available: Option<u64>,
     pub swap_total: Option<u64>,
     pub swap_free: Option<u64>,
 }
 
-impl MemoryNow {
-    pub(super) fn read(files: &dyn Files) -> Self {
-        let info = text(files, "/proc/meminfo").unwrap_or_default();
-        let bytes = |name: &str| sum_of(&info, name).map(|kib| kib.saturating_mul(1024));
+impl MemoryUsage {
+    /// Reads memory and swap.
+    pub(super) fn read_memory(files: &dyn HostFiles) -> Self {
+        let info = read_text(files, "/proc/meminfo").unwrap_or_default();
+        let bytes = |name: &str| sum_lines(&info, name).map(|kib| kib.saturating_mul(1024));
         Self {
             total: bytes("MemTotal:"),
             available: bytes("MemAvailable:"),
@@ -133,33 +139,37 @@ impl MemoryNow {
     }
 }
 
-/// How long work waited for something.
+/// The time for which work waited for a resource (PSI).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Pressure {
-    /// Percent of the last ten seconds in which somebody waited.
+pub struct StallPressure {
+    /// The percentage of the last ten seconds in which some task waited.
     pub some_avg10: f64,
-    /// Microseconds since boot in which somebody waited, …
+    /// The microseconds since boot in which some task waited.
     pub some_us: u64,
-    /// … and in which everybody did.
+    /// The microseconds since boot in which all tasks waited.
     pub full_us: Option<u64>,
 }
 
+/// The pressure on each resource.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Pressures {
-    pub cpu: Option<Pressure>,
-    pub io: Option<Pressure>,
-    pub memory: Option<Pressure>,
+pub struct PressureStats {
+    pub cpu: Option<StallPressure>,
+    pub io: Option<StallPressure>,
+    pub memory: Option<StallPressure>,
 }
 
-impl Pressures {
-    pub(super) fn read(files: &dyn Files) -> Self {
-        let of = |what: &str| Pressure::parse(&text(files, &format!("/proc/pressure/{what}"))?);
+impl PressureStats {
+    /// Reads the pressure files.
+    pub(super) fn read_pressures(files: &dyn HostFiles) -> Self {
+        let of = |what: &str| {
+            StallPressure::parse(&read_text(files, &format!("/proc/pressure/{what}"))?)
+        };
         Self { cpu: of("cpu"), io: of("io"), memory: of("memory") }
     }
 }
 
-impl Pressure {
-    /// `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and the same of `full`.
+impl StallPressure {
+    /// Parses `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and the same for `full`.
     fn parse(text: &str) -> Option<Self> {
         let field = |kind: &str, name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(kind))?;

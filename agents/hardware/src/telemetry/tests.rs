@@ -3,24 +3,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::*;
-use crate::files::{Capture, Live, Seen};
+use crate::host_files::{CapturedEntry, HostCapture, LiveFiles};
 
 /// A tree of files in memory, with its directories.
-pub(crate) fn tree(files: &[(&str, &str)]) -> Capture {
-    let mut capture = Capture::default();
+pub(crate) fn tree(files: &[(&str, &str)]) -> HostCapture {
+    let mut capture = HostCapture::default();
     for (path, text) in files {
         put(&mut capture, path, text.as_bytes().to_vec());
     }
     capture
 }
 
-fn put(capture: &mut Capture, path: &str, bytes: Vec<u8>) {
-    capture.seen.insert(path.to_owned(), Seen::File(bytes));
+fn put(capture: &mut HostCapture, path: &str, bytes: Vec<u8>) {
+    capture.entries.insert(path.to_owned(), CapturedEntry::File(bytes));
     let mut child = path;
     while let Some((parent, name)) = child.rsplit_once('/').filter(|(parent, _)| !parent.is_empty())
     {
-        let names = capture.seen.entry(parent.to_owned()).or_insert(Seen::Names(Vec::new()));
-        let Seen::Names(names) = names else { panic!("{parent} is a file") };
+        let names =
+            capture.entries.entry(parent.to_owned()).or_insert(CapturedEntry::Names(Vec::new()));
+        let CapturedEntry::Names(names) = names else { panic!("{parent} is a file") };
         if !names.iter().any(|known| known == name) {
             names.push(name.to_owned());
             names.sort();
@@ -82,15 +83,15 @@ fn card() -> Vec<(String, String)> {
     files.into_iter().map(|(path, text)| (path, text.to_owned())).collect()
 }
 
-fn with(changes: &[(&str, &str)]) -> Capture {
+fn with(changes: &[(&str, &str)]) -> HostCapture {
     let mut files: BTreeMap<String, String> = card().into_iter().collect();
     files.extend(changes.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())));
     let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (&**path, &**text)).collect();
     tree(&files)
 }
 
-fn look(files: &Capture) -> Telemetry {
-    Sampler::default().sample(files, 0, true)
+fn look(files: &HostCapture) -> HostTelemetry {
+    TelemetrySampler::default().take_sample(files, 0, true)
 }
 
 #[test]
@@ -105,8 +106,8 @@ fn a_card_s_numbers_are_read_by_their_labels() {
         (junction.sensor.as_str(), junction.celsius, junction.critical),
         ("junction", 71.0, Some(110.0))
     );
-    assert_eq!(gpu.clocks, [Clock { sensor: "sclk".into(), hertz: 2_350_000_000 }]);
-    assert_eq!((now.watts, now.hottest()), (Some(212.0), Some(71.0)));
+    assert_eq!(gpu.clocks, [GpuClock { sensor: "sclk".into(), hertz: 2_350_000_000 }]);
+    assert_eq!((now.watts, now.max_celsius()), (Some(212.0), Some(71.0)));
     assert_eq!(now.tlb_shootdowns, Some(9452 + 9671));
     assert_eq!(now.memory.available, Some(16_441_004 * 1024));
     assert_eq!(now.pressure.memory.unwrap().full_us, Some(99));
@@ -115,8 +116,8 @@ fn a_card_s_numbers_are_read_by_their_labels() {
 
 #[test]
 fn rates_are_those_since_the_look_before() {
-    let mut sampler = Sampler::default();
-    sampler.sample(&with(&[]), 1000, true);
+    let mut sampler = TelemetrySampler::default();
+    sampler.take_sample(&with(&[]), 1000, true);
     let later = with(&[
         ("/proc/stat", "cpu  150 0 130 820 50 10 10 0 0 0\n"),
         (
@@ -125,7 +126,7 @@ fn rates_are_those_since_the_look_before() {
         ),
         ("/proc/interrupts", "TLB:  689452  9671   TLB shootdowns\n"),
     ]);
-    let now = sampler.sample(&later, 3000, true);
+    let now = sampler.take_sample(&later, 3000, true);
     assert_eq!(now.tlb_per_s, Some(340_000.0));
     let cpu = now.cpu.unwrap();
     assert!(
@@ -138,12 +139,12 @@ fn rates_are_those_since_the_look_before() {
 
 #[test]
 fn a_counter_that_went_back_makes_no_rate_and_the_next_one_counts_from_there() {
-    let mut sampler = Sampler::default();
+    let mut sampler = TelemetrySampler::default();
     let at = |count: u64| with(&[("/proc/interrupts", &format!("TLB: {count} TLB shootdowns\n"))]);
     let rates = [1000, 400, 900]
         .into_iter()
         .zip([0, 1000, 2000])
-        .map(|(count, ms)| sampler.sample(&at(count), ms, true).tlb_per_s);
+        .map(|(count, ms)| sampler.take_sample(&at(count), ms, true).tlb_per_s);
     assert_eq!(rates.collect::<Vec<_>>(), [None, None, Some(500.0)]);
 }
 
@@ -152,11 +153,15 @@ fn of_a_card_that_sleeps_only_its_state_is_read() {
     for status in ["suspended", "suspending", "resuming", "error", ""] {
         let path = format!("{CARD}/power/runtime_status");
         let files = with(&[(&path, status)]);
-        let looks = crate::files::Recording::new(&files);
-        let now = Sampler::default().sample(&looks, 0, true);
+        let looks = crate::host_files::RecordingFiles::new(&files);
+        let now = TelemetrySampler::default().take_sample(&looks, 0, true);
         assert!(now.gpus[0].asleep && now.watts.is_none(), "{status}");
-        let touched: BTreeSet<String> =
-            looks.finish().seen.into_keys().filter(|path| path.starts_with(CARD)).collect();
+        let touched: BTreeSet<String> = looks
+            .into_capture()
+            .entries
+            .into_keys()
+            .filter(|path| path.starts_with(CARD))
+            .collect();
         let harmless = [format!("{CARD}/drm"), path];
         assert!(touched.iter().all(|path| harmless.contains(path)), "{status}: {touched:?}");
     }
@@ -164,15 +169,17 @@ fn of_a_card_that_sleeps_only_its_state_is_read() {
 
 #[test]
 fn without_sensors_a_card_is_as_it_was_and_not_asked() {
-    let mut sampler = Sampler::default();
-    sampler.sample(&with(&[]), 0, true);
+    let mut sampler = TelemetrySampler::default();
+    sampler.take_sample(&with(&[]), 0, true);
     let busy = format!("{CARD}/gpu_busy_percent");
     let files = with(&[(&busy, "3")]);
-    let looks = crate::files::Recording::new(&files);
-    let now = sampler.sample(&looks, 5000, false);
+    let looks = crate::host_files::RecordingFiles::new(&files);
+    let now = sampler.take_sample(&looks, 5000, false);
     assert_eq!((now.gpus[0].busy_percent, now.sensors_at_ms), (Some(97.0), 0));
-    assert!(looks.finish().seen.into_keys().all(|path| !path.starts_with("/sys/class/drm")));
-    assert_eq!(sampler.sample(&files, 10_000, true).gpus[0].busy_percent, Some(3.0));
+    assert!(
+        looks.into_capture().entries.into_keys().all(|path| !path.starts_with("/sys/class/drm"))
+    );
+    assert_eq!(sampler.take_sample(&files, 10_000, true).gpus[0].busy_percent, Some(3.0));
 }
 
 #[test]
@@ -186,8 +193,8 @@ fn a_value_that_is_none_is_absent_and_the_others_stay() {
     }
     let mut busy = with(&[]);
     // EBUSY, as a card in a reset answers.
-    busy.seen.insert(format!("{CARD}/gpu_busy_percent"), Seen::Failed(16));
-    busy.seen.insert(path("temp1_input"), Seen::Failed(95));
+    busy.entries.insert(format!("{CARD}/gpu_busy_percent"), CapturedEntry::Failed(16));
+    busy.entries.insert(path("temp1_input"), CapturedEntry::Failed(95));
     let now = look(&busy);
     assert_eq!((now.gpus[0].busy_percent, now.gpus[0].temperatures.len()), (None, 1));
     let cut = with(&[("/proc/interrupts", " TLB:       94"), ("/proc/stat", "cpu  100 0 5")]);
@@ -207,23 +214,23 @@ fn an_integrated_gpu_s_power_is_the_package_s_and_counted_once() {
         ])
     };
     for (gfx, watts) in [("110501", 212.0), ("120001", 212.0 + 45.0)] {
-        let mut sampler = Sampler::default();
-        sampler.sample(&package("1000000", gfx), 0, true);
-        let now = sampler.sample(&package("46000000", gfx), 1000, true);
+        let mut sampler = TelemetrySampler::default();
+        sampler.take_sample(&package("1000000", gfx), 0, true);
+        let now = sampler.take_sample(&package("46000000", gfx), 1000, true);
         assert_eq!(now.watts, Some(watts), "{gfx}");
     }
 }
 
 #[test]
 fn what_is_short_or_hot_is_said() {
-    assert_eq!(warnings(&look(&with(&[]))), [""; 0]);
+    assert_eq!(telemetry_warnings(&look(&with(&[]))), [""; 0]);
     let hot = format!("{CARD}/hwmon/hwmon3/temp2_input");
     let now = look(&with(&[
         (&hot, "106000"),
         ("/proc/meminfo", "MemTotal: 100 kB\nMemAvailable: 4 kB\n"),
         ("/proc/pressure/memory", "some avg10=35.00 avg60=0.00 avg300=0.00 total=1\n"),
     ]));
-    let said = warnings(&now).join("\n");
+    let said = telemetry_warnings(&now).join("\n");
     for words in ["35 %", "96 % of the memory", "junction is at 106"] {
         assert!(said.contains(words), "{said}");
     }
@@ -258,19 +265,19 @@ proptest! {
         let paths: Vec<String> = card().into_iter().map(|(path, _)| path).collect();
         let (first, mut second) = (with(&[]), with(&[]));
         for (place, bytes, fails) in broken {
-            let seen = if fails { Seen::Failed(16) } else { Seen::File(bytes) };
-            second.seen.insert(place.get(&paths).clone(), seen);
+            let seen = if fails { CapturedEntry::Failed(16) } else { CapturedEntry::File(bytes) };
+            second.entries.insert(place.get(&paths).clone(), seen);
         }
-        let mut sampler = Sampler::default();
-        let mut weather = crate::storm::Weather::default();
+        let mut sampler = TelemetrySampler::default();
+        let mut weather = crate::storm::StormDetector::default();
         for (files, at) in [&first, &second, &first].into_iter().zip(times) {
-            let now = sampler.sample(files, at, true);
-            weather.hear(&now);
-            warnings(&now);
+            let now = sampler.take_sample(files, at, true);
+            weather.observe_sample(&now);
+            telemetry_warnings(&now);
             let sane = |value: Option<f64>| value.is_none_or(|value| value.is_finite() && value >= 0.0);
             prop_assert!(sane(now.tlb_per_s) && sane(now.watts) && sane(Some(now.joules)), "{now:?}");
             prop_assert!(now.cpu.is_none_or(|cpu| (0.0..=1.0).contains(&cpu.busy) && (0.0..=1.0).contains(&cpu.system)), "{now:?}");
-            prop_assert!(sane(now.gpu_busy()), "{now:?}");
+            prop_assert!(sane(now.max_gpu_busy()), "{now:?}");
         }
     }
 }
@@ -289,10 +296,10 @@ fn the_cost_of_a_look() {
         std::fs::write(path, text).unwrap();
     }
     for (what, root) in [("this box", std::path::Path::new("/")), ("a fixture", directory.path())] {
-        let (files, mut sampler) = (Live::new(root), Sampler::default());
+        let (files, mut sampler) = (LiveFiles::new(root), TelemetrySampler::default());
         let before = cpu_ticks();
         for look in 0..LOOKS {
-            sampler.sample(&files, look * 1000, true);
+            sampler.take_sample(&files, look * 1000, true);
         }
         let seconds = (cpu_ticks() - before) as f64 / 100.0;
         println!("{what}: {:.3} ms of a core a look", seconds / LOOKS as f64 * 1e3);

@@ -1,16 +1,15 @@
-//! What can be believed of what `llama-perplexity` prints: pure. Lines of both streams come
-//! glued together and with prefixes that differ between versions, so nothing is looked for at a
-//! line's start.
+//! Parses and validates the output of `llama-perplexity`. Pure. Lines of both pipes may arrive
+//! joined, with prefixes that differ between versions, so marks are searched in the whole line.
 
 use std::{collections::BTreeMap, process::ExitStatus};
 
-use super::{Chunks, PerplexityError, Request, Scored};
+use super::{ChunkSelection, LlamaPerplexity, LlamaPerplexityError, PerplexityRequest};
 
-/// Rows are kept up to here; a text of more chunks is of no use to anybody.
+/// The number of rows that are kept, a bound on memory.
 const ROWS_MAX: usize = 1 << 20;
 
-/// What marks the line that says what went wrong.
-const TELLING: [&str; 9] = [
+/// The texts that identify the line with the cause of a failure.
+const ERROR_MARKS: [&str; 9] = [
     "GGML_ASSERT",
     "GGML_ABORT",
     "invalid argument",
@@ -22,117 +21,137 @@ const TELLING: [&str; 9] = [
     "not found",
 ];
 
+/// The facts that were read from the output so far.
 #[derive(Debug, Default)]
-pub(super) struct Output {
+pub(super) struct PerplexityOutput {
+    /// The size of a chunk in tokens.
     n_ctx: usize,
-    /// By the chunk's index.
-    rows: BTreeMap<usize, Row>,
-    last: Option<Row>,
+    /// The rows by the index of their chunk.
+    rows: BTreeMap<usize, OutputRow>,
+    /// The program's final line.
+    final_row: Option<OutputRow>,
+    /// The number of chunks that the program announced.
     chunks: Option<usize>,
+    /// The number of tokens of a text that is too short.
     too_short: Option<u64>,
-    telling: Option<String>,
+    /// The first line that contains an error mark.
+    error_line: Option<String>,
 }
 
-/// Running figures, as printed.
+/// The running values after a chunk, as printed.
 #[derive(Debug, Clone, PartialEq)]
-struct Row {
+struct OutputRow {
     perplexity: f64,
+    /// The mean loss in nats per token; the final line lacks it.
     mean_nll: Option<f64>,
+    /// The standard error of `perplexity`.
     stderr: f64,
+    /// The text of the row, for error messages.
     printed: String,
 }
 
-impl Output {
+impl PerplexityOutput {
+    /// Creates an empty output for chunks of `n_ctx` tokens.
     pub(super) fn new(n_ctx: usize) -> Self {
         Self { n_ctx, ..Self::default() }
     }
 
-    /// Whether the line is a row.
-    pub(super) fn hear(&mut self, line: &str) -> bool {
-        if let Some((index, row)) = self.row(line) {
+    /// Records a line. Returns true if it is a row.
+    pub(super) fn record_line(&mut self, line: &str) -> bool {
+        if let Some((index, row)) = self.parse_row(line) {
             if self.rows.len() < ROWS_MAX {
                 self.rows.insert(index, row);
             }
             return true;
         }
-        if let Some(last) = final_line(line) {
-            self.last = Some(last);
-        } else if let Some(chunks) = number_after(line, "calculating perplexity over ") {
+        if let Some(last) = parse_final_line(line) {
+            self.final_row = Some(last);
+        } else if let Some(chunks) = parse_number_after(line, "calculating perplexity over ") {
             self.chunks = usize::try_from(chunks).ok();
-        } else if let Some(tokens) = number_after(line, "tokenizes to only ") {
+        } else if let Some(tokens) = parse_number_after(line, "tokenizes to only ") {
             self.too_short = Some(tokens);
-        } else if self.telling.is_none() && TELLING.iter().any(|mark| line.contains(mark)) {
-            self.telling = Some(line.trim().to_owned());
+        } else if self.error_line.is_none() && ERROR_MARKS.iter().any(|mark| line.contains(mark)) {
+            self.error_line = Some(line.trim().to_owned());
         }
         false
     }
 
-    pub(super) fn rows(&self) -> usize {
+    /// Returns the number of rows.
+    pub(super) fn row_count(&self) -> usize {
         self.rows.len()
     }
 
-    pub(super) fn chunks(&self) -> Option<usize> {
+    /// Returns the number of chunks that the program announced.
+    pub(super) fn chunk_count(&self) -> Option<usize> {
         self.chunks
     }
 
-    /// The line that says what went wrong, or the last ones.
-    pub(super) fn telling(&self, tail: &str) -> String {
+    /// Returns the line with the cause of a failure, or else the last three lines of `tail`; at
+    /// most 400 characters.
+    pub(super) fn failure_text(&self, tail: &str) -> String {
         let last = || {
             let lines: Vec<&str> = tail.lines().rev().take(3).collect();
             lines.into_iter().rev().collect::<Vec<_>>().join(" / ")
         };
-        let said = self.telling.clone().unwrap_or_else(last);
+        let said = self.error_line.clone().unwrap_or_else(last);
         if said.is_empty() { "nothing".to_owned() } else { said.chars().take(400).collect() }
     }
 
-    pub(super) fn conclude(
+    /// Returns the result of a finished run. The inner error means that the run ended with exit
+    /// code 0 and no valid result.
+    ///
+    /// # Errors
+    /// When the run failed, or its perplexity is not a finite positive number.
+    pub(super) fn conclude_run(
         &self,
-        request: &Request<'_>,
+        request: &PerplexityRequest<'_>,
         status: ExitStatus,
         tail: &str,
-    ) -> Result<Result<Scored, String>, PerplexityError> {
-        let said = || self.telling(tail);
+    ) -> Result<Result<LlamaPerplexity, String>, LlamaPerplexityError> {
+        let said = || self.failure_text(tail);
         if let Some(tokens) = self.too_short {
             let context = request.n_ctx;
-            return Err(PerplexityError::TooShort { tokens, context, needed: 2 * context });
+            return Err(LlamaPerplexityError::TooShort { tokens, context, needed: 2 * context });
         }
         if !status.success() {
-            return Err(PerplexityError::Failed { status, said: said() });
+            return Err(LlamaPerplexityError::Failed { status, said: said() });
         }
-        // It goes on as if nothing had happened, and ends with code 0.
-        if self.telling.as_ref().is_some_and(|line| line.contains("failed to decode")) {
-            return Err(PerplexityError::Failed { status, said: said() });
+        // The program ignores this failure and ends with exit code 0.
+        if self.error_line.as_ref().is_some_and(|line| line.contains("failed to decode")) {
+            return Err(LlamaPerplexityError::Failed { status, said: said() });
         }
-        let Some((row, chunks)) = self.wanted(request.chunks) else { return Ok(Err(said())) };
+        let Some((row, chunks)) = self.select_row(request.chunks) else { return Ok(Err(said())) };
         let finite = |figure: f64| figure.is_finite() && figure > 0.0;
         if !finite(row.perplexity) || row.mean_nll.is_some_and(|nll| !nll.is_finite()) {
-            return Err(PerplexityError::NotFinite { printed: row.printed.clone() });
+            return Err(LlamaPerplexityError::NotFinite { printed: row.printed.clone() });
         }
-        if !row.agrees_with_itself() || !row.stderr.is_finite() {
-            return Ok(Err(format!("figures that contradict each other: {}", row.printed)));
+        if !row.is_consistent() || !row.stderr.is_finite() {
+            return Ok(Err(format!("contradictory results: {}", row.printed)));
         }
         let tokens = chunks * (request.n_ctx - request.n_ctx / 2 - 1);
-        Ok(Ok(row.scored(chunks, tokens)))
+        Ok(Ok(row.to_perplexity(chunks, tokens)))
     }
 
-    /// The figures over the chunks that count, and how many these are.
-    fn wanted(&self, chunks: Chunks) -> Option<(&Row, usize)> {
+    /// Returns the row of the last requested chunk, and the number of chunks it covers.
+    fn select_row(&self, chunks: ChunkSelection) -> Option<(&OutputRow, usize)> {
         let row = |count: usize| Some((self.rows.get(&count.checked_sub(1)?)?, count));
         match chunks {
-            // Without that line nobody knows that it cut the text as we did.
-            Chunks::AllButOne(count) => self.chunks.and_then(|_| row(count)),
-            Chunks::First(_) | Chunks::All => {
-                let ((Some(count), _) | (None, Chunks::First(count))) = (self.chunks, chunks)
+            // Only that line proves that the program splits the text as we do.
+            ChunkSelection::AllButLast(count) => self.chunks.and_then(|_| row(count)),
+            ChunkSelection::First(_) | ChunkSelection::All => {
+                let ((Some(count), _) | (None, ChunkSelection::First(count))) =
+                    (self.chunks, chunks)
                 else {
                     return None;
                 };
-                row(count).or_else(|| Some((self.last.as_ref()?, count)))
+                row(count).or_else(|| Some((self.final_row.as_ref()?, count)))
             }
         }
     }
 
-    /// `index * n_ctx`, perplexity, mean loss and its standard error.
-    fn row(&self, line: &str) -> Option<(usize, Row)> {
+    /// Parses a row: `index * n_ctx`, perplexity, mean loss and its standard error. Returns the
+    /// index of the chunk and the row.
+    fn parse_row(&self, line: &str) -> Option<(usize, OutputRow)> {
         let mut fields = line.split_whitespace();
         let mut next = || fields.next();
         let (start, perplexity, mean_nll, stderr) = (next()?, next()?, next()?, next()?);
@@ -142,7 +161,7 @@ impl Output {
         let start: usize = start.parse().ok()?;
         let [perplexity, mean_nll, mean_stderr]: [f64; 3] =
             [perplexity.parse().ok()?, mean_nll.parse().ok()?, stderr.parse().ok()?];
-        let row = Row {
+        let row = OutputRow {
             perplexity,
             mean_nll: Some(mean_nll),
             stderr: mean_stderr * perplexity,
@@ -153,30 +172,32 @@ impl Output {
     }
 }
 
-impl Row {
-    fn agrees_with_itself(&self) -> bool {
+impl OutputRow {
+    /// Returns true if the mean loss and the perplexity agree within their rounding.
+    fn is_consistent(&self) -> bool {
         let digits = 1e-3 + 1e-4 / self.perplexity;
         self.mean_nll.is_none_or(|nll| (nll - self.perplexity.ln()).abs() < digits)
     }
 
-    /// Of the two figures, each rounded, the one that says more.
-    fn scored(&self, chunks: usize, tokens: usize) -> Scored {
+    /// Converts the row to a result. Both values are rounded; the more precise one is used for
+    /// both.
+    fn to_perplexity(&self, chunks: usize, tokens: usize) -> LlamaPerplexity {
         const PERPLEXITY_ROUNDING: f64 = 5e-5;
         const NLL_ROUNDING: f64 = 5e-7;
         let (mean_nll, perplexity) = match self.mean_nll {
             Some(nll) if PERPLEXITY_ROUNDING / self.perplexity > NLL_ROUNDING => (nll, nll.exp()),
             _ => (self.perplexity.ln(), self.perplexity),
         };
-        Scored { perplexity, stderr: self.stderr, mean_nll, chunks, tokens }
+        LlamaPerplexity { perplexity, stderr: self.stderr, mean_nll, chunks, tokens }
     }
 }
 
-/// `… Final estimate: PPL = 268.6434 +/- 5.77250`, wherever in the line.
-fn final_line(line: &str) -> Option<Row> {
+/// Parses `… Final estimate: PPL = 268.6434 +/- 5.77250` anywhere in a line.
+fn parse_final_line(line: &str) -> Option<OutputRow> {
     let (_, rest) = line.split_once("Final estimate: PPL = ")?;
     let (perplexity, rest) = rest.split_once("+/-")?;
     let stderr = rest.split_whitespace().next()?;
-    Some(Row {
+    Some(OutputRow {
         perplexity: perplexity.trim().parse().ok()?,
         mean_nll: None,
         stderr: stderr.parse().ok()?,
@@ -184,7 +205,8 @@ fn final_line(line: &str) -> Option<Row> {
     })
 }
 
-fn number_after(line: &str, mark: &str) -> Option<u64> {
+/// Parses the decimal number that follows a mark.
+fn parse_number_after(line: &str, mark: &str) -> Option<u64> {
     let (_, rest) = line.split_once(mark)?;
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().ok()

@@ -1,4 +1,4 @@
-//! Whether a server answers that it is ready. Plain blocking HTTP: one request, one line.
+//! Checks if a server is ready. Plain blocking HTTP: one request, one status line.
 
 use std::{
     io::{self, Read, Write},
@@ -7,40 +7,43 @@ use std::{
     time::Duration,
 };
 
-use super::Address;
+use super::ServerAddress;
 
-const REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+/// The bytes of the request.
+const HEALTH_REQUEST: &[u8] =
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
-/// Of one request.
-const LIMIT: Duration = Duration::from_secs(2);
+/// The time limit of each step of a request: connect, write and read.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// All that is read of an answer.
-const ANSWER_BYTES: usize = 16;
+/// The number of bytes that are read of a reply.
+const STATUS_BYTES: usize = 16;
 
-/// Whether it says so. One that is still loading says that it is not.
-pub(super) fn is_ready(address: &Address) -> bool {
+/// Returns true if the server replies with status 200. A server that still loads its model replies
+/// with another status.
+pub(super) fn is_ready(address: &ServerAddress) -> bool {
     let status = match address {
-        Address::Socket(path) => UnixStream::connect(path).and_then(|stream| {
-            stream.set_read_timeout(Some(LIMIT))?;
-            stream.set_write_timeout(Some(LIMIT))?;
-            ask(stream)
+        ServerAddress::Socket(path) => UnixStream::connect(path).and_then(|stream| {
+            stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
+            stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
+            read_status(stream)
         }),
-        Address::Port(port) => {
+        ServerAddress::Port(port) => {
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, *port));
-            TcpStream::connect_timeout(&address, LIMIT).and_then(|stream| {
-                stream.set_read_timeout(Some(LIMIT))?;
-                stream.set_write_timeout(Some(LIMIT))?;
-                ask(stream)
+            TcpStream::connect_timeout(&address, REQUEST_TIMEOUT).and_then(|stream| {
+                stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
+                stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
+                read_status(stream)
             })
         }
     };
     status.is_ok_and(|line| line.starts_with(b"HTTP/1.") && line[8..].starts_with(b" 200"))
 }
 
-/// The start of the answer.
-fn ask(mut stream: impl Read + Write) -> io::Result<[u8; ANSWER_BYTES]> {
-    stream.write_all(REQUEST)?;
-    let mut answer = [0; ANSWER_BYTES];
+/// Sends the request and returns the first bytes of the reply.
+fn read_status(mut stream: impl Read + Write) -> io::Result<[u8; STATUS_BYTES]> {
+    stream.write_all(HEALTH_REQUEST)?;
+    let mut answer = [0; STATUS_BYTES];
     stream.read_exact(&mut answer)?;
     Ok(answer)
 }

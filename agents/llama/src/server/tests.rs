@@ -3,23 +3,23 @@ use std::{collections::BTreeMap, os::unix::fs::PermissionsExt};
 use super::*;
 
 /// A shell script in the program's place.
-fn fake(directory: &Path, script: &str) -> ServerSettings {
+fn fake(directory: &Path, script: &str) -> LlamaServerSettings {
     let program = directory.join("llama-server");
     fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-    ServerSettings {
+    LlamaServerSettings {
         program,
-        options: Options::default(),
+        options: ProgramOptions::default(),
         device: None,
-        environment: Environment::new(&BTreeMap::new(), &[]),
+        environment: ProcessEnvironment::new(&BTreeMap::new(), &[]),
         mmap: true,
         threads: 2,
     }
 }
 
-fn started(directory: &Path, script: &str, limit: Duration) -> Result<(), ServerError> {
+fn started(directory: &Path, script: &str, limit: Duration) -> Result<(), LlamaServerError> {
     let private = directory.join("private");
-    let serve = Serve {
+    let serve = ServedModel {
         base: Path::new("/base.gguf"),
         adapter: None,
         slots: 2,
@@ -27,7 +27,7 @@ fn started(directory: &Path, script: &str, limit: Duration) -> Result<(), Server
         exact: false,
         directory: &private,
     };
-    Server::start(&fake(directory, script), &serve)?.await_ready(limit, || {})
+    LlamaServer::start(&fake(directory, script), &serve)?.wait_ready(limit, || {})
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn a_server_that_is_never_ready_is_ended_though_it_floods_its_pipes() {
     let pid = directory.path().join("pid");
     let script = format!("echo $$ > {}; while :; do echo loading; done", pid.display());
     let error = started(directory.path(), &script, Duration::from_millis(500)).unwrap_err();
-    assert!(matches!(error, ServerError::NotReady { .. }), "{error}");
+    assert!(matches!(error, LlamaServerError::NotReady { .. }), "{error}");
     let pid = fs::read_to_string(pid).unwrap();
     assert!(!Path::new("/proc").join(pid.trim()).exists(), "it still runs");
 }
@@ -71,16 +71,16 @@ fn nobody_else_can_read_the_key_or_see_it_among_the_arguments() {
 #[test]
 fn a_path_too_long_for_a_socket_is_served_on_a_port() {
     let directory = tempfile::tempdir().unwrap();
-    assert!(matches!(address(directory.path()).unwrap(), Address::Socket(_)));
+    assert!(matches!(choose_address(directory.path()).unwrap(), ServerAddress::Socket(_)));
     let deep = directory.path().join("d".repeat(SOCKET_PATH_MAX));
-    assert!(matches!(address(&deep).unwrap(), Address::Port(1..)));
+    assert!(matches!(choose_address(&deep).unwrap(), ServerAddress::Port(1..)));
 }
 
 #[test]
 fn a_path_that_llama_cpp_would_take_apart_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let settings = fake(directory.path(), "exit 0");
-    let serve = Serve {
+    let serve = ServedModel {
         base: Path::new("/base.gguf"),
         adapter: Some(Path::new("/a:0.5,b.gguf")),
         slots: 1,
@@ -88,6 +88,6 @@ fn a_path_that_llama_cpp_would_take_apart_is_refused() {
         exact: false,
         directory: directory.path(),
     };
-    let error = Server::start(&settings, &serve).unwrap_err().to_string();
+    let error = LlamaServer::start(&settings, &serve).unwrap_err().to_string();
     assert!(error.contains("/a:0.5,b.gguf"), "{error}");
 }

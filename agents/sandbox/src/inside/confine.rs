@@ -1,4 +1,4 @@
-//! What a process gives up of itself: capabilities, and what it may use.
+//! Restrictions of a process on itself: capabilities and resource limits.
 
 use std::io;
 
@@ -12,26 +12,34 @@ use rustix::{
     },
 };
 
-use crate::Limits;
+use crate::ProgramLimits;
 
-/// Processes of the cell's user that are not the program's: the cell, and the first of the
-/// program's namespace.
+/// The processes of the cell's user that do not belong to the program: the cell, and the first
+/// process of the program's namespace.
 const CELL_PROCESSES: u64 = 2;
 
+/// The limit of open files of a program.
 const OPEN_FILES_MAX: u64 = 512;
+/// The soft limit of a program's stack.
 const STACK_BYTES: u64 = 8 << 20;
 
-/// One process may reserve so many times what all may use: between two looks, and so that
-/// allocations fail rather than programs.
-const RESERVED: u64 = 2;
+/// The factor of the memory limit that one process may reserve, so that an allocation between two
+/// measurements fails instead of the host running out of memory.
+const RESERVED_MEMORY_FACTOR: u64 = 2;
 
-/// Nothing that is executed later can have capabilities, whatever its file says.
-pub(crate) fn cell() -> io::Result<()> {
+/// Sets the host name of the cell and forbids privileges.
+pub(crate) fn confine_cell() -> io::Result<()> {
     sethostname(b"sandbox")?;
+    forbid_privileges()
+}
+
+/// Ensures that no executable started later can have capabilities, regardless of its file's
+/// attributes.
+pub(crate) fn forbid_privileges() -> io::Result<()> {
     set_no_new_privs(true)?;
     for capability in CapabilitySet::all().iter() {
         match remove_capability_from_bounding_set(capability) {
-            // Of a newer kernel than this one.
+            // Capabilities of newer kernels only.
             Ok(()) | Err(Errno::INVAL) => {}
             Err(error) => return Err(error.into()),
         }
@@ -39,26 +47,27 @@ pub(crate) fn cell() -> io::Result<()> {
     Ok(())
 }
 
-/// Makes this process and all it starts the kernel's first choice when the box runs out of memory.
-pub(crate) fn first_to_go() -> io::Result<()> {
+/// Makes this process and its children the kernel's first choice when the host runs out of memory.
+pub(crate) fn prefer_oom_kill() -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", "1000")
 }
 
-/// Gives up what is left within the namespaces.
-pub(crate) fn capabilities() -> io::Result<()> {
+/// Drops the capabilities that are left within the namespaces.
+pub(crate) fn drop_capabilities() -> io::Result<()> {
     let none = CapabilitySet::empty();
     let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
     Ok(set_capabilities(None, sets)?)
 }
 
-/// For a program, in its process. All cores of the box may work for it until its time is up.
-pub(crate) fn limits(limits: &Limits, cores: u64) -> io::Result<()> {
+/// Applies the resource limits in a program's process. The CPU limit allows all cores for the whole
+/// wall time.
+pub(crate) fn apply_limits(limits: &ProgramLimits, cores: u64) -> io::Result<()> {
     let seconds = limits.wall.as_secs().saturating_add(1).saturating_mul(cores);
     let processes = u64::from(limits.processes).saturating_add(CELL_PROCESSES);
-    let reserved = limits.memory_bytes.saturating_mul(RESERVED);
+    let reserved = limits.memory_bytes.saturating_mul(RESERVED_MEMORY_FACTOR);
     for (resource, current, maximum) in [
         (Resource::Core, 0, 0),
-        // A second line behind the wall clock.
+        // A second defence behind the wall clock.
         (Resource::Cpu, seconds, seconds),
         (Resource::Data, reserved, reserved),
         (Resource::Fsize, limits.disk_bytes, limits.disk_bytes),
@@ -68,13 +77,13 @@ pub(crate) fn limits(limits: &Limits, cores: u64) -> io::Result<()> {
         (Resource::Memlock, 0, 0),
         (Resource::Msgqueue, 0, 0),
     ] {
-        set(resource, current, maximum)?;
+        lower_limit(resource, current, maximum)?;
     }
     Ok(())
 }
 
-/// Only ever lowers: who is limited already stays so.
-fn set(resource: Resource, current: u64, maximum: u64) -> io::Result<()> {
+/// Sets a limit, but never raises an existing one.
+fn lower_limit(resource: Resource, current: u64, maximum: u64) -> io::Result<()> {
     let maximum =
         rustix::process::getrlimit(resource).maximum.map_or(maximum, |now| now.min(maximum));
     let current = current.min(maximum);

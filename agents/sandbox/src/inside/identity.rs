@@ -1,4 +1,5 @@
-//! Who programs are: a user that owns nothing, outside as well where the agent is root.
+//! The user of contained programs: one that owns nothing, also outside the namespace if the agent
+//! is root.
 
 use std::io;
 
@@ -10,31 +11,57 @@ use rustix::{
     thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid},
 };
 
-/// Inside.
+/// The user and group id inside the namespace.
 pub(crate) const ID: u32 = 1000;
 
-/// Outside, when the agent is root: nobody.
-const NOBODY: u32 = 65534;
+/// The user and group id outside if the agent is root.
+const NOBODY_ID: u32 = 65534;
 
-/// Maps [`ID`] to this process's user, or to nobody, for a process in a new user namespace.
-pub(crate) fn map(inner: Pid) -> io::Result<()> {
-    let path = |file: &str| format!("/proc/{inner}/{file}", inner = inner.as_raw_nonzero());
-    let (mine, group) = (geteuid().as_raw(), getegid().as_raw());
-    let known = std::fs::read_to_string("/proc/self/uid_map")?;
-    let nobody = mine == 0 && outside(&known, NOBODY).is_some();
-    if mine == 0 && !nobody && outside(&known, mine) == Some(0) {
-        return Err(io::Error::other("this is root, and there is no user to become"));
-    }
-    let (user, group) = if nobody { (NOBODY, NOBODY) } else { (mine, group) };
-    if !nobody {
-        std::fs::write(path("setgroups"), "deny")?;
-    }
-    std::fs::write(path("uid_map"), format!("{ID} {user} 1\n"))?;
-    std::fs::write(path("gid_map"), format!("{ID} {group} 1\n"))
+/// The user and group of a contained program outside its namespace: those of this process, or
+/// `nobody` if this process is root.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OutsideIdentity {
+    pub user: u32,
+    pub group: u32,
+    /// True if this process runs as root and maps to `nobody`.
+    is_nobody: bool,
 }
 
-/// Who a user is outside, by a `uid_map`: lines of first inside, first outside and how many.
-fn outside(map: &str, user: u32) -> Option<u64> {
+impl OutsideIdentity {
+    /// Chooses the identity outside the namespace.
+    ///
+    /// # Errors
+    /// Returns an error if this is real root without a user `nobody` to map to.
+    pub(crate) fn choose_identity() -> io::Result<Self> {
+        let (mine, group) = (geteuid().as_raw(), getegid().as_raw());
+        let known = std::fs::read_to_string("/proc/self/uid_map")?;
+        let is_nobody = mine == 0 && outside_user(&known, NOBODY_ID).is_some();
+        if mine == 0 && !is_nobody && outside_user(&known, mine) == Some(0) {
+            return Err(io::Error::other("this is root, and there is no user to become"));
+        }
+        let (user, group) = if is_nobody { (NOBODY_ID, NOBODY_ID) } else { (mine, group) };
+        Ok(Self { user, group, is_nobody })
+    }
+
+    /// Maps a user and a group inside to this identity, for a process in a new user namespace.
+    pub(crate) fn write_maps(self, inner: Pid, (user, group): (u32, u32)) -> io::Result<()> {
+        let path = |file: &str| format!("/proc/{inner}/{file}", inner = inner.as_raw_nonzero());
+        if !self.is_nobody {
+            std::fs::write(path("setgroups"), "deny")?;
+        }
+        std::fs::write(path("uid_map"), format!("{user} {} 1\n", self.user))?;
+        std::fs::write(path("gid_map"), format!("{group} {} 1\n", self.group))
+    }
+}
+
+/// Maps [`ID`] to this process's user, or to `nobody`, for a process in a new user namespace.
+pub(crate) fn map_inner(inner: Pid) -> io::Result<()> {
+    OutsideIdentity::choose_identity()?.write_maps(inner, (ID, ID))
+}
+
+/// Returns the user outside for a user inside, from a `uid_map` with the columns first inside,
+/// first outside, count.
+fn outside_user(map: &str, user: u32) -> Option<u64> {
     let user = u64::from(user);
     map.lines().find_map(|line| {
         let numbers: Vec<u64> = line.split_whitespace().filter_map(|n| n.parse().ok()).collect();
@@ -43,15 +70,20 @@ fn outside(map: &str, user: u32) -> Option<u64> {
     })
 }
 
-/// Becomes [`ID`] for good. Capabilities within the namespaces stay.
-pub(crate) fn take() -> io::Result<()> {
-    // A user's own process may not; then its groups, which give it nothing here, stay.
+/// Becomes [`ID`] permanently. Capabilities within the namespaces are kept.
+pub(crate) fn become_contained() -> io::Result<()> {
+    become_user(ID, ID)
+}
+
+/// Becomes a user of this user namespace permanently. Capabilities within the namespaces are kept.
+pub(crate) fn become_user(user: u32, group: u32) -> io::Result<()> {
+    // Fails in a process of an ordinary user, which then keeps its groups.
     let _ = set_thread_groups(&[]);
-    let group = Gid::from_raw(ID);
+    let group = Gid::from_raw(group);
     set_thread_res_gid(group, group, group)?;
-    let user = Uid::from_raw(ID);
+    let user = Uid::from_raw(user);
     set_thread_res_uid(user, user, user)?;
-    // Both are undone by a change of user.
+    // A change of the user resets both.
     set_dumpable_behavior(DumpableBehavior::Dumpable)?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
     Ok(())
@@ -63,10 +95,10 @@ mod tests {
 
     #[test]
     fn a_users_namespace_knows_only_what_is_mapped() {
-        assert_eq!(outside("         0          0 4294967295\n", NOBODY), Some(65534));
-        assert_eq!(outside("0 1000 1\n1 100000 65536\n", NOBODY), Some(165_533));
-        assert_eq!(outside("0 1000 1\n", NOBODY), None);
-        assert_eq!(outside("0 1000 1\n", 0), Some(1000));
-        assert_eq!(outside("nonsense", 0), None);
+        assert_eq!(outside_user("         0          0 4294967295\n", NOBODY_ID), Some(65534));
+        assert_eq!(outside_user("0 1000 1\n1 100000 65536\n", NOBODY_ID), Some(165_533));
+        assert_eq!(outside_user("0 1000 1\n", NOBODY_ID), None);
+        assert_eq!(outside_user("0 1000 1\n", 0), Some(1000));
+        assert_eq!(outside_user("nonsense", 0), None);
     }
 }

@@ -1,5 +1,6 @@
-//! The first process of a program's namespaces: makes the program's `/proc`, starts it, reaps
-//! what it leaves and says how it ended. When it ends itself, the kernel ends all that is left.
+//! The first process of a program's namespaces: it mounts the program's `/proc`, starts the
+//! program, reaps its orphans and reports how it ended. When it ends, the kernel ends all processes
+//! that are left.
 
 use std::{
     collections::BTreeMap,
@@ -16,13 +17,13 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    How, Limits, Program,
-    kernel::{Fork, fork},
+    ProgramEnd, ProgramLimits, SandboxProgram,
+    syscalls::{ForkSide, fork_into},
 };
 
-use super::{WORK, confine, filter, probe, view};
+use super::{WORK, confine, probe, syscall_filter, view};
 
-/// What a program gets of an environment, unless it is given its own.
+/// The default environment of a program.
 const ENVIRONMENT: [(&str, &str); 4] = [
     ("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"),
     ("HOME", WORK),
@@ -30,23 +31,23 @@ const ENVIRONMENT: [(&str, &str); 4] = [
     ("TMPDIR", "/room/tmp"),
 ];
 
-/// What is to be done in a program's place.
-pub(crate) enum Job {
-    Program(Program),
-    /// See what a program could: a file that it must not see is given.
+/// The work of the process in a program's place.
+pub(crate) enum CellJob {
+    Program(SandboxProgram),
+    /// Tests what a program could do, with a file that it must not see.
     Probe(PathBuf),
 }
 
-/// What comes back, once: the first line counts.
+/// The report of the first process, sent once; only the first line counts.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Report {
-    Ended(How),
+pub(crate) enum InitReport {
+    Ended(ProgramEnd),
     /// The sandbox failed.
     Broken(String),
 }
 
-/// The program's side of its pipes.
-pub(crate) struct Ends {
+/// The program's ends of its pipes.
+pub(crate) struct ProgramPipes {
     pub stdin: PipeReader,
     pub stdout: PipeWriter,
     pub stderr: PipeWriter,
@@ -54,70 +55,83 @@ pub(crate) struct Ends {
 }
 
 /// Everything that a program is started with.
-pub(crate) struct Order<'a> {
-    pub job: &'a Job,
-    pub limits: &'a Limits,
+pub(crate) struct ProgramStart<'a> {
+    pub job: &'a CellJob,
+    pub limits: &'a ProgramLimits,
     pub cores: u64,
-    pub filter: &'a filter::Program,
+    pub filter: &'a syscall_filter::ProgramFilter,
 }
 
-/// Does all of it, in the first process of new namespaces.
-pub(crate) fn run(order: &Order, ends: Ends) -> ! {
-    let Ends { stdin, stdout, stderr, mut report } = ends;
-    match start(order, (stdin, stdout, stderr), &mut report) {
-        Ok(program) => say(&mut report, &await_end(program)),
-        Err(error) => say(&mut report, &Report::Broken(error.to_string())),
+/// Runs the first process of new namespaces.
+pub(crate) fn run_init(order: &ProgramStart, ends: ProgramPipes) -> ! {
+    let ProgramPipes { stdin, stdout, stderr, mut report } = ends;
+    match start_program(order, (stdin, stdout, stderr), &mut report) {
+        Ok(program) => send_report(&mut report, &wait_program(program)),
+        Err(error) => send_report(&mut report, &InitReport::Broken(error.to_string())),
     }
     std::process::exit(0)
 }
 
-/// Who would have read it is gone, and so will this process be.
-fn say(report: &mut PipeWriter, what: &Report) {
+/// Sends the report. If the reader is gone, this process is about to end too.
+fn send_report(report: &mut PipeWriter, what: &InitReport) {
     let mut line = serde_json::to_vec(what).unwrap_or_default();
     line.push(b'\n');
     let _ = report.write_all(&line);
 }
 
-type Streams = (PipeReader, PipeWriter, PipeWriter);
+/// The program's stdin, stdout and stderr.
+type StandardStreams = (PipeReader, PipeWriter, PipeWriter);
 
-fn start(order: &Order, streams: Streams, report: &mut PipeWriter) -> io::Result<Pid> {
+/// Mounts `/proc`, drops capabilities and forks the program.
+fn start_program(
+    order: &ProgramStart,
+    streams: StandardStreams,
+    report: &mut PipeWriter,
+) -> io::Result<Pid> {
     view::mount_proc(Path::new("/proc"))?;
-    // Nobody inside may look into this process, which could name the cell's pipes.
+    // Programs must not inspect this process, whose descriptors include the cell's pipes.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    confine::capabilities()?;
-    match fork(0)? {
-        Fork::Parent(program) => Ok(program),
-        Fork::Child => {
+    confine::drop_capabilities()?;
+    match fork_into(0)? {
+        ForkSide::Parent(program) => Ok(program),
+        ForkSide::Child => {
             match become_program(order, streams) {
-                Ok(Started::No(why)) => say(report, &Report::Ended(How::NotStarted(why))),
-                Err(error) => say(report, &Report::Broken(error.to_string())),
+                Ok(StartFailure::NotStarted(why)) => {
+                    send_report(report, &InitReport::Ended(ProgramEnd::NotStarted(why)));
+                }
+                Err(error) => send_report(report, &InitReport::Broken(error.to_string())),
             }
             std::process::exit(1)
         }
     }
 }
 
-/// What is left to say for a process that should have become another.
-pub(crate) enum Started {
-    No(String),
+/// The result of a process that could not become the program.
+pub(crate) enum StartFailure {
+    NotStarted(String),
 }
 
-fn become_program(order: &Order, (stdin, stdout, stderr): Streams) -> io::Result<Started> {
+/// Connects the streams, applies the limits and the filter, and executes the program. Returns only
+/// if it could not be executed.
+fn become_program(
+    order: &ProgramStart,
+    (stdin, stdout, stderr): StandardStreams,
+) -> io::Result<StartFailure> {
     setsid()?;
     dup2_stdin(stdin)?;
     dup2_stdout(stdout)?;
     dup2_stderr(stderr)?;
     std::env::set_current_dir(WORK)?;
-    confine::limits(order.limits, order.cores)?;
-    order.filter.apply()?;
+    confine::apply_limits(order.limits, order.cores)?;
+    order.filter.install_filter()?;
     match order.job {
-        Job::Program(program) => Ok(Started::No(execute(program))),
-        Job::Probe(canary) => probe::examine(canary, order.limits),
+        CellJob::Program(program) => Ok(StartFailure::NotStarted(exec_program(program))),
+        CellJob::Probe(canary) => probe::run_probe(canary, order.limits),
     }
 }
 
-/// Why it could not.
-fn execute(program: &Program) -> String {
+/// Replaces this process by the program. Returns the reason if that fails.
+fn exec_program(program: &SandboxProgram) -> String {
     let Some((name, arguments)) = program.argv.split_first() else {
         return "argv is empty".to_owned();
     };
@@ -127,19 +141,20 @@ fn execute(program: &Program) -> String {
     format!("{name}: {error}")
 }
 
-fn await_end(program: Pid) -> Report {
+/// Waits for the program's end and reaps all other processes.
+fn wait_program(program: Pid) -> InitReport {
     loop {
         match wait(WaitOptions::empty()) {
             Ok(Some((pid, status))) if pid == program => {
                 if let Some(code) = status.exit_status() {
-                    return Report::Ended(How::Exited(code));
+                    return InitReport::Ended(ProgramEnd::Exited(code));
                 }
                 if let Some(signal) = status.terminating_signal() {
-                    return Report::Ended(How::Signalled(signal));
+                    return InitReport::Ended(ProgramEnd::Signalled(signal));
                 }
             }
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Report::Broken(format!("wait for the program: {error}")),
+            Err(error) => return InitReport::Broken(format!("wait for the program: {error}")),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Runs one program: feeds it, reads it, watches its limits, and ends all it started.
+//! Runs one program: feeds its input, reads its output, enforces its limits and ends everything
+//! that it started.
 
 use std::{
     fs::File,
@@ -13,46 +14,48 @@ use rustix::{
 };
 
 use crate::{
-    Ended, How, Limits,
-    kernel::{Fork, PROGRAM_NAMESPACES, fork},
+    ProgramEnd, ProgramLimits, ProgramResult,
+    syscalls::{ForkSide, PROGRAM_NAMESPACES, fork_into},
 };
 
 use super::{
-    filter,
-    group::Group,
-    init::{self, Ends, Job, Order, Report},
-    look::{self, Excess},
+    cgroup_files::CgroupFiles,
+    init::{self, CellJob, InitReport, ProgramPipes, ProgramStart},
+    memory_watch::{self, MemoryExcess},
+    syscall_filter,
 };
 
-/// Between two looks at its memory.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The interval of memory measurements.
+const MEMORY_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-const CHUNK_BYTES: usize = 64 * 1024;
+/// The size of one read from a pipe.
+const READ_CHUNK_BYTES: usize = 64 * 1024;
 
-/// What programs of a cell have in common.
-pub(crate) struct Runner {
-    filter: filter::Program,
-    group: Option<Group>,
+/// The settings that all programs of a cell share.
+pub(crate) struct ProgramRunner {
+    filter: syscall_filter::ProgramFilter,
+    group: Option<CgroupFiles>,
     cores: u64,
 }
 
-impl Runner {
-    pub(crate) fn new(filter: filter::Program, group: Option<Group>) -> Self {
+impl ProgramRunner {
+    /// Creates a runner with the number of the host's cores.
+    pub(crate) fn new(filter: syscall_filter::ProgramFilter, group: Option<CgroupFiles>) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
         Self { filter, group, cores }
     }
 
-    /// Runs it to its end or to its limits. Leaves the process when the holder is gone.
+    /// Runs a job until it ends or reaches a limit. Ends this process if the holder is gone.
     pub(crate) fn run(
         &self,
-        job: &Job,
+        job: &CellJob,
         input: &[u8],
-        limits: &Limits,
+        limits: &ProgramLimits,
         holder: &File,
-    ) -> io::Result<Ended> {
-        let killed = self.group.as_ref().map(Group::killed).transpose()?;
+    ) -> io::Result<ProgramResult> {
+        let killed = self.group.as_ref().map(CgroupFiles::oom_kill_count).transpose()?;
         if let Some(group) = &self.group {
-            group.limit(limits)?;
+            group.set_limits(limits)?;
         }
         let (stdin, feed) = pipe()?;
         let (output, stdout) = pipe()?;
@@ -60,38 +63,38 @@ impl Runner {
         let (reports, report) = pipe()?;
         ioctl_fionbio(&feed, true)?;
         let began = Instant::now();
-        let order = Order { job, limits, cores: self.cores, filter: &self.filter };
-        let first = match fork(PROGRAM_NAMESPACES)? {
-            Fork::Parent(first) => first,
-            Fork::Child => {
-                // An input ends when nobody can write to it any more.
+        let order = ProgramStart { job, limits, cores: self.cores, filter: &self.filter };
+        let first = match fork_into(PROGRAM_NAMESPACES)? {
+            ForkSide::Parent(first) => first,
+            ForkSide::Child => {
+                // The program's input ends only when all writers have closed it.
                 drop(feed);
-                init::run(&order, Ends { stdin, stdout, stderr, report })
+                init::run_init(&order, ProgramPipes { stdin, stdout, stderr, report })
             }
         };
         drop((stdin, stdout, stderr, report));
-        let mut talk = Talk {
+        let mut talk = ProgramIo {
             input: Some((feed, input)),
-            output: Stream::new(output),
-            errors: Stream::new(errors),
-            report: Stream::new(reports),
+            output: OutputPipe::new(output),
+            errors: OutputPipe::new(errors),
+            report: OutputPipe::new(reports),
             output_max: usize::try_from(limits.output_bytes).unwrap_or(usize::MAX),
         };
-        let how = talk.attend(limits, began, holder);
+        let how = talk.poll_until_end(limits, began, holder);
         let wall = began.elapsed();
-        end(first)?;
-        let mut ended = talk.finish(how?, wall)?;
-        let by_kernel = self.group.as_ref().map(Group::killed).transpose()? > killed;
-        if by_kernel && matches!(ended.how, How::Exited(_) | How::Signalled(_)) {
-            ended.how = How::OutOfMemory;
+        kill_namespace(first)?;
+        let mut ended = talk.into_result(how?, wall)?;
+        let by_kernel = self.group.as_ref().map(CgroupFiles::oom_kill_count).transpose()? > killed;
+        if by_kernel && matches!(ended.how, ProgramEnd::Exited(_) | ProgramEnd::Signalled(_)) {
+            ended.how = ProgramEnd::OutOfMemory;
         }
         Ok(ended)
     }
 }
 
-/// Ends the first process of the program's namespaces, and with it all others: its end is
-/// awaited by the kernel until they are gone.
-fn end(first: Pid) -> io::Result<()> {
+/// Ends the first process of the program's namespaces and waits for it. The kernel lets it end only
+/// after all other processes of the namespace are gone.
+fn kill_namespace(first: Pid) -> io::Result<()> {
     match kill_process(first, Signal::KILL) {
         Ok(()) | Err(Errno::SRCH) => {}
         Err(error) => return Err(error.into()),
@@ -100,42 +103,43 @@ fn end(first: Pid) -> io::Result<()> {
     Ok(())
 }
 
-/// One end of a pipe and what came out of it.
-struct Stream {
-    from: Option<PipeReader>,
+/// The reading end of a pipe and the bytes read from it.
+struct OutputPipe {
+    reader: Option<PipeReader>,
     bytes: Vec<u8>,
 }
 
-impl Stream {
+impl OutputPipe {
+    /// Starts with no bytes read.
     fn new(from: PipeReader) -> Self {
-        Self { from: Some(from), bytes: Vec::new() }
+        Self { reader: Some(from), bytes: Vec::new() }
     }
 
-    /// Takes what is there, or what comes next.
-    fn take(&mut self) -> io::Result<()> {
-        let Some(from) = &mut self.from else { return Ok(()) };
-        let mut chunk = [0; CHUNK_BYTES];
+    /// Reads available bytes, or waits for the next ones.
+    fn read_chunk(&mut self) -> io::Result<()> {
+        let Some(from) = &mut self.reader else { return Ok(()) };
+        let mut chunk = [0; READ_CHUNK_BYTES];
         let count = from.read(&mut chunk)?;
         self.bytes.extend_from_slice(&chunk[..count]);
         if count == 0 {
-            self.from = None;
+            self.reader = None;
         }
         Ok(())
     }
 }
 
-/// All pipes of a program.
-struct Talk<'a> {
+/// All pipes of a running program.
+struct ProgramIo<'a> {
     input: Option<(PipeWriter, &'a [u8])>,
-    output: Stream,
-    errors: Stream,
-    report: Stream,
+    output: OutputPipe,
+    errors: OutputPipe,
+    report: OutputPipe,
     output_max: usize,
 }
 
-/// Which pipes have something to do.
+/// The pipes that can be read or written.
 #[derive(Default)]
-struct Ready {
+struct ReadyPipes {
     input: bool,
     output: bool,
     errors: bool,
@@ -143,50 +147,54 @@ struct Ready {
     holder_gone: bool,
 }
 
-impl Talk<'_> {
-    /// Until the program has ended or reached a limit; `None` when its end is in the report.
-    fn attend(
+impl ProgramIo<'_> {
+    /// Serves the pipes until the program has ended or reached a limit; `None` if its end is in the
+    /// report.
+    fn poll_until_end(
         &mut self,
-        limits: &Limits,
+        limits: &ProgramLimits,
         began: Instant,
         holder: &File,
-    ) -> io::Result<Option<How>> {
-        let mut next_look = began + LOOK_EVERY;
-        while self.report.from.is_some() && !self.report.bytes.ends_with(b"\n") {
+    ) -> io::Result<Option<ProgramEnd>> {
+        let mut next_look = began + MEMORY_CHECK_INTERVAL;
+        while self.report.reader.is_some() && !self.report.bytes.ends_with(b"\n") {
             let now = Instant::now();
             let left = limits.wall.saturating_sub(now - began);
             if left.is_zero() {
-                return Ok(Some(How::TimedOut));
+                return Ok(Some(ProgramEnd::TimedOut));
             }
             if now >= next_look {
-                next_look = now + LOOK_EVERY;
-                match look::memory(limits.memory_bytes)? {
+                next_look = now + MEMORY_CHECK_INTERVAL;
+                match memory_watch::check_memory(limits.memory_bytes)? {
                     None => {}
-                    Some(Excess::Program) => return Ok(Some(How::OutOfMemory)),
-                    Some(Excess::Box) => {
+                    Some(MemoryExcess::Program) => return Ok(Some(ProgramEnd::OutOfMemory)),
+                    Some(MemoryExcess::Host) => {
                         return Err(io::Error::other("the box has hardly any memory left"));
                     }
                 }
             }
-            let ready = self.wait(left.min(next_look.saturating_duration_since(now)), holder)?;
+            let ready =
+                self.wait_ready(left.min(next_look.saturating_duration_since(now)), holder)?;
             if ready.holder_gone {
-                // The first process of the cell's namespaces takes all others with it.
+                // The end of the first process ends all others of the cell's namespaces.
                 std::process::exit(0);
             }
-            self.act(&ready)?;
-            if self.is_too_long() {
-                return Ok(Some(How::OutputTooLong));
+            self.serve_ready(&ready)?;
+            if self.exceeds_output() {
+                return Ok(Some(ProgramEnd::OutputTooLong));
             }
         }
         Ok(None)
     }
 
-    fn is_too_long(&self) -> bool {
+    /// Returns true if stdout and stderr together exceed the limit.
+    fn exceeds_output(&self) -> bool {
         self.output.bytes.len() + self.errors.bytes.len() > self.output_max
     }
 
-    fn wait(&self, limit: Duration, holder: &File) -> io::Result<Ready> {
-        let mut ready = Ready::default();
+    /// Waits until a pipe is ready, at most `limit`.
+    fn wait_ready(&self, limit: Duration, holder: &File) -> io::Result<ReadyPipes> {
+        let mut ready = ReadyPipes::default();
         let (mut polled, mut slots) = (Vec::with_capacity(5), Vec::with_capacity(5));
         polled.push(PollFd::new(holder, PollFlags::empty()));
         slots.push(&mut ready.holder_gone);
@@ -200,14 +208,14 @@ impl Talk<'_> {
             (&self.report, &mut ready.report),
         ];
         for (stream, slot) in streams {
-            if let Some(from) = &stream.from {
+            if let Some(from) = &stream.reader {
                 polled.push(PollFd::new(from, PollFlags::IN));
                 slots.push(slot);
             }
         }
         match poll(&mut polled, Some(&Timespec::try_from(limit).map_err(io::Error::other)?)) {
             Ok(_) => {}
-            Err(Errno::INTR) => return Ok(Ready::default()),
+            Err(Errno::INTR) => return Ok(ReadyPipes::default()),
             Err(error) => return Err(error.into()),
         }
         for (polled, slot) in polled.iter().zip(slots) {
@@ -216,24 +224,26 @@ impl Talk<'_> {
         Ok(ready)
     }
 
-    fn act(&mut self, ready: &Ready) -> io::Result<()> {
+    /// Writes and reads the ready pipes.
+    fn serve_ready(&mut self, ready: &ReadyPipes) -> io::Result<()> {
         if ready.input {
-            self.feed();
+            self.feed_input();
         }
         if ready.output {
-            self.output.take()?;
+            self.output.read_chunk()?;
         }
         if ready.errors {
-            self.errors.take()?;
+            self.errors.read_chunk()?;
         }
         if ready.report {
-            self.report.take()?;
+            self.report.read_chunk()?;
         }
         Ok(())
     }
 
-    /// Writes what the pipe takes. A program that closed its input needs no more.
-    fn feed(&mut self) {
+    /// Writes as much input as the pipe takes. If the program closed its input, the rest is
+    /// dropped.
+    fn feed_input(&mut self) {
         let Some((feed, rest)) = &mut self.input else { return };
         match feed.write(rest) {
             Ok(count) => *rest = &rest[count..],
@@ -245,30 +255,31 @@ impl Talk<'_> {
         }
     }
 
-    /// Reads what is left, now that nobody can write any more.
-    fn finish(mut self, how: Option<How>, wall: Duration) -> io::Result<Ended> {
+    /// Reads the remaining output, now that all writers are gone, and returns the result.
+    fn into_result(mut self, how: Option<ProgramEnd>, wall: Duration) -> io::Result<ProgramResult> {
         for stream in [&mut self.output, &mut self.errors, &mut self.report] {
-            while stream.from.is_some() && stream.bytes.len() <= self.output_max {
-                stream.take()?;
+            while stream.reader.is_some() && stream.bytes.len() <= self.output_max {
+                stream.read_chunk()?;
             }
         }
         let how = match how {
             Some(how) => how,
-            None if self.is_too_long() => How::OutputTooLong,
+            None if self.exceeds_output() => ProgramEnd::OutputTooLong,
             None => read_report(&self.report.bytes)?,
         };
         let (mut stdout, mut stderr) = (self.output.bytes, self.errors.bytes);
         stdout.truncate(self.output_max);
         stderr.truncate(self.output_max - stdout.len());
-        Ok(Ended { how, stdout, stderr, wall })
+        Ok(ProgramResult { how, stdout, stderr, wall })
     }
 }
 
-fn read_report(bytes: &[u8]) -> io::Result<How> {
+/// Parses the report of the first process.
+fn read_report(bytes: &[u8]) -> io::Result<ProgramEnd> {
     let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
     match serde_json::from_slice(line) {
-        Ok(Report::Ended(how)) => Ok(how),
-        Ok(Report::Broken(problem)) => Err(io::Error::other(problem)),
+        Ok(InitReport::Ended(how)) => Ok(how),
+        Ok(InitReport::Broken(problem)) => Err(io::Error::other(problem)),
         Err(_) => Err(io::Error::other("the first process of the program's namespaces was killed")),
     }
 }

@@ -1,5 +1,6 @@
-//! What a cell shows of the box: the system and what the policy names, read-only, at their own
-//! paths; a few devices; nothing else. Everything is a mount of the cell's own namespace.
+//! The cell's view of the host: the system directories and the paths of the settings, read-only and
+//! at their own paths; a few devices; nothing else. Everything is a mount in the cell's mount
+//! namespace.
 
 use std::{
     collections::BTreeMap,
@@ -21,15 +22,15 @@ use rustix::{
     process::pivot_root,
 };
 
-use crate::{Policy, kernel::restrict_mounts};
+use crate::{PathVisibility, syscalls::restrict_mounts};
 
 use super::identity::ID;
 
-/// Where the view is built before it becomes the root; any directory that every box has.
-const NEW: &str = "/tmp";
+/// The directory at which the view is built before it becomes the root; it exists on every host.
+const NEW_ROOT: &str = "/tmp";
 
-/// Of the system, as far as the box has them.
-const SYSTEM: &[&str] = &[
+/// The system paths that are shown if they exist.
+const SYSTEM_PATHS: &[&str] = &[
     "/usr",
     "/bin",
     "/sbin",
@@ -49,7 +50,7 @@ const SYSTEM: &[&str] = &[
 
 const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 
-/// Links of the view, and where they lead.
+/// Symbolic links of the view and their targets.
 const LINKS: &[(&str, &str)] = &[
     ("tmp", "/room/tmp"),
     ("var/tmp", "/room/tmp"),
@@ -63,13 +64,13 @@ const LINKS: &[(&str, &str)] = &[
 const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 const DEVICE: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
 
-/// Of the root itself, which holds only mount points and links.
+/// The mount options of the root, which contains only mount points and links.
 const ROOT_OPTIONS: &CStr = c"mode=755,size=4m,nr_inodes=4k";
 const MASK_OPTIONS: &CStr = c"mode=000,size=4k,nr_inodes=1";
 
-/// What is shown at a path.
-enum Shown {
-    /// A copy of a mount, which belongs to no namespace yet.
+/// An entry of the view.
+enum ShownEntry {
+    /// A copy of a mount that is not yet attached to a namespace.
     Tree {
         tree: OwnedFd,
         directory: bool,
@@ -77,31 +78,34 @@ enum Shown {
     Link(PathBuf),
 }
 
-/// All that is shown, by its path.
-pub(crate) struct View {
-    shown: BTreeMap<PathBuf, Shown>,
-    /// Paths below something shown, and whether each is a directory.
+/// The entries of the view, by path.
+pub(crate) struct CellView {
+    shown: BTreeMap<PathBuf, ShownEntry>,
+    /// The hidden paths below shown ones, each with true for a directory.
     masked: Vec<(PathBuf, bool)>,
 }
 
-/// Takes hold of everything to be shown, while this process may still reach it.
-pub(crate) fn gather(policy: &Policy) -> io::Result<View> {
-    // What is mounted here must not appear outside, nor the other way.
+/// Opens everything that the view shows, while this process can still access it.
+pub(crate) fn gather_view(policy: &PathVisibility) -> io::Result<CellView> {
+    // Mounts must not propagate between this namespace and the host.
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     let mut shown = BTreeMap::new();
-    for path in SYSTEM {
+    for path in SYSTEM_PATHS {
         let path = Path::new(path);
         match path.symlink_metadata() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(at(path)(error)),
+            Err(error) => return Err(with_path(path)(error)),
             Ok(what) if what.is_symlink() => {
-                shown.insert(path.into(), Shown::Link(fs::read_link(path).map_err(at(path))?));
+                shown.insert(
+                    path.into(),
+                    ShownEntry::Link(fs::read_link(path).map_err(with_path(path))?),
+                );
             }
-            Ok(_) => _ = shown.insert(path.into(), take(path, READ_ONLY)?),
+            Ok(_) => _ = shown.insert(path.into(), clone_mount(path, READ_ONLY)?),
         }
     }
     for path in DEVICES {
-        shown.insert(path.into(), take(Path::new(path), DEVICE)?);
+        shown.insert(path.into(), clone_mount(Path::new(path), DEVICE)?);
     }
     let mut masked = Vec::new();
     for path in policy.hidden.iter().filter_map(|path| path.canonicalize().ok()) {
@@ -109,104 +113,109 @@ pub(crate) fn gather(policy: &Policy) -> io::Result<View> {
     }
     let mut wanted = Vec::new();
     for path in &policy.read_only {
-        wanted.push((path, path.canonicalize().map_err(at(path))?));
+        wanted.push((path, path.canonicalize().map_err(with_path(path))?));
     }
-    // A directory comes before what is below it.
+    // A directory sorts before the paths below it.
     wanted.sort_by(|(_, one), (_, other)| one.cmp(other));
     for (path, real) in wanted {
-        show_wanted(&mut shown, &masked, path, real)?;
+        add_path(&mut shown, &masked, path, real)?;
     }
     masked.retain(|(path, _)| is_covered(&shown, path));
-    Ok(View { shown, masked })
+    Ok(CellView { shown, masked })
 }
 
-/// Adds what a policy names, and the link by which it was named.
-fn show_wanted(
-    shown: &mut BTreeMap<PathBuf, Shown>,
+/// Adds a path of the settings, and the symbolic link by which it was named.
+fn add_path(
+    shown: &mut BTreeMap<PathBuf, ShownEntry>,
     masked: &[(PathBuf, bool)],
     path: &Path,
     real: PathBuf,
 ) -> io::Result<()> {
     if let Some((hidden, _)) = masked.iter().find(|(hidden, _)| real.starts_with(hidden)) {
         let problem = format!("to be shown, but in {}, which is hidden", hidden.display());
-        return Err(at(path)(io::Error::other(problem)));
+        return Err(with_path(path)(io::Error::other(problem)));
     }
     if real.parent().is_none() || !path.is_absolute() {
         let problem = "only an absolute path other than / can be shown";
-        return Err(at(path)(io::Error::other(problem)));
+        return Err(with_path(path)(io::Error::other(problem)));
     }
     if path != real && !is_covered(shown, path) {
-        shown.insert(path.to_owned(), Shown::Link(real.clone()));
+        shown.insert(path.to_owned(), ShownEntry::Link(real.clone()));
     }
     if !is_covered(shown, &real) {
-        let tree = take(&real, READ_ONLY)?;
+        let tree = clone_mount(&real, READ_ONLY)?;
         shown.insert(real, tree);
     }
     Ok(())
 }
 
-fn is_covered(shown: &BTreeMap<PathBuf, Shown>, path: &Path) -> bool {
+/// Returns true if the path or a directory above it is shown.
+fn is_covered(shown: &BTreeMap<PathBuf, ShownEntry>, path: &Path) -> bool {
     path.ancestors().any(|above| shown.contains_key(above))
 }
 
-fn take(path: &Path, attributes: u64) -> io::Result<Shown> {
+/// Clones the mount of a path and applies the attributes.
+fn clone_mount(path: &Path, attributes: u64) -> io::Result<ShownEntry> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_RECURSIVE;
-    let tree = open_tree(CWD, path, flags).map_err(|error| at(path)(error.into()))?;
-    restrict_mounts(&tree, Path::new(""), attributes).map_err(at(path))?;
-    Ok(Shown::Tree { tree, directory: path.is_dir() })
+    let tree = open_tree(CWD, path, flags).map_err(|error| with_path(path)(error.into()))?;
+    restrict_mounts(&tree, Path::new(""), attributes).map_err(with_path(path))?;
+    Ok(ShownEntry::Tree { tree, directory: path.is_dir() })
 }
 
-/// An error says which path it is about.
-fn at(path: &Path) -> impl Fn(io::Error) -> io::Error + use<> {
+/// Returns a function that adds the path to an error.
+fn with_path(path: &Path) -> impl Fn(io::Error) -> io::Error + use<> {
     let path = path.to_owned();
     move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-impl View {
-    /// Builds it at [`NEW`].
-    pub(crate) fn build(self) -> io::Result<()> {
+impl CellView {
+    /// Builds the view at [`NEW_ROOT`].
+    pub(crate) fn build_view(self) -> io::Result<()> {
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
-        mount("root", NEW, "tmpfs", flags, ROOT_OPTIONS)
-            .map_err(|e| at(Path::new(NEW))(e.into()))?;
+        mount("root", NEW_ROOT, "tmpfs", flags, ROOT_OPTIONS)
+            .map_err(|e| with_path(Path::new(NEW_ROOT))(e.into()))?;
         for directory in ["dev", "etc", "proc", "room", "var"] {
-            make_directories(&Path::new(NEW).join(directory))?;
+            create_directories(&Path::new(NEW_ROOT).join(directory))?;
         }
         for (path, shown) in self.shown {
-            place(&below_new(&path), shown).map_err(at(&path))?;
+            attach_entry(&new_root_path(&path), shown).map_err(with_path(&path))?;
         }
         for (link, to) in LINKS {
-            match symlink(to, Path::new(NEW).join(link)) {
-                // Something is shown below it; then programs have only the room's own.
+            match symlink(to, Path::new(NEW_ROOT).join(link)) {
+                // A path below it is shown; programs then have only the directories in the room.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 linked => linked?,
             }
         }
         for (path, directory) in self.masked {
-            mask(&below_new(&path), directory).map_err(at(&path))?;
+            mask_path(&new_root_path(&path), directory).map_err(with_path(&path))?;
         }
-        write_accounts(&Path::new(NEW).join("etc"))
+        write_accounts(&Path::new(NEW_ROOT).join("etc"))
     }
 }
 
-fn below_new(path: &Path) -> PathBuf {
-    Path::new(NEW).join(path.strip_prefix("/").unwrap_or(path))
+/// Returns the path below the new root.
+fn new_root_path(path: &Path) -> PathBuf {
+    Path::new(NEW_ROOT).join(path.strip_prefix("/").unwrap_or(path))
 }
 
-fn make_directories(path: &Path) -> io::Result<()> {
+/// Creates a directory and its parents with mode 755.
+fn create_directories(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o755).create(path)
 }
 
-fn place(target: &Path, shown: Shown) -> io::Result<()> {
+/// Attaches an entry of the view at its target.
+fn attach_entry(target: &Path, shown: ShownEntry) -> io::Result<()> {
     if let Some(parent) = target.parent() {
-        make_directories(parent)?;
+        create_directories(parent)?;
     }
     match shown {
-        Shown::Link(to) => symlink(to, target)?,
-        Shown::Tree { tree, directory } => {
+        ShownEntry::Link(to) => symlink(to, target)?,
+        ShownEntry::Tree { tree, directory } => {
             if directory {
-                make_directories(target)?;
+                create_directories(target)?;
             } else {
                 File::create(target)?;
             }
@@ -216,20 +225,22 @@ fn place(target: &Path, shown: Shown) -> io::Result<()> {
     Ok(())
 }
 
-/// Covers a directory with an empty one that nobody may read, a file with nothing.
-fn mask(target: &Path, directory: bool) -> io::Result<()> {
+/// Covers a directory with an empty unreadable one, or a file with an empty one.
+pub(crate) fn mask_path(target: &Path, directory: bool) -> io::Result<()> {
     if directory {
         let flags =
             MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RDONLY;
         mount("hidden", target, "tmpfs", flags, MASK_OPTIONS)?;
     } else {
-        let Shown::Tree { tree, .. } = take(Path::new("/dev/null"), DEVICE)? else { return Ok(()) };
+        let ShownEntry::Tree { tree, .. } = clone_mount(Path::new("/dev/null"), DEVICE)? else {
+            return Ok(());
+        };
         move_mount(tree, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     }
     Ok(())
 }
 
-/// Who the user is, for programs that ask; the box's own accounts are nobody's business.
+/// Writes the account files for programs that look up users; the host's accounts are not shown.
 fn write_accounts(etc: &Path) -> io::Result<()> {
     let nobody = 65534;
     let passwd = format!(
@@ -242,22 +253,22 @@ fn write_accounts(etc: &Path) -> io::Result<()> {
     fs::write(etc.join("hosts"), "127.0.0.1 localhost\n::1 localhost\n")
 }
 
-/// Mounts the `/proc` of the cell, by which it looks after programs and the kernel gives them
-/// theirs.
-pub(crate) fn proc_of_cell() -> io::Result<()> {
-    mount_proc(&Path::new(NEW).join("proc"))?;
+/// Mounts the `/proc` of the cell, with which it monitors programs and which the kernel requires
+/// for mounting theirs.
+pub(crate) fn mount_cell_proc() -> io::Result<()> {
+    mount_proc(&Path::new(NEW_ROOT).join("proc"))?;
     Ok(())
 }
 
-/// Mounts a `/proc` of the namespace that this process is in.
+/// Mounts a `/proc` of this process's namespace.
 pub(crate) fn mount_proc(at: &Path) -> Result<(), Errno> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RDONLY;
     mount("proc", at, "proc", flags, None)
 }
 
-/// Makes the view the root, for good: nothing else stays mounted, and nothing is writable.
-pub(crate) fn enter() -> io::Result<()> {
-    std::env::set_current_dir(NEW)?;
+/// Makes the view the root permanently: all other mounts are removed, and nothing is writable.
+pub(crate) fn enter_view() -> io::Result<()> {
+    std::env::set_current_dir(NEW_ROOT)?;
     pivot_root(".", ".")?;
     unmount(".", UnmountFlags::DETACH)?;
     std::env::set_current_dir("/")?;

@@ -1,66 +1,77 @@
-//! Verdicts that follow from a text and the prompt's answer.
+//! Verdicts that follow from the completion's text and the prompt's answer.
 
 use regex::Regex;
 
 use crate::{
-    calls::Item,
-    judge::numeric::{self, Tolerance},
-    opinion::Opinion,
+    calls::VerifyItem,
+    judge::numeric::{self, NumberTolerance},
+    judge_result::JudgeResult,
 };
 
-/// Longest regular expression once compiled.
+/// The limit of a compiled regular expression's size.
 const REGEX_BYTES_MAX: usize = 1 << 20;
 
+/// Compiles a pattern; returns `None` for an empty text.
+///
 /// # Errors
-/// When the text is no regular expression.
-pub(crate) fn pattern(text: &str) -> Result<Option<Regex>, regex::Error> {
+/// Returns an error if the text is not a regular expression.
+pub(crate) fn compile_pattern(text: &str) -> Result<Option<Regex>, regex::Error> {
     if text.is_empty() { Ok(None) } else { Regex::new(text).map(Some) }
 }
 
-/// The last match's first group, or the whole match when there is no group; without a
-/// pattern all of the completion, trimmed.
-fn candidate<'a>(extract: Option<&Regex>, completion: &'a str) -> Option<&'a str> {
+/// Returns the last match's first group, or the whole match without a group. Without a pattern,
+/// returns the whole completion, trimmed.
+fn extract_candidate<'a>(extract: Option<&Regex>, completion: &'a str) -> Option<&'a str> {
     let Some(regex) = extract else { return Some(completion.trim()) };
     let last = regex.captures_iter(completion).last()?;
     last.get(1).or_else(|| last.get(0)).map(|found| found.as_str().trim())
 }
 
-pub(crate) fn exact(extract: Option<&Regex>, item: &Item) -> Opinion {
-    let Some(answer) = &item.answer else { return no_answer() };
-    match candidate(extract, &item.completion) {
-        None => Opinion::fail("no answer found"),
-        Some(found) if found == answer.trim() => Opinion::pass(),
-        Some(found) => Opinion::fail(format!("found {found:?}, expected {answer:?}")),
+/// Compares the extracted text with the prompt's answer.
+pub(crate) fn judge_exact(extract: Option<&Regex>, item: &VerifyItem) -> JudgeResult {
+    let Some(answer) = &item.answer else { return missing_answer() };
+    match extract_candidate(extract, &item.completion) {
+        None => JudgeResult::failed_because("no answer found"),
+        Some(found) if found == answer.trim() => JudgeResult::full_pass(),
+        Some(found) => JudgeResult::failed_because(format!("found {found:?}, expected {answer:?}")),
     }
 }
 
-pub(crate) fn numeric(extract: Option<&Regex>, tolerance: Tolerance, item: &Item) -> Opinion {
-    let Some(answer) = &item.answer else { return no_answer() };
-    // Data sets keep whole solutions as answers: GSM8K ends them with #### 42.
-    let Some(expected) = numeric::number(answer).or_else(|| numeric::answer(answer)) else {
-        return Opinion::error(format!("the prompt's answer {answer:?} is not a number"));
+/// Compares the extracted number with the prompt's answer.
+pub(crate) fn judge_numeric(
+    extract: Option<&Regex>,
+    tolerance: NumberTolerance,
+    item: &VerifyItem,
+) -> JudgeResult {
+    let Some(answer) = &item.answer else { return missing_answer() };
+    // Some data sets keep whole solutions as answers: GSM8K ends them with #### 42.
+    let Some(expected) = numeric::parse_number(answer).or_else(|| numeric::find_answer(answer))
+    else {
+        return JudgeResult::input_error(format!("the prompt's answer {answer:?} is not a number"));
     };
     let found = match extract {
-        Some(_) => candidate(extract, &item.completion).and_then(numeric::number),
-        None => numeric::answer(&item.completion),
+        Some(_) => extract_candidate(extract, &item.completion).and_then(numeric::parse_number),
+        None => numeric::find_answer(&item.completion),
     };
     match found {
-        None => Opinion::fail("no number found"),
-        Some(found) if tolerance.admits(found, expected) => Opinion::pass(),
-        Some(found) => Opinion::fail(format!("found {found}, expected {expected}")),
+        None => JudgeResult::failed_because("no number found"),
+        Some(found) if tolerance.accepts_number(found, expected) => JudgeResult::full_pass(),
+        Some(found) => JudgeResult::failed_because(format!("found {found}, expected {expected}")),
     }
 }
 
-pub(crate) fn found(pattern: &str, item: &Item) -> Opinion {
+/// Searches the completion for a pattern in which `{answer}` stands for the prompt's answer.
+pub(crate) fn judge_pattern(pattern: &str, item: &VerifyItem) -> JudgeResult {
     let answer = regex::escape(item.answer.as_deref().unwrap_or_default());
     let pattern = pattern.replace("{answer}", &answer);
     match regex::RegexBuilder::new(&pattern).size_limit(REGEX_BYTES_MAX).build() {
-        Ok(regex) if regex.is_match(&item.completion) => Opinion::pass(),
-        Ok(_) => Opinion::fail("the pattern is not found"),
-        Err(error) => Opinion::error(error.to_string()),
+        Ok(regex) if regex.is_match(&item.completion) => JudgeResult::full_pass(),
+        Ok(_) => JudgeResult::failed_because("the pattern is not found"),
+        Err(error) => JudgeResult::input_error(error.to_string()),
     }
 }
 
-fn no_answer() -> Opinion {
-    Opinion::error("the prompt has no field \"answer\"")
+/// Returns the error for a prompt without an answer.
+fn missing_answer() -> JudgeResult {
+    JudgeResult::input_error("the prompt has no field \"answer\"")
 }

@@ -1,24 +1,29 @@
-//! Several judges, one after the other.
+//! A chain of verifiers with weights.
 
 use wire::v1::{verdicts::Outcome, verifier};
 
-use crate::{calls::Item, judge::Judge, opinion::Opinion, program::Desk};
+use crate::{
+    calls::VerifyItem, judge::CompletionJudge, judge_result::JudgeResult, program::SandboxSlot,
+};
 
+/// Several verifiers, run in order; the reward is the weighted mean of their rewards.
 #[derive(Debug)]
-pub(crate) struct Chain {
-    stages: Vec<(Judge, f64)>,
+pub(crate) struct VerifierChain {
+    stages: Vec<(CompletionJudge, f64)>,
     stop_at_failure: bool,
 }
 
-impl Chain {
+impl VerifierChain {
+    /// Compiles all stages.
+    ///
     /// # Errors
-    /// What is wrong with the settings of a stage.
+    /// Returns what is wrong with the settings of a stage.
     pub(crate) fn new(chain: &verifier::Chain) -> Result<Self, String> {
         let stage = |(number, stage): (usize, &verifier::chain::Stage)| {
             let how = stage.verifier.as_ref().and_then(|verifier| verifier.how.as_ref());
             let how = how.filter(|how| !matches!(how, verifier::How::Chain(_)));
             let how = how.ok_or_else(|| format!("stage {number} names no verifier"))?;
-            Ok((Judge::new(how)?, stage.weight))
+            Ok((CompletionJudge::new(how)?, stage.weight))
         };
         let stages: Result<Vec<_>, String> = (1..).zip(&chain.stages).map(stage).collect();
         let stages = stages?;
@@ -29,17 +34,19 @@ impl Chain {
         }
     }
 
-    pub(crate) fn stages(&self) -> impl Iterator<Item = &Judge> {
+    /// Returns the judges of all stages.
+    pub(crate) fn stage_judges(&self) -> impl Iterator<Item = &CompletionJudge> {
         self.stages.iter().map(|(judge, _)| judge)
     }
 
-    /// Passes when all stages do. An error of one that is come to is the chain's.
-    pub(crate) fn judge(&self, item: &Item, desk: &mut Desk<'_>) -> Opinion {
+    /// Runs the stages in order. The chain passes if all stages pass. An error of a stage is the
+    /// result of the chain; stages after it do not run.
+    pub(crate) fn judge_item(&self, item: &VerifyItem, desk: &mut SandboxSlot<'_>) -> JudgeResult {
         let total: f64 = self.stages.iter().map(|(_, weight)| weight).sum();
         let mut paid = 0.0;
         let mut failed = None;
         for (number, (judge, weight)) in (1..).zip(&self.stages) {
-            let opinion = judge.judge(item, desk);
+            let opinion = judge.judge_item(item, desk);
             let detail = format!("stage {number}: {}", opinion.detail);
             match opinion.outcome {
                 Outcome::Pass => paid += weight * opinion.reward,
@@ -50,10 +57,10 @@ impl Chain {
                         break;
                     }
                 }
-                Outcome::Error | Outcome::Unspecified => return Opinion { detail, ..opinion },
+                Outcome::Error | Outcome::Unspecified => return JudgeResult { detail, ..opinion },
             }
         }
-        let opinion = failed.map_or_else(Opinion::pass, Opinion::fail);
-        opinion.worth(paid / total)
+        let opinion = failed.map_or_else(JudgeResult::full_pass, JudgeResult::failed_because);
+        opinion.with_reward(paid / total)
     }
 }

@@ -1,22 +1,23 @@
 //! Numbers as people and models write them.
 
-/// How far two numbers may be apart and still be the same.
+/// The difference at which two numbers still count as equal: the larger of both bounds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Tolerance {
+pub(crate) struct NumberTolerance {
     pub absolute: f64,
-    /// Of the expected number's size.
+    /// A fraction of the expected number's absolute value.
     pub relative: f64,
 }
 
-impl Tolerance {
-    pub(crate) fn admits(self, found: f64, expected: f64) -> bool {
+impl NumberTolerance {
+    /// Returns true if the difference is within the tolerance.
+    pub(crate) fn accepts_number(self, found: f64, expected: f64) -> bool {
         (found - expected).abs() <= self.absolute.max(self.relative * expected.abs())
     }
 }
 
-/// The number a text is: `1,234.5`, `-3`, `1e-3`, `3/4`, `1 1/2`, `\frac{3}{4}`, `2\frac{1}{2}`,
-/// `$12`, `50%` (as 50). A sentence is none.
-pub(crate) fn number(text: &str) -> Option<f64> {
+/// Parses a text that is a number: `1,234.5`, `-3`, `1e-3`, `3/4`, `1 1/2`, `\frac{3}{4}`,
+/// `2\frac{1}{2}`, `$12`, `50%` (as 50). Returns `None` for a sentence.
+pub(crate) fn parse_number(text: &str) -> Option<f64> {
     let text = text.trim().trim_matches('$').trim();
     let plain = text.replace("\\$", "").replace("\\%", "%").replace("\\,", "").replace("\\!", "");
     let plain = plain.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac");
@@ -27,46 +28,48 @@ pub(crate) fn number(text: &str) -> Option<f64> {
         None => (false, plain.strip_prefix('+').unwrap_or(plain)),
     };
     let value = match plain.find("\\frac") {
-        Some(at) => whole(&plain[..at])? + latex(&plain[at..])?,
-        None => ratio(plain)?,
+        Some(at) => parse_whole_part(&plain[..at])? + parse_latex_fraction(&plain[at..])?,
+        None => parse_ratio(plain)?,
     };
     let value = if negative { -value } else { value };
     value.is_finite().then_some(value)
 }
 
-/// What stands before a fraction; nothing is 0.
-fn whole(text: &str) -> Option<f64> {
-    if text.trim().is_empty() { Some(0.0) } else { digits(text.trim()) }
+/// Parses the integer in front of a fraction; an empty text is 0.
+fn parse_whole_part(text: &str) -> Option<f64> {
+    if text.trim().is_empty() { Some(0.0) } else { parse_digits(text.trim()) }
 }
 
-/// `\frac{a}{b}`, and nothing after it.
-fn latex(text: &str) -> Option<f64> {
+/// Parses `\frac{a}{b}` with no text behind it.
+fn parse_latex_fraction(text: &str) -> Option<f64> {
     let rest = text.strip_prefix("\\frac")?.trim_start().strip_prefix('{')?;
     let (above, rest) = rest.split_once('}')?;
     let rest = rest.trim_start().strip_prefix('{')?;
     let (below, after) = rest.split_once('}')?;
-    let (above, below) = (signed(above)?, signed(below)?);
+    let (above, below) = (parse_signed(above)?, parse_signed(below)?);
     after.trim().is_empty().then_some(above / below)
 }
 
-/// `a`, `a/b` or `w a/b`.
-fn ratio(text: &str) -> Option<f64> {
-    let Some((above, below)) = text.split_once('/') else { return digits(text) };
-    let (above, below) = (above.trim(), signed(below)?);
+/// Parses `a`, `a/b` or `w a/b`.
+fn parse_ratio(text: &str) -> Option<f64> {
+    let Some((above, below)) = text.split_once('/') else { return parse_digits(text) };
+    let (above, below) = (above.trim(), parse_signed(below)?);
     let (before, above) = above.rsplit_once(char::is_whitespace).unwrap_or(("", above));
-    Some(whole(before)? + digits(above)? / below)
+    Some(parse_whole_part(before)? + parse_digits(above)? / below)
 }
 
-fn signed(text: &str) -> Option<f64> {
+/// Parses digits with an optional minus sign.
+fn parse_signed(text: &str) -> Option<f64> {
     let text = text.trim();
     match text.strip_prefix('-') {
-        Some(rest) => digits(rest).map(|value| -value),
-        None => digits(text),
+        Some(rest) => parse_digits(rest).map(|value| -value),
+        None => parse_digits(text),
     }
 }
 
-/// Digits with commas between thousands, a point and an exponent; no sign, no word such as `inf`.
-fn digits(text: &str) -> Option<f64> {
+/// Parses digits with thousands separators, a decimal point and an exponent. Signs and words such
+/// as `inf` are rejected.
+fn parse_digits(text: &str) -> Option<f64> {
     let starts = text.starts_with(|c: char| c.is_ascii_digit() || c == '.');
     let legal = |c: char| c.is_ascii_digit() || matches!(c, '.' | ',' | 'e' | 'E' | '+' | '-');
     if !starts || !text.chars().all(legal) {
@@ -83,21 +86,21 @@ fn digits(text: &str) -> Option<f64> {
     text.replace(',', "").parse().ok()
 }
 
-/// Where a text's answer is when nobody says: in its last `\boxed{}`, else behind its last
-/// `####`, else its last number.
-pub(crate) fn answer(text: &str) -> Option<f64> {
-    if let Some(inside) = boxed(text) {
-        return number(inside).or_else(|| last(inside));
+/// Finds the final number of a text: in its last `\boxed{}`, else behind its last `####`, else the
+/// last number.
+pub(crate) fn find_answer(text: &str) -> Option<f64> {
+    if let Some(inside) = last_boxed(text) {
+        return parse_number(inside).or_else(|| last_number(inside));
     }
     if let Some((_, after)) = text.rsplit_once("####") {
         let line = after.trim_start().lines().next().unwrap_or_default();
-        return number(line).or_else(|| first(line));
+        return parse_number(line).or_else(|| first_number(line));
     }
-    last(text)
+    last_number(text)
 }
 
-/// What the last `\boxed{…}` holds, braces inside of it included.
-fn boxed(text: &str) -> Option<&str> {
+/// Returns the content of the last `\boxed{…}`, including nested braces.
+fn last_boxed(text: &str) -> Option<&str> {
     let start = text.rfind("\\boxed{")? + "\\boxed{".len();
     let mut depth = 1_usize;
     for (at, c) in text[start..].char_indices() {
@@ -113,16 +116,18 @@ fn boxed(text: &str) -> Option<&str> {
     None
 }
 
-fn last(text: &str) -> Option<f64> {
-    words(text).rev().find_map(number_in)
+/// Returns the last number of a text.
+fn last_number(text: &str) -> Option<f64> {
+    split_words(text).rev().find_map(number_in_word)
 }
 
-fn first(text: &str) -> Option<f64> {
-    words(text).find_map(number_in)
+/// Returns the first number of a text.
+fn first_number(text: &str) -> Option<f64> {
+    split_words(text).find_map(number_in_word)
 }
 
-/// Runs of characters that may be a number, a fraction or one in LaTeX.
-fn words(text: &str) -> impl DoubleEndedIterator<Item = &str> {
+/// Splits a text into runs of characters that may form a number, a fraction or a LaTeX fraction.
+fn split_words(text: &str) -> impl DoubleEndedIterator<Item = &str> {
     let part_of = |c: char| {
         c.is_ascii_digit()
             || matches!(c, '.' | ',' | '-' | '−' | '+' | '/' | 'e' | 'E' | '\\' | '{' | '}')
@@ -131,13 +136,14 @@ fn words(text: &str) -> impl DoubleEndedIterator<Item = &str> {
     text.split(move |c: char| !part_of(c))
 }
 
-/// A word's number: what is around it is punctuation, or the end of another word (`face3`).
-fn number_in(word: &str) -> Option<f64> {
+/// Returns the number in a word that may have punctuation or the end of another word around it
+/// (`face3`).
+fn number_in_word(word: &str) -> Option<f64> {
     if let Some(at) = word.find("\\frac") {
         let start = word[..at].rfind(|c: char| !c.is_ascii_digit()).map_or(0, |at| at + 1);
         let end = word.rfind('}').map_or(word.len(), |at| at + 1);
         let signed = word[..start].ends_with('-');
-        let value = number(word.get(start..end)?)?;
+        let value = parse_number(word.get(start..end)?)?;
         return Some(if signed { -value } else { value });
     }
     let digit = |c: char| c.is_ascii_digit();
@@ -149,10 +155,10 @@ fn number_in(word: &str) -> Option<f64> {
         let before = word[..begin].strip_suffix(mark);
         before.is_some_and(|rest| !rest.ends_with(|c: char| c.is_alphanumeric()))
     };
-    let value = number(&word[begin..end]).or_else(|| {
-        // Several numbers in one word, such as 3-4 or 1,2: the last.
+    let value = parse_number(&word[begin..end]).or_else(|| {
+        // Several numbers in one word, such as 3-4 or 1,2: the last one counts.
         let apart = |c: char| !(c.is_ascii_digit() || c == '.');
-        word[begin..end].rsplit(apart).find_map(number)
+        word[begin..end].rsplit(apart).find_map(parse_number)
     })?;
     Some(if lone("-") || lone("−") { -value } else { value })
 }
@@ -193,10 +199,10 @@ mod tests {
             ("$7$", 7.0),
             (".5", 0.5),
         ] {
-            assert!(same(number(text), Some(expected)), "{text}: {:?}", number(text));
+            assert!(same(parse_number(text), Some(expected)), "{text}: {:?}", parse_number(text));
         }
         for text in ["", "x", "inf", "nan", "1/0", "1,23", "12 apples", r"\frac{1}{0}", "1-2"] {
-            assert_eq!(number(text), None, "{text}");
+            assert_eq!(parse_number(text), None, "{text}");
         }
     }
 
@@ -219,14 +225,18 @@ mod tests {
             (r"\boxed{", None),
             ("####", None),
         ] {
-            assert!(same(answer(text), expected), "{text}: {:?}", answer(text));
+            assert!(same(find_answer(text), expected), "{text}: {:?}", find_answer(text));
         }
     }
 
     #[test]
     fn either_tolerance_will_do() {
-        let tolerance = Tolerance { absolute: 0.01, relative: 0.001 };
-        assert!(tolerance.admits(0.009, 0.0) && tolerance.admits(10_009.0, 10_000.0));
-        assert!(!tolerance.admits(0.02, 0.0) && !tolerance.admits(10_011.0, 10_000.0));
+        let tolerance = NumberTolerance { absolute: 0.01, relative: 0.001 };
+        assert!(
+            tolerance.accepts_number(0.009, 0.0) && tolerance.accepts_number(10_009.0, 10_000.0)
+        );
+        assert!(
+            !tolerance.accepts_number(0.02, 0.0) && !tolerance.accepts_number(10_011.0, 10_000.0)
+        );
     }
 }

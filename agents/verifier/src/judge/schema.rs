@@ -1,61 +1,72 @@
-//! JSON that a schema admits (json-schema.org; the draft its `$schema` names, else 2020-12).
+//! JSON that a schema accepts (json-schema.org; the draft that its `$schema` names, otherwise
+//! 2020-12).
 
 use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 
-use crate::{calls::Item, judge::json, opinion::Opinion};
+use crate::{calls::VerifyItem, judge::json, judge_result::JudgeResult};
 
-/// Of what is wrong with a document, told.
+/// The number of schema errors in a verdict's detail.
 const ERRORS_MAX: usize = 3;
 
-/// The settings' schema; without one, each prompt brings its own.
+/// The compiled schema of the settings. Without one, each prompt has its own schema.
 #[derive(Debug)]
-pub(crate) struct Schema(Option<Validator>);
+pub(crate) struct SchemaVerifier(Option<Validator>);
 
-impl Schema {
+impl SchemaVerifier {
+    /// Compiles the schema.
+    ///
     /// # Errors
-    /// When the text is no JSON schema.
+    /// Returns an error if the text is not a JSON schema.
     pub(crate) fn new(schema: &str) -> Result<Self, String> {
         if schema.is_empty() {
             return Ok(Self(None));
         }
         let schema = serde_json::from_str(schema).map_err(|error| error.to_string())?;
-        compile(&schema).map(Some).map(Self)
+        compile_schema(&schema).map(Some).map(Self)
     }
 
-    pub(crate) fn judge(&self, item: &Item) -> Opinion {
+    /// Checks the completion's JSON against the schema of the settings or of the prompt.
+    pub(crate) fn judge_item(&self, item: &VerifyItem) -> JudgeResult {
         if let Some(validator) = &self.0 {
-            return admits(validator, item);
+            return judge_document(validator, item);
         }
         let schema = match item.fields.get("schema") {
-            // Some data sets write it as text.
+            // Some data sets store the schema as text.
             Some(Value::String(text)) => serde_json::from_str(text).ok(),
             other => other.cloned(),
         };
-        match schema.as_ref().map(compile) {
-            None => {
-                Opinion::error("neither the settings nor the prompt's field \"schema\" has one")
+        match schema.as_ref().map(compile_schema) {
+            None => JudgeResult::input_error(
+                "neither the settings nor the prompt's field \"schema\" has one",
+            ),
+            Some(Err(error)) => {
+                JudgeResult::input_error(format!("the prompt's field \"schema\": {error}"))
             }
-            Some(Err(error)) => Opinion::error(format!("the prompt's field \"schema\": {error}")),
-            Some(Ok(validator)) => admits(&validator, item),
+            Some(Ok(validator)) => judge_document(&validator, item),
         }
     }
 }
 
-/// Nothing it refers to is fetched, and its patterns take time in proportion to the text.
-fn compile(schema: &Value) -> Result<Validator, String> {
+/// Compiles a schema. References are never fetched, and patterns take time linear in the text.
+fn compile_schema(schema: &Value) -> Result<Validator, String> {
     let options = jsonschema::options().with_pattern_options(PatternOptions::regex());
     options.build(schema).map_err(|error| error.to_string())
 }
 
-fn admits(validator: &Validator, item: &Item) -> Opinion {
-    let Some(document) = json::document(&item.completion) else {
-        return Opinion::fail("no JSON: neither the completion nor a block of it");
+/// Checks the completion's JSON document against the schema.
+fn judge_document(validator: &Validator, item: &VerifyItem) -> JudgeResult {
+    let Some(document) = json::find_document(&item.completion) else {
+        return JudgeResult::failed_because("not JSON: neither the completion nor a block of it");
     };
     let wrong: Vec<String> = validator
         .iter_errors(&document)
         .take(ERRORS_MAX)
         .map(|error| format!("{}: {error}", error.instance_path()))
         .collect();
-    if wrong.is_empty() { Opinion::pass() } else { Opinion::fail(wrong.join("; ")) }
+    if wrong.is_empty() {
+        JudgeResult::full_pass()
+    } else {
+        JudgeResult::failed_because(wrong.join("; "))
+    }
 }

@@ -1,55 +1,59 @@
-//! Tool calls a completion makes, against those its prompt names.
+//! Tool calls of a completion, compared with those that its prompt expects.
 
 use serde_json::{Map, Value};
 
 use crate::{
-    calls::Item,
-    judge::json::{document, same},
-    opinion::Opinion,
+    calls::VerifyItem,
+    judge::json::{find_document, json_equal},
+    judge_result::JudgeResult,
 };
 
-/// Part of a pass's reward for calls that can be read, and for the right tools.
-const READABLE: f64 = 0.25;
-const RIGHT_TOOLS: f64 = 0.5;
+/// The partial reward for readable calls of wrong tools.
+const READABLE_REWARD: f64 = 0.25;
+/// The partial reward for the right tools with wrong arguments.
+const RIGHT_TOOLS_REWARD: f64 = 0.5;
 
+/// One tool call; compared by name and by JSON equality of the arguments.
 #[derive(Debug, Clone)]
 struct ToolCall {
     name: String,
     arguments: Value,
 }
 
-/// How calls are compared.
+/// The settings by which calls are compared.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rules {
+pub(crate) struct ToolCallRules {
     pub ordered: bool,
     pub partial: bool,
 }
 
-impl Rules {
-    pub(crate) fn judge(self, item: &Item) -> Opinion {
-        let expected = match expected(item) {
+impl ToolCallRules {
+    /// Compares the calls of the completion with the expected calls.
+    pub(crate) fn judge_item(self, item: &VerifyItem) -> JudgeResult {
+        let expected = match expected_calls(item) {
             Ok(expected) => expected,
-            Err(problem) => return Opinion::error(problem),
+            Err(problem) => return JudgeResult::input_error(problem),
         };
-        let made = match made(&item.completion) {
+        let made = match find_calls(&item.completion) {
             Ok(made) => made,
-            Err(problem) => return Opinion::fail(problem),
+            Err(problem) => return JudgeResult::failed_because(problem),
         };
-        if self.fits(&made, &expected, |one, other| one == other) {
-            return Opinion::pass();
+        if self.calls_match(&made, &expected, |one, other| one == other) {
+            return JudgeResult::full_pass();
         }
-        let tools = self.fits(&made, &expected, |one, other| one.name == other.name);
+        let tools = self.calls_match(&made, &expected, |one, other| one.name == other.name);
         let reward = match (made.is_empty(), tools) {
             (true, _) => 0.0,
-            (false, true) => RIGHT_TOOLS,
-            (false, false) => READABLE,
+            (false, true) => RIGHT_TOOLS_REWARD,
+            (false, false) => READABLE_REWARD,
         };
-        let failed = Opinion::fail(told(&made, &expected, tools));
-        if self.partial { failed.worth(reward) } else { failed }
+        let failed = JudgeResult::failed_because(describe_mismatch(&made, &expected, tools));
+        if self.partial { failed.with_reward(reward) } else { failed }
     }
 
-    /// Each call made is one expected, and the other way round.
-    fn fits(
+    /// Returns true if both lists have the same length and each call matches a different expected
+    /// call, in order if the settings require it.
+    fn calls_match(
         self,
         made: &[ToolCall],
         expected: &[ToolCall],
@@ -70,9 +74,9 @@ impl Rules {
 }
 
 impl ToolCall {
-    /// `{"name", "arguments"}`, as OpenAI nests it in `function`, or with `parameters`. Arguments
-    /// may be JSON in a string.
-    fn read(value: &Value) -> Option<Self> {
+    /// Parses `{"name", "arguments"}`, the OpenAI form that nests it in `function`, or the form
+    /// with `parameters`. Arguments may be JSON in a string.
+    fn parse_call(value: &Value) -> Option<Self> {
         let object = value.as_object()?;
         let object = object.get("function").and_then(Value::as_object).unwrap_or(object);
         let name = object.get("name").and_then(Value::as_str)?.to_owned();
@@ -85,19 +89,21 @@ impl ToolCall {
         Some(Self { name, arguments })
     }
 
-    fn read_all(value: &Value) -> Option<Vec<Self>> {
+    /// Parses one call, a list of calls, or an object with `tool_calls`.
+    fn parse_calls(value: &Value) -> Option<Vec<Self>> {
         match value {
-            Value::Array(calls) => calls.iter().map(Self::read).collect(),
+            Value::Array(calls) => calls.iter().map(Self::parse_call).collect(),
             Value::Object(object) => match object.get("tool_calls") {
-                Some(calls @ Value::Array(_)) => Self::read_all(calls),
-                _ => Self::read(value).map(|call| vec![call]),
+                Some(calls @ Value::Array(_)) => Self::parse_calls(calls),
+                _ => Self::parse_call(value).map(|call| vec![call]),
             },
             _ => None,
         }
     }
 }
 
-fn expected(item: &Item) -> Result<Vec<ToolCall>, String> {
+/// Reads the expected calls from the prompt's field `tool_calls` or its answer.
+fn expected_calls(item: &VerifyItem) -> Result<Vec<ToolCall>, String> {
     let field = item.fields.get("tool_calls").cloned();
     let answer = || item.answer.as_deref().and_then(|text| serde_json::from_str(text).ok());
     let value = field.or_else(answer).ok_or("the prompt has no field \"tool_calls\"")?;
@@ -105,31 +111,38 @@ fn expected(item: &Item) -> Result<Vec<ToolCall>, String> {
         Value::String(text) => serde_json::from_str(&text).unwrap_or(Value::String(text)),
         other => other,
     };
-    ToolCall::read_all(&value).ok_or_else(|| {
-        "the prompt's field \"tool_calls\" is no list of {\"name\", \"arguments\"}".into()
+    ToolCall::parse_calls(&value).ok_or_else(|| {
+        "the prompt's field \"tool_calls\" is not a list of {\"name\", \"arguments\"}".into()
     })
 }
 
-/// Calls between `<tool_call>` tags (Hermes, Qwen), or a JSON document of them. None is an answer
-/// as well; one that cannot be read is not.
-fn made(completion: &str) -> Result<Vec<ToolCall>, String> {
+/// Finds the calls between `<tool_call>` tags (Hermes, Qwen) or in a JSON document. An empty list
+/// is a valid result.
+///
+/// # Errors
+/// Returns an error if a call cannot be read.
+fn find_calls(completion: &str) -> Result<Vec<ToolCall>, String> {
     let mut calls = Vec::new();
     let mut tagged = completion.split("<tool_call>").skip(1).peekable();
     if tagged.peek().is_some() {
         for part in tagged {
             let text = part.split("</tool_call>").next().unwrap_or_default();
-            let call = serde_json::from_str(text.trim()).ok().as_ref().and_then(ToolCall::read_all);
+            let call =
+                serde_json::from_str(text.trim()).ok().as_ref().and_then(ToolCall::parse_calls);
             calls.extend(call.ok_or("a call that cannot be read")?);
         }
         return Ok(calls);
     }
-    match document(completion) {
-        Some(value) => ToolCall::read_all(&value).ok_or_else(|| "JSON that is no call".into()),
+    match find_document(completion) {
+        Some(value) => {
+            ToolCall::parse_calls(&value).ok_or_else(|| "JSON that is not a call".into())
+        }
         None => Ok(calls),
     }
 }
 
-fn told(made: &[ToolCall], expected: &[ToolCall], tools: bool) -> String {
+/// Describes how the calls differ from the expected ones.
+fn describe_mismatch(made: &[ToolCall], expected: &[ToolCall], tools: bool) -> String {
     let names = |calls: &[ToolCall]| {
         let names: Vec<&str> = calls.iter().map(|call| call.name.as_str()).collect();
         if names.is_empty() { "no tool".to_owned() } else { names.join(", ") }
@@ -144,7 +157,7 @@ fn told(made: &[ToolCall], expected: &[ToolCall], tools: bool) -> String {
 
 impl PartialEq for ToolCall {
     fn eq(&self, other: &Self) -> bool {
-        self.name == other.name && same(&self.arguments, &other.arguments)
+        self.name == other.name && json_equal(&self.arguments, &other.arguments)
     }
 }
 
@@ -155,15 +168,16 @@ mod tests {
 
     use super::*;
 
-    fn judge(rules: Rules, completion: &str, expected: Value) -> (Outcome, f64) {
+    fn judge(rules: ToolCallRules, completion: &str, expected: Value) -> (Outcome, f64) {
         let mut fields = Map::new();
         fields.insert("tool_calls".into(), expected);
-        let item = Item { completion: completion.into(), fields, ..Item::example() };
-        let opinion = rules.judge(&item);
+        let item =
+            VerifyItem { completion: completion.into(), fields, ..VerifyItem::example_item() };
+        let opinion = rules.judge_item(&item);
         (opinion.outcome, opinion.reward)
     }
 
-    const ANY: Rules = Rules { ordered: false, partial: true };
+    const ANY: ToolCallRules = ToolCallRules { ordered: false, partial: true };
 
     #[test]
     fn calls_are_read_in_each_of_their_forms() {
@@ -189,7 +203,7 @@ mod tests {
         ];
         for (completion, reward) in cases {
             assert_eq!(judge(ANY, completion, expected.clone()), (Outcome::Fail, reward));
-            let strict = Rules { partial: false, ..ANY };
+            let strict = ToolCallRules { partial: false, ..ANY };
             assert_eq!(judge(strict, completion, expected.clone()), (Outcome::Fail, 0.0));
         }
     }
@@ -199,7 +213,7 @@ mod tests {
         let two = "[{\"name\": \"b\"}, {\"name\": \"a\"}]";
         let expected = json!([{"name": "a"}, {"name": "b"}]);
         assert_eq!(judge(ANY, two, expected.clone()).0, Outcome::Pass);
-        let ordered = Rules { ordered: true, partial: false };
+        let ordered = ToolCallRules { ordered: true, partial: false };
         assert_eq!(judge(ordered, two, expected).0, Outcome::Fail);
         assert_eq!(judge(ANY, "No tool is needed.", json!([])).0, Outcome::Pass);
         assert_eq!(judge(ANY, two, json!([])).0, Outcome::Fail);

@@ -1,35 +1,41 @@
-//! Inputs and the outputs they call for, as prompts have them.
+//! Test cases of a prompt: inputs and the expected outputs.
 
 use serde_json::Value;
 
-use crate::calls::Item;
+use crate::calls::VerifyItem;
 
+/// One input and the expected output.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Case {
+pub(super) struct TestCase {
     pub input: String,
     pub output: String,
 }
 
-/// `cases` or `test_cases`: a list of `{"input", "output"}`; or `input_output` as APPS has it, with
-/// lists `inputs` and `outputs`. None is none; the error says what cannot be read.
-pub(super) fn cases(item: &Item) -> Result<Vec<Case>, String> {
-    if let Some(value) = item.fields.get("input_output").and_then(parsed) {
-        return paired(&value).ok_or_else(|| {
-            "the prompt's field \"input_output\" has no lists \"inputs\" and \"outputs\" of texts, as \
-             many of each"
+/// Parses the prompt's test cases: `cases` or `test_cases`, a list of `{"input", "output"}`, or
+/// `input_output` in the form of APPS, with the lists `inputs` and `outputs`. A prompt without
+/// these fields has an empty list.
+///
+/// # Errors
+/// Returns a description of the field that cannot be read.
+pub(super) fn parse_cases(item: &VerifyItem) -> Result<Vec<TestCase>, String> {
+    if let Some(value) = item.fields.get("input_output").and_then(parse_embedded) {
+        return pair_lists(&value).ok_or_else(|| {
+            "the prompt's field \"input_output\" has no lists \"inputs\" and \"outputs\" of texts \
+             of the same length"
                 .into()
         });
     }
     let named = ["cases", "test_cases"]
         .into_iter()
-        .find_map(|name| item.fields.get(name).and_then(parsed).map(|value| (name, value)));
+        .find_map(|name| item.fields.get(name).and_then(parse_embedded).map(|value| (name, value)));
     let Some((name, value)) = named else { return Ok(Vec::new()) };
-    let wrong = || format!("the prompt's field {name:?} is no list of {{\"input\", \"output\"}}");
-    value.as_array().and_then(|list| list.iter().map(case).collect()).ok_or_else(wrong)
+    let wrong =
+        || format!("the prompt's field {name:?} is not a list of {{\"input\", \"output\"}}");
+    value.as_array().and_then(|list| list.iter().map(parse_case).collect()).ok_or_else(wrong)
 }
 
-/// Some data sets write JSON as text.
-fn parsed(value: &Value) -> Option<Value> {
+/// Parses a field that some data sets store as JSON text.
+fn parse_embedded(value: &Value) -> Option<Value> {
     match value {
         Value::Null => None,
         Value::String(text) => serde_json::from_str(text).ok().or_else(|| Some(value.clone())),
@@ -37,29 +43,32 @@ fn parsed(value: &Value) -> Option<Value> {
     }
 }
 
-fn case(value: &Value) -> Option<Case> {
+/// Parses one object with an input and an output, by any of the known names.
+fn parse_case(value: &Value) -> Option<TestCase> {
     let one_of = |names: &[&str]| names.iter().find_map(|name| value.get(name));
-    let input = one_of(&["input", "stdin"]).map_or(Some(String::new()), text)?;
-    let output = text(one_of(&["output", "stdout", "expected_output", "expected"])?)?;
-    Some(Case { input, output })
+    let input = one_of(&["input", "stdin"]).map_or(Some(String::new()), join_text)?;
+    let output = join_text(one_of(&["output", "stdout", "expected_output", "expected"])?)?;
+    Some(TestCase { input, output })
 }
 
-fn paired(value: &Value) -> Option<Vec<Case>> {
+/// Pairs the lists `inputs` and `outputs`, which must have the same length.
+fn pair_lists(value: &Value) -> Option<Vec<TestCase>> {
     let (inputs, outputs) = (value["inputs"].as_array()?, value["outputs"].as_array()?);
     if inputs.len() != outputs.len() {
         return None;
     }
-    let case = |(input, output)| Some(Case { input: text(input)?, output: text(output)? });
+    let case =
+        |(input, output)| Some(TestCase { input: join_text(input)?, output: join_text(output)? });
     inputs.iter().zip(outputs).map(case).collect()
 }
 
-/// A text, or lines of it.
-fn text(value: &Value) -> Option<String> {
+/// Returns a text, a number as text, or lines joined by newlines.
+fn join_text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
         Value::Number(number) => Some(number.to_string()),
         Value::Array(lines) => {
-            let lines: Option<Vec<String>> = lines.iter().map(text).collect();
+            let lines: Option<Vec<String>> = lines.iter().map(join_text).collect();
             Some(lines?.join("\n"))
         }
         _ => None,
@@ -74,7 +83,7 @@ mod tests {
 
     fn read(fields: Value) -> Result<Vec<(String, String)>, String> {
         let Value::Object(fields) = fields else { panic!("fields") };
-        let found = cases(&Item { fields, ..Item::example() })?;
+        let found = parse_cases(&VerifyItem { fields, ..VerifyItem::example_item() })?;
         Ok(found.into_iter().map(|case| (case.input, case.output)).collect())
     }
 

@@ -1,105 +1,134 @@
-//! The ladder of compiled programs: how far does one get?
+//! A verifier with rewards for how far a compiled program gets: it compiles, it compiles without
+//! warnings, it runs, it passes its cases.
 
-use sandbox::{How, Limits, Program};
+use sandbox::{ProgramEnd, ProgramLimits, SandboxProgram};
 use wire::v1::verifier;
 
 use super::{
-    Desk,
-    cases::cases,
+    SandboxSlot,
+    build::{BuildOutcome, build_program},
+    cases::parse_cases,
+    harness_report::describe_end,
     limits,
-    native::{Built, build},
-    output::Output,
-    report::told,
-    stdio::{Ran, read, run_cases},
+    output_match::OutputMatcher,
+    stdio::{CaseResults, read_source, run_cases},
 };
 use crate::{
-    calls::Item,
-    language::{Language, asked},
-    opinion::Opinion,
-    tools::Need,
+    calls::VerifyItem,
+    judge_result::JudgeResult,
+    language::{ProgramLanguage, requested_language},
+    tools::ToolNeed,
 };
 
-/// Rewards of the rungs below the top.
-const WARNINGS: f64 = 0.3;
-const CLEAN: f64 = 0.5;
-const RUNS: f64 = 0.7;
+/// The reward of a program that compiles with warnings.
+const WARNINGS_REWARD: f64 = 0.3;
+/// The reward of a program that compiles without warnings.
+const CLEAN_REWARD: f64 = 0.5;
+/// The reward of a program that runs; passed cases raise it up to 1.
+const RUNS_REWARD: f64 = 0.7;
 
+/// The settings of a `compile` verifier.
 #[derive(Debug)]
-pub(crate) struct Compile {
+pub(crate) struct CompileVerifier {
     language: String,
     run: bool,
-    output: Output,
-    limits: Limits,
-    compiler: Limits,
+    output: OutputMatcher,
+    limits: ProgramLimits,
+    compiler_limits: ProgramLimits,
 }
 
-impl From<&verifier::Compile> for Compile {
+impl From<&verifier::Compile> for CompileVerifier {
     fn from(compile: &verifier::Compile) -> Self {
         Self {
             language: compile.language.clone(),
             run: compile.run,
             output: compile.output.as_ref().into(),
-            limits: limits::of(compile.limits.as_ref()),
-            compiler: limits::of_compiler(compile.compile_timeout_s),
+            limits: limits::program_limits(compile.limits.as_ref()),
+            compiler_limits: limits::compiler_limits(compile.compile_timeout_s),
         }
     }
 }
 
-impl Compile {
-    pub(crate) fn judge(&self, item: &Item, desk: &mut Desk<'_>) -> Opinion {
-        self.climb(item, desk).unwrap_or_else(|opinion| opinion)
+impl CompileVerifier {
+    /// Compiles and, if required, runs the program of the completion.
+    pub(crate) fn judge_item(&self, item: &VerifyItem, desk: &mut SandboxSlot<'_>) -> JudgeResult {
+        self.try_judge(item, desk).unwrap_or_else(|opinion| opinion)
     }
 
-    fn climb(&self, item: &Item, desk: &mut Desk<'_>) -> Result<Opinion, Opinion> {
-        let cases = cases(item).map_err(Opinion::error)?;
-        let source = read(&self.language, item)?;
-        if source.language == Language::Python {
-            return Err(not_compiled(asked(&self.language, item) == Ok(Some(Language::Python))));
+    /// Does the work of `judge_item`; the error is a result that ends it early.
+    fn try_judge(
+        &self,
+        item: &VerifyItem,
+        desk: &mut SandboxSlot<'_>,
+    ) -> Result<JudgeResult, JudgeResult> {
+        let cases = parse_cases(item).map_err(JudgeResult::input_error)?;
+        let source = read_source(&self.language, item)?;
+        if source.language == ProgramLanguage::Python {
+            return Err(reject_python(
+                requested_language(&self.language, item) == Ok(Some(ProgramLanguage::Python)),
+            ));
         }
-        let tool = desk.tool(&Need::Language(source.language))?;
-        let files = [(source.language.file(), source.code)];
-        desk.in_room(&files, |room| {
-            let (argv, warnings) = match build(source.language, tool, &self.compiler, room)? {
-                Built::Fails(why) => return Ok(Opinion::fail(why)),
-                Built::Trouble(why) => return Ok(Opinion::trouble(why)),
-                Built::Runs { argv, warnings } => (argv, warnings),
-            };
-            let compiled = if warnings { WARNINGS } else { CLEAN };
+        let tool = desk.find_tool(&ToolNeed::Language(source.language))?;
+        let files = [(source.language.file_name(), source.code)];
+        desk.run_in_room(&files, |room| {
+            let (argv, warnings) =
+                match build_program(source.language, tool, &self.compiler_limits, room)? {
+                    BuildOutcome::CompileError(why) => return Ok(JudgeResult::failed_because(why)),
+                    BuildOutcome::CompilerUnavailable(why) => {
+                        return Ok(JudgeResult::host_error(why));
+                    }
+                    BuildOutcome::Ready { argv, warnings } => (argv, warnings),
+                };
+            let compiled = if warnings { WARNINGS_REWARD } else { CLEAN_REWARD };
             if !cases.is_empty() {
                 let ran = run_cases(&argv, &cases, self.output, &self.limits, true, room)?;
-                return Ok(answered(&ran, compiled));
+                return Ok(judge_cases(&ran, compiled));
             }
             if !self.run {
-                return Ok(Opinion::pass().worth(compiled));
+                return Ok(JudgeResult::full_pass().with_reward(compiled));
             }
-            let ended = room.run(&Program { argv, ..Program::default() }, &self.limits)?;
+            let ended =
+                room.run(&SandboxProgram { argv, ..SandboxProgram::default() }, &self.limits)?;
             Ok(match ended.how {
-                How::Exited(0) => Opinion::pass().worth(RUNS),
-                _ => Opinion::fail(told(&ended, &self.limits)).worth(compiled),
+                ProgramEnd::Exited(0) => JudgeResult::full_pass().with_reward(RUNS_REWARD),
+                _ => JudgeResult::failed_because(describe_end(&ended, &self.limits))
+                    .with_reward(compiled),
             })
         })
     }
 }
 
-/// Whoever asks for it is at fault; a model that chose it by its fence has failed.
-fn not_compiled(asked: bool) -> Opinion {
+/// Returns the result for a Python program: an error if the prompt requested Python, a failure if
+/// the model chose it.
+fn reject_python(asked: bool) -> JudgeResult {
     let told = "python is not compiled: judge it by `stdio` or `python`";
-    if asked { Opinion::error(told) } else { Opinion::fail(told) }
+    if asked { JudgeResult::input_error(told) } else { JudgeResult::failed_because(told) }
 }
 
-/// What is above running is shared out among the cases.
-fn answered(ran: &Ran, compiled: f64) -> Opinion {
-    let Ran { passed, total, wrong, in_order, not_started } = ran;
+/// Returns the result of a program with cases: the reward above `RUNS_REWARD` is divided among the
+/// cases.
+fn judge_cases(ran: &CaseResults, compiled: f64) -> JudgeResult {
+    let CaseResults {
+        passed,
+        total,
+        first_failure: wrong,
+        exited_normally: in_order,
+        start_error: not_started,
+    } = ran;
     if let Some(why) = not_started {
-        return Opinion::trouble(why);
+        return JudgeResult::host_error(why);
     }
     if passed == total {
-        return Opinion::pass();
+        return JudgeResult::full_pass();
     }
-    let failed = Opinion::fail(format!("{passed} of {total} cases passed: {wrong}"));
-    // One that fails on some input runs if it answers another.
+    let failed = JudgeResult::failed_because(format!("{passed} of {total} cases passed: {wrong}"));
+    // A program that fails on some input counts as running if it passes another case.
     let runs = *in_order || *passed > 0;
-    failed.worth(if runs { RUNS + (1.0 - RUNS) * ran.share() } else { compiled })
+    failed.with_reward(if runs {
+        RUNS_REWARD + (1.0 - RUNS_REWARD) * ran.passed_share()
+    } else {
+        compiled
+    })
 }
 
 #[cfg(test)]
@@ -108,8 +137,13 @@ mod tests {
 
     #[test]
     fn cases_share_what_is_above_running() {
-        let ran = |passed, in_order| Ran { passed, total: 2, in_order, ..Ran::default() };
-        let reward = |passed, in_order| answered(&ran(passed, in_order), CLEAN).reward;
+        let ran = |passed, in_order| CaseResults {
+            passed,
+            total: 2,
+            exited_normally: in_order,
+            ..CaseResults::default()
+        };
+        let reward = |passed, in_order| judge_cases(&ran(passed, in_order), CLEAN_REWARD).reward;
         for (found, expected) in [
             (reward(2, true), 1.0),
             (reward(1, true), 0.85),

@@ -1,4 +1,4 @@
-//! Python solutions and the tests of HumanEval, MBPP and their like.
+//! Python solutions with the tests of HumanEval, MBPP and similar data sets.
 
 use std::sync::LazyLock;
 
@@ -6,63 +6,71 @@ use regex::Regex;
 use serde_json::{Value, json};
 use wire::v1::verifier;
 
-use super::{Desk, limits, report::Report};
+use super::{SandboxSlot, harness_report::HarnessReport, limits};
 use crate::{
-    calls::Item,
-    fences::{Fence, fences},
-    language::Language,
-    opinion::Opinion,
-    tools::Need,
+    calls::VerifyItem,
+    fences::{FencedBlock, find_blocks},
+    judge_result::JudgeResult,
+    language::ProgramLanguage,
+    tools::ToolNeed,
 };
 
-/// Tests a solution is run with.
+/// The Python program that runs the tests of a solution.
 const HARNESS: &str = include_str!("harness.py");
 
-const FILE: &str = "program.py";
+/// The name of the harness in the room.
+const HARNESS_FILE: &str = "program.py";
 
+/// The settings of a `python` verifier.
 #[derive(Debug)]
-pub(crate) struct Python {
-    limits: sandbox::Limits,
+pub(crate) struct PythonVerifier {
+    limits: sandbox::ProgramLimits,
     partial: bool,
     challenge: bool,
 }
 
-/// What the harness is told.
+/// The input of the harness.
 #[derive(Debug, Clone, PartialEq)]
-struct Task {
+struct PythonTask {
     code: String,
     setup: String,
     tests: Vec<String>,
     entry: String,
 }
 
-impl From<&verifier::Python> for Python {
+impl From<&verifier::Python> for PythonVerifier {
     fn from(python: &verifier::Python) -> Self {
-        let limits = limits::of(python.limits.as_ref());
+        let limits = limits::program_limits(python.limits.as_ref());
         Self { limits, partial: python.partial, challenge: python.challenge }
     }
 }
 
-impl Python {
-    pub(crate) fn judge(&self, item: &Item, desk: &mut Desk<'_>) -> Opinion {
-        let task = match task(item, self.challenge) {
+impl PythonVerifier {
+    /// Runs the prompt's tests on the completion's program.
+    pub(crate) fn judge_item(&self, item: &VerifyItem, desk: &mut SandboxSlot<'_>) -> JudgeResult {
+        let task = match build_task(item, self.challenge) {
             Ok(task) => task,
-            Err(problem) => return Opinion::error(problem),
+            Err(problem) => return JudgeResult::input_error(problem),
         };
-        self.run(&task, desk).unwrap_or_else(|trouble| trouble)
+        self.run_task(&task, desk).unwrap_or_else(|trouble| trouble)
     }
 
-    fn run(&self, task: &Task, desk: &mut Desk<'_>) -> Result<Opinion, Opinion> {
-        let python = &desk.tool(&Need::Language(Language::Python))?.argv;
-        let argv = [&python[..], &["-I".into(), "-B".into(), FILE.into()]].concat();
-        let files = [(FILE, self.program(task).into_bytes())];
-        let report = Report::of(argv, &files, &self.limits, desk)?;
-        Ok(report.opinion(self.partial))
+    /// Runs the harness on a task.
+    fn run_task(
+        &self,
+        task: &PythonTask,
+        desk: &mut SandboxSlot<'_>,
+    ) -> Result<JudgeResult, JudgeResult> {
+        let python = &desk.find_tool(&ToolNeed::Language(ProgramLanguage::Python))?.argv;
+        let argv = [&python[..], &["-I".into(), "-B".into(), HARNESS_FILE.into()]].concat();
+        let files = [(HARNESS_FILE, self.harness_program(task).into_bytes())];
+        let report = HarnessReport::run_harness(argv, &files, &self.limits, desk)?;
+        Ok(report.into_result(self.partial))
     }
 
-    /// The harness and its task in one file: what is text in JSON is text in Python, too.
-    fn program(&self, task: &Task) -> String {
-        let Task { code, setup, tests, entry } = task;
+    /// Returns the harness and its task in one file. A JSON text is a valid Python literal.
+    fn harness_program(&self, task: &PythonTask) -> String {
+        let PythonTask { code, setup, tests, entry } = task;
         let partial = u8::from(self.partial);
         let task = json!({
             "code": code, "setup": setup, "tests": tests, "entry": entry, "partial": partial,
@@ -71,11 +79,14 @@ impl Python {
     }
 }
 
-/// The error says what the prompt lacks.
-fn task(item: &Item, challenge: bool) -> Result<Task, String> {
-    let tests = tests(item, challenge)?;
-    let entry = item.text("entry_point").unwrap_or_default();
-    let is_check = tests.iter().any(|test| CHECK.is_match(test));
+/// Builds the task of an item.
+///
+/// # Errors
+/// Returns what the prompt lacks.
+fn build_task(item: &VerifyItem, challenge: bool) -> Result<PythonTask, String> {
+    let tests = collect_tests(item, challenge)?;
+    let entry = item.text_field("entry_point").unwrap_or_default();
+    let is_check = tests.iter().any(|test| CHECK_PATTERN.is_match(test));
     if is_check && entry.is_empty() {
         return Err("the prompt's tests define check(), and it has no \"entry_point\"".into());
     }
@@ -84,9 +95,9 @@ fn task(item: &Item, challenge: bool) -> Result<Task, String> {
     } else {
         tests
     };
-    Ok(Task {
-        code: code(item, entry),
-        setup: [sources(item, "test_imports")?, sources(item, "test_setup_code")?]
+    Ok(PythonTask {
+        code: solution_code(item, entry),
+        setup: [source_fields(item, "test_imports")?, source_fields(item, "test_setup_code")?]
             .concat()
             .join("\n"),
         tests,
@@ -94,17 +105,18 @@ fn task(item: &Item, challenge: bool) -> Result<Task, String> {
     })
 }
 
-/// `def check(candidate)`, as HumanEval has it.
-static CHECK: LazyLock<Regex> =
+/// Matches `def check(candidate)`, the test function of HumanEval.
+static CHECK_PATTERN: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"(?m)^def check\(").expect("a regular expression"));
 
-fn tests(item: &Item, challenge: bool) -> Result<Vec<String>, String> {
+/// Collects the tests from the prompt's fields.
+fn collect_tests(item: &VerifyItem, challenge: bool) -> Result<Vec<String>, String> {
     let mut tests = Vec::new();
     for name in ["test", "tests", "test_list"] {
-        tests.extend(sources(item, name)?);
+        tests.extend(source_fields(item, name)?);
     }
     if challenge {
-        tests.extend(sources(item, "challenge_test_list")?);
+        tests.extend(source_fields(item, "challenge_test_list")?);
     }
     if tests.is_empty() {
         return Err("the prompt has no tests: no field \"test\", \"tests\" or \"test_list\"".into());
@@ -112,8 +124,8 @@ fn tests(item: &Item, challenge: bool) -> Result<Vec<String>, String> {
     Ok(tests)
 }
 
-/// A field with source code: a text, or a list of them.
-fn sources(item: &Item, name: &str) -> Result<Vec<String>, String> {
+/// Returns the source texts of a field: one text or a list of texts.
+fn source_fields(item: &VerifyItem, name: &str) -> Result<Vec<String>, String> {
     let wrong = || format!("the prompt's field {name:?} is neither a text nor a list of texts");
     match item.fields.get(name) {
         None | Some(Value::Null) => Ok(Vec::new()),
@@ -127,32 +139,33 @@ fn sources(item: &Item, name: &str) -> Result<Vec<String>, String> {
     }
 }
 
-/// The program a completion stands for: a whole one, behind what its prompt says before the
-/// function, or one that goes on where the prompt ends.
-fn code(item: &Item, entry: &str) -> String {
-    let prompt = item.asked();
-    let start = defines(prompt, entry);
-    // A fence in what goes on with a function ends it.
-    let goes_on = start.is_some() && is_indented(&item.completion);
-    let blocks = if goes_on { Vec::new() } else { fences(&item.completion) };
-    let python = |block: &&Fence<'_>| {
-        block.tag.is_empty() || Language::named(&block.tag) == Some(Language::Python)
+/// Returns the solution: a whole program, a function behind the prompt's preceding code, or a
+/// continuation of the prompt.
+fn solution_code(item: &VerifyItem, entry: &str) -> String {
+    let prompt = item.question_text();
+    let start = find_definition(prompt, entry);
+    // A fence inside the continuation of a function ends it.
+    let goes_on = start.is_some() && starts_indented(&item.completion);
+    let blocks = if goes_on { Vec::new() } else { find_blocks(&item.completion) };
+    let python = |block: &&FencedBlock<'_>| {
+        block.tag.is_empty()
+            || ProgramLanguage::from_name(&block.tag) == Some(ProgramLanguage::Python)
     };
     let blocks: Vec<&str> = blocks.iter().filter(python).map(|block| block.body).collect();
-    let whole = |code: &str| defines(code, entry).is_some();
+    let whole = |code: &str| find_definition(code, entry).is_some();
     let block = blocks.iter().rev().find(|block| whole(block)).or(blocks.last());
     let code = block.copied().unwrap_or(&item.completion);
-    // A prompt in words is no code.
+    // A prompt in natural language contains no code.
     let Some(start) = start else { return code.to_owned() };
     if whole(code) {
         return format!("{}\n{code}", &prompt[..start]);
     }
-    let rest = if block.is_some() { code } else { continuation(code) };
+    let rest = if block.is_some() { code } else { trim_continuation(code) };
     format!("{prompt}{rest}")
 }
 
-/// Where a function or class of that name is defined, at the outermost level.
-fn defines(code: &str, entry: &str) -> Option<usize> {
+/// Returns the offset of the function or class of this name at the outermost level.
+fn find_definition(code: &str, entry: &str) -> Option<usize> {
     if entry.is_empty() {
         return None;
     }
@@ -168,14 +181,15 @@ fn defines(code: &str, entry: &str) -> Option<usize> {
     })
 }
 
-fn is_indented(text: &str) -> bool {
+/// Returns true if the first non-empty line is indented.
+fn starts_indented(text: &str) -> bool {
     let first = text.lines().find(|line| !line.trim().is_empty());
     first.is_some_and(|line| line.starts_with("  ") || line.starts_with('\t'))
 }
 
-/// A continuation without what a model goes on with when it is done, by the words at which
-/// HumanEval stops sampling.
-fn continuation(text: &str) -> &str {
+/// Cuts a continuation at the first stop word of HumanEval, after which a model no longer writes
+/// the solution.
+fn trim_continuation(text: &str) -> &str {
     const STOP: [&str; 6] = ["\nclass", "\ndef", "\n#", "\nif", "\nprint", "\n```"];
     let end = STOP.iter().filter_map(|word| text.find(word)).min();
     &text[..end.unwrap_or(text.len())]
@@ -185,14 +199,14 @@ fn continuation(text: &str) -> &str {
 mod tests {
     use super::*;
 
-    fn item(completion: &str, fields: Value) -> Item {
+    fn item(completion: &str, fields: Value) -> VerifyItem {
         let Value::Object(fields) = fields else { panic!("fields") };
         let prompt = "import math\n\ndef f(x):\n    \"\"\"Doc.\"\"\"\n".to_owned();
-        Item { prompt, completion: completion.into(), fields, ..Item::example() }
+        VerifyItem { prompt, completion: completion.into(), fields, ..VerifyItem::example_item() }
     }
 
     fn code_of(completion: &str) -> String {
-        code(&item(completion, json!({})), "f")
+        solution_code(&item(completion, json!({})), "f")
     }
 
     #[test]
@@ -213,7 +227,7 @@ mod tests {
         let fields = json!({"plain_prompt": "import math\n\ndef f(x):\n"});
         let mut item = item("```python\ndef f(x):\n    return 2\n```", fields);
         item.prompt = "<|im_start|>user\nimport math\n\ndef f(x):\n<|im_end|>".into();
-        assert_eq!(code(&item, "f"), "import math\n\n\ndef f(x):\n    return 2\n");
+        assert_eq!(solution_code(&item, "f"), "import math\n\n\ndef f(x):\n    return 2\n");
     }
 
     #[test]
@@ -228,30 +242,30 @@ mod tests {
 
     #[test]
     fn a_name_is_not_found_inside_another() {
-        assert_eq!(defines("def foo():", "f"), None);
-        assert_eq!(defines("  def f():", "f"), None);
-        assert_eq!(defines("x\nasync def f ():", "f"), Some(2));
-        assert_eq!(defines("class f:", "f"), Some(0));
+        assert_eq!(find_definition("def foo():", "f"), None);
+        assert_eq!(find_definition("  def f():", "f"), None);
+        assert_eq!(find_definition("x\nasync def f ():", "f"), Some(2));
+        assert_eq!(find_definition("class f:", "f"), Some(0));
     }
 
     #[test]
     fn tests_are_found_by_any_convention() {
         let human = json!({"test": "def check(candidate):\n    pass", "entry_point": "f"});
-        let found = task(&item("", human), false).unwrap();
+        let found = build_task(&item("", human), false).unwrap();
         assert!(found.tests[0].ends_with("\ncheck(candidate)\n") && found.entry == "f");
         let mbpp = json!({
             "test_list": ["assert f(1)", "assert f(2)"], "challenge_test_list": ["assert f(3)"],
             "test_setup_code": "x = 1", "test_imports": ["import os"],
         });
-        let found = task(&item("", mbpp.clone()), false).unwrap();
+        let found = build_task(&item("", mbpp.clone()), false).unwrap();
         assert_eq!((found.tests.len(), &*found.setup), (2, "import os\nx = 1"));
-        assert_eq!(task(&item("", mbpp), true).unwrap().tests.len(), 3);
+        assert_eq!(build_task(&item("", mbpp), true).unwrap().tests.len(), 3);
         for (fields, problem) in [
             (json!({}), "no tests"),
             (json!({"tests": 3}), "neither"),
             (json!({"test": "def check(candidate): pass"}), "entry_point"),
         ] {
-            let error = task(&item("", fields), false).unwrap_err();
+            let error = build_task(&item("", fields), false).unwrap_err();
             assert!(error.contains(problem), "{error}");
         }
     }

@@ -1,132 +1,153 @@
 //! Programs that read stdin and write stdout.
 
-use sandbox::{Broken, Ended, How, Limits, Program, Room};
+use sandbox::{
+    ProgramEnd, ProgramLimits, ProgramResult, SandboxError, SandboxProgram, SandboxRoom,
+};
 use wire::v1::verifier;
 
 use super::{
-    Desk,
-    cases::{Case, cases},
+    SandboxSlot,
+    build::{BuildOutcome, build_program},
+    cases::{TestCase, parse_cases},
+    harness_report::describe_end,
     limits,
-    native::{Built, build},
-    output::Output,
-    report::told,
+    output_match::OutputMatcher,
 };
 use crate::{
-    calls::Item,
-    language::{Source, asked, source},
-    opinion::Opinion,
-    tools::Need,
+    calls::VerifyItem,
+    judge_result::JudgeResult,
+    language::{ProgramSource, extract_source, requested_language},
+    tools::ToolNeed,
 };
 
+/// The settings of a `stdio` verifier.
 #[derive(Debug)]
-pub(crate) struct Stdio {
+pub(crate) struct StdioVerifier {
     language: String,
-    output: Output,
-    limits: Limits,
-    compiler: Limits,
+    output: OutputMatcher,
+    limits: ProgramLimits,
+    compiler_limits: ProgramLimits,
     partial: bool,
 }
 
-impl From<&verifier::Stdio> for Stdio {
+impl From<&verifier::Stdio> for StdioVerifier {
     fn from(stdio: &verifier::Stdio) -> Self {
         Self {
             language: stdio.language.clone(),
             output: stdio.output.as_ref().into(),
-            limits: limits::of(stdio.limits.as_ref()),
-            compiler: limits::of_compiler(stdio.compile_timeout_s),
+            limits: limits::program_limits(stdio.limits.as_ref()),
+            compiler_limits: limits::compiler_limits(stdio.compile_timeout_s),
             partial: stdio.partial,
         }
     }
 }
 
-impl Stdio {
-    pub(crate) fn judge(&self, item: &Item, desk: &mut Desk<'_>) -> Opinion {
-        self.run(item, desk).unwrap_or_else(|opinion| opinion)
+impl StdioVerifier {
+    /// Runs the completion's program on the prompt's cases.
+    pub(crate) fn judge_item(&self, item: &VerifyItem, desk: &mut SandboxSlot<'_>) -> JudgeResult {
+        self.try_judge(item, desk).unwrap_or_else(|opinion| opinion)
     }
 
-    fn run(&self, item: &Item, desk: &mut Desk<'_>) -> Result<Opinion, Opinion> {
-        let cases = cases(item).map_err(Opinion::error)?;
+    /// Does the work of `judge_item`; the error is a result that ends it early.
+    fn try_judge(
+        &self,
+        item: &VerifyItem,
+        desk: &mut SandboxSlot<'_>,
+    ) -> Result<JudgeResult, JudgeResult> {
+        let cases = parse_cases(item).map_err(JudgeResult::input_error)?;
         if cases.is_empty() {
-            return Err(Opinion::error("the prompt has no cases: no field \"cases\""));
+            return Err(JudgeResult::input_error("the prompt has no cases: no field \"cases\""));
         }
-        let source = read(&self.language, item)?;
-        let tool = desk.tool(&Need::Language(source.language))?;
-        let files = [(source.language.file(), source.code)];
-        desk.in_room(&files, |room| {
-            Ok(match build(source.language, tool, &self.compiler, room)? {
-                Built::Fails(why) => Opinion::fail(why),
-                Built::Trouble(why) => Opinion::trouble(why),
-                Built::Runs { argv, .. } => {
+        let source = read_source(&self.language, item)?;
+        let tool = desk.find_tool(&ToolNeed::Language(source.language))?;
+        let files = [(source.language.file_name(), source.code)];
+        desk.run_in_room(&files, |room| {
+            Ok(match build_program(source.language, tool, &self.compiler_limits, room)? {
+                BuildOutcome::CompileError(why) => JudgeResult::failed_because(why),
+                BuildOutcome::CompilerUnavailable(why) => JudgeResult::host_error(why),
+                BuildOutcome::Ready { argv, .. } => {
                     let all = self.partial;
-                    opinion(&run_cases(&argv, &cases, self.output, &self.limits, all, room)?, all)
+                    cases_result(
+                        &run_cases(&argv, &cases, self.output, &self.limits, all, room)?,
+                        all,
+                    )
                 }
             })
         })
     }
 }
 
-fn opinion(ran: &Ran, partial: bool) -> Opinion {
-    if let Some(why) = &ran.not_started {
-        return Opinion::trouble(why);
+/// Converts the results of the cases into a result. With `partial`, the reward is the share of
+/// passed cases.
+fn cases_result(ran: &CaseResults, partial: bool) -> JudgeResult {
+    if let Some(why) = &ran.start_error {
+        return JudgeResult::host_error(why);
     }
     if ran.passed == ran.total {
-        return Opinion::pass();
+        return JudgeResult::full_pass();
     }
-    let Ran { passed, total, wrong, .. } = ran;
-    let failed = Opinion::fail(format!("{passed} of {total} cases passed: {wrong}"));
-    if partial { failed.worth(ran.share()) } else { failed }
+    let CaseResults { passed, total, first_failure: wrong, .. } = ran;
+    let failed = JudgeResult::failed_because(format!("{passed} of {total} cases passed: {wrong}"));
+    if partial { failed.with_reward(ran.passed_share()) } else { failed }
 }
 
-/// The program in a completion, in the language asked for.
-pub(super) fn read<'a>(setting: &str, item: &'a Item) -> Result<Source<'a>, Opinion> {
-    let wanted = asked(setting, item).map_err(|name| {
-        Opinion::error(format!("the prompt's language {name:?} is not known to verifiers"))
+/// Extracts the completion's program in the requested language.
+pub(super) fn read_source<'a>(
+    setting: &str,
+    item: &'a VerifyItem,
+) -> Result<ProgramSource<'a>, JudgeResult> {
+    let wanted = requested_language(setting, item).map_err(|name| {
+        JudgeResult::input_error(format!(
+            "the prompt's language {name:?} is not known to verifiers"
+        ))
     })?;
-    source(wanted, &item.completion).map_err(Opinion::fail)
+    extract_source(wanted, &item.completion).map_err(JudgeResult::failed_because)
 }
 
-/// How a program did on its cases.
+/// The results of a program on its cases.
 #[derive(Debug, Default)]
-pub(super) struct Ran {
+pub(super) struct CaseResults {
     pub passed: usize,
     pub total: usize,
-    /// Of the first case that went wrong.
-    pub wrong: String,
-    /// Whether it came to its end by itself, with code 0, whatever it printed.
-    pub in_order: bool,
-    pub not_started: Option<String>,
+    /// A description of the first failed case.
+    pub first_failure: String,
+    /// True if all runs ended by themselves with code 0, regardless of the output.
+    pub exited_normally: bool,
+    pub start_error: Option<String>,
 }
 
-impl Ran {
-    pub(super) fn share(&self) -> f64 {
+impl CaseResults {
+    /// Returns the share of passed cases, 0 without cases.
+    pub(super) fn passed_share(&self) -> f64 {
         if self.total == 0 { 0.0 } else { self.passed as f64 / self.total as f64 }
     }
 }
 
-/// Runs a program on its cases, one after the other; on none after one went wrong, unless `all`.
+/// Runs a program on its cases in order. Stops at the first failed case unless `all` is set.
 pub(super) fn run_cases(
     argv: &[String],
-    cases: &[Case],
-    output: Output,
-    limits: &Limits,
+    cases: &[TestCase],
+    output: OutputMatcher,
+    limits: &ProgramLimits,
     all: bool,
-    room: &mut Room<'_>,
-) -> Result<Ran, Broken> {
-    let mut ran = Ran { total: cases.len(), in_order: true, ..Ran::default() };
+    room: &mut SandboxRoom<'_>,
+) -> Result<CaseResults, SandboxError> {
+    let mut ran =
+        CaseResults { total: cases.len(), exited_normally: true, ..CaseResults::default() };
     for (number, case) in (1..).zip(cases) {
         let stdin = case.input.clone().into_bytes();
-        let program = Program { argv: argv.to_vec(), env: Vec::new(), stdin };
+        let program = SandboxProgram { argv: argv.to_vec(), env: Vec::new(), stdin };
         let ended = room.run(&program, limits)?;
-        if let How::NotStarted(why) = &ended.how {
-            ran.not_started = Some(format!("it cannot be started: {why}"));
+        if let ProgramEnd::NotStarted(why) = &ended.how {
+            ran.start_error = Some(format!("it cannot be started: {why}"));
             break;
         }
-        ran.in_order &= ended.how == How::Exited(0);
-        match wrong(&ended, case, output, limits) {
+        ran.exited_normally &= ended.how == ProgramEnd::Exited(0);
+        match describe_failure(&ended, case, output, limits) {
             None => ran.passed += 1,
             Some(wrong) => {
-                if ran.wrong.is_empty() {
-                    ran.wrong = format!("case {number}: {wrong}");
+                if ran.first_failure.is_empty() {
+                    ran.first_failure = format!("case {number}: {wrong}");
                 }
                 if !all {
                     break;
@@ -137,13 +158,19 @@ pub(super) fn run_cases(
     Ok(ran)
 }
 
-fn wrong(ended: &Ended, case: &Case, output: Output, limits: &Limits) -> Option<String> {
+/// Returns why a case failed, or `None` if it passed.
+fn describe_failure(
+    ended: &ProgramResult,
+    case: &TestCase,
+    output: OutputMatcher,
+    limits: &ProgramLimits,
+) -> Option<String> {
     const TOLD_CHARS: usize = 60;
     let short = |text: &str| text.trim_end().chars().take(TOLD_CHARS).collect::<String>();
-    if ended.how != How::Exited(0) {
-        return Some(told(ended, limits));
+    if ended.how != ProgramEnd::Exited(0) {
+        return Some(describe_end(ended, limits));
     }
-    (!output.is(&ended.stdout, &case.output)).then(|| {
+    (!output.matches_expected(&ended.stdout, &case.output)).then(|| {
         let printed = String::from_utf8_lossy(&ended.stdout);
         format!("it printed {:?}, expected {:?}", short(&printed), short(&case.output))
     })

@@ -3,9 +3,9 @@
 use std::io::Read;
 
 use flate2::read::GzDecoder;
-use verifier::Item;
+use verifier::VerifyItem;
 use wire::{
-    Prompt,
+    PromptEntry,
     v1::verifier::{How, Python},
 };
 
@@ -28,14 +28,14 @@ def spoiled(function):
 
 ";
 
-fn prompts() -> Vec<Prompt> {
+fn prompts() -> Vec<PromptEntry> {
     let mut text = Vec::new();
     let packed = &include_bytes!("../data/humaneval.jsonl.gz")[..];
     GzDecoder::new(packed).read_to_end(&mut text).expect("it unpacks");
-    Prompt::parse_all(&text).expect("they are prompts")
+    PromptEntry::parse_all(&text).expect("they are prompts")
 }
 
-fn solution(prompt: &Prompt) -> &str {
+fn solution(prompt: &PromptEntry) -> &str {
     prompt.fields["canonical_solution"].as_str().expect("a text")
 }
 
@@ -44,19 +44,23 @@ fn all_canonical_solutions_pass_and_all_their_mutations_fail() {
     let Some(kit) = box_with("python") else { return };
     let prompts = prompts();
     assert_eq!(prompts.len(), 164);
-    let entry = |prompt: &Prompt| prompt.fields["entry_point"].as_str().expect("a name").to_owned();
-    let right = prompts.iter().map(|prompt| Item::of(prompt, 0, solution(prompt).to_owned()));
+    let entry =
+        |prompt: &PromptEntry| prompt.fields["entry_point"].as_str().expect("a name").to_owned();
+    let right = prompts
+        .iter()
+        .map(|prompt| VerifyItem::from_prompt(prompt, 0, solution(prompt).to_owned()));
     let fenced = prompts.iter().map(|prompt| {
         let code = format!("{}{}", prompt.prompt, solution(prompt));
-        Item::of(prompt, 1, format!("Here you are:\n```python\n{code}\n```\n"))
+        VerifyItem::from_prompt(prompt, 1, format!("Here you are:\n```python\n{code}\n```\n"))
     });
-    let empty = prompts.iter().map(|prompt| Item::of(prompt, 2, "    return None\n".into()));
+    let empty =
+        prompts.iter().map(|prompt| VerifyItem::from_prompt(prompt, 2, "    return None\n".into()));
     let spoiled = prompts.iter().map(|prompt| {
         let (code, entry) = (solution(prompt), entry(prompt));
         let code = format!("{}{code}{SPOILED}{entry} = spoiled({entry})\n", prompt.prompt);
-        Item::of(prompt, 3, code)
+        VerifyItem::from_prompt(prompt, 3, code)
     });
-    let items: Vec<Item> = right.chain(fenced).chain(empty).chain(spoiled).collect();
+    let items: Vec<VerifyItem> = right.chain(fenced).chain(empty).chain(spoiled).collect();
     let verdicts = judge_all(kit, How::Python(Python::default()), &items);
     assert_eq!(verdicts.len(), 4 * 164);
     for verdict in &verdicts {

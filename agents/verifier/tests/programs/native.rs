@@ -1,7 +1,7 @@
 //! Compiled languages, and programs that read stdin and write stdout.
 
 use serde_json::json;
-use verifier::Item;
+use verifier::VerifyItem;
 use wire::v1::verifier::{Compile, How, Limits, Stdio};
 
 use crate::rig::{and, box_with, cases, item, judge_all, told};
@@ -83,7 +83,7 @@ const RUNGS: [(&str, f64, f64); 6] = [
 fn a_compiled_program_is_paid_for_how_far_it_gets() {
     let Some(kit) = box_with("c") else { return };
     let fields = and(cases([("1", "1"), ("2", "2")]), json!({ "language": "c" }));
-    let items = |fields: &serde_json::Value| -> Vec<Item> {
+    let items = |fields: &serde_json::Value| -> Vec<VerifyItem> {
         RUNGS.iter().map(|(code, ..)| item("", code, fields.clone())).collect()
     };
     let how = How::Compile(Compile { run: true, ..Compile::default() });

@@ -1,7 +1,7 @@
 //! Python: the conventions of its data sets, and programs that would rather not be judged.
 
 use serde_json::json;
-use verifier::Item;
+use verifier::VerifyItem;
 use wire::v1::verifier::{How, Limits, Pytest, Python};
 
 use crate::rig::{box_with, item, judge_all, told};
@@ -10,7 +10,7 @@ const PROMPT: &str = "def double(x):\n    \"\"\"Twice x.\"\"\"\n";
 const CHECK: &str =
     "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(5) == 10\n";
 
-fn human(completion: &str) -> Item {
+fn human(completion: &str) -> VerifyItem {
     item(PROMPT, completion, json!({ "test": CHECK, "entry_point": "double" }))
 }
 
@@ -79,7 +79,7 @@ const ATTACKS: [(&str, &str); 22] = [
 #[test]
 fn a_program_that_would_rather_not_be_judged_fails() {
     let Some(kit) = box_with("python") else { return };
-    let items: Vec<Item> = ATTACKS.iter().map(|(_, code)| human(code)).collect();
+    let items: Vec<VerifyItem> = ATTACKS.iter().map(|(_, code)| human(code)).collect();
     let verdicts = judge_all(kit, quick(false), &items);
     for ((name, _), verdict) in ATTACKS.iter().zip(&verdicts) {
         let (outcome, reward, detail) = told(verdict);
@@ -100,7 +100,7 @@ fn honest_programs_pass_whatever_they_do_besides() {
         "import subprocess, sys\ndef double(x):\n    code = f'print(2 * {x})'\n    return int(subprocess.check_output([sys.executable, '-c', code]))\n",
         "def double(x):\n    open('note', 'w').write(str(2 * x))\n    return int(open('note').read())\n",
     ];
-    let items: Vec<Item> = honest.iter().map(|code| human(code)).collect();
+    let items: Vec<VerifyItem> = honest.iter().map(|code| human(code)).collect();
     let how = How::Python(Python::default());
     for (code, verdict) in honest.iter().zip(judge_all(kit, how, &items)) {
         assert_eq!(told(&verdict), ("pass", 1.0, ""), "{code}");

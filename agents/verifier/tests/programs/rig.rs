@@ -3,37 +3,45 @@
 use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
-use verifier::{Item, Kit, Once, Tools};
+use verifier::{OfflineVerifier, OwnerGrants, Toolchain, VerifierTools, VerifyItem};
 use wire::v1::{Verifier, verdicts::Verdict, verifier::How};
 
 const JOBS: usize = 2;
 
 /// `None` with a message when this box lacks something.
-pub(crate) fn box_with(tool: &str) -> Option<Kit> {
-    let tools =
-        Tools::find(std::env::var_os("FLOTILLA_VERIFIER_PYTHON").map(PathBuf::from).as_deref());
+pub(crate) fn box_with(tool: &str) -> Option<Toolchain> {
+    let tools = VerifierTools::detect_tools(
+        std::env::var_os("FLOTILLA_VERIFIER_PYTHON").map(PathBuf::from).as_deref(),
+    );
     if !tools.0.contains_key(tool) {
         eprintln!("skipped: this box has no {tool}");
         return None;
     }
-    let test = std::env::current_exe().expect("this test has a path");
-    let built = test.ancestors().nth(2).expect("it lies in a build directory");
-    let cell = built.join("sandbox-cell");
-    assert!(cell.is_file(), "build {} first: cargo build --workspace --bins", cell.display());
-    let cell = sandbox::Launch { program: cell, arguments: Vec::new() };
-    match (Kit { tools, cell, hidden: Vec::new() }).tested() {
-        (kit, Ok(_)) => Some(kit),
-        (_, Err(problem)) => {
-            eprintln!("skipped: {problem}");
+    let kit = kit(tools, Vec::new(), OwnerGrants::default());
+    match kit.test_host() {
+        (kit, tested) if tested.contained.is_ok() => Some(kit),
+        (_, tested) => {
+            eprintln!("skipped: {:?}", tested.contained);
             None
         }
     }
 }
 
+/// A box as nobody has tested it yet.
+pub(crate) fn kit(tools: VerifierTools, hidden: Vec<PathBuf>, grants: OwnerGrants) -> Toolchain {
+    let test = std::env::current_exe().expect("this test has a path");
+    let built = test.ancestors().nth(2).expect("it lies in a build directory");
+    let cell = built.join("sandbox-cell");
+    assert!(cell.is_file(), "build {} first: cargo build --workspace --bins", cell.display());
+    let launch = |arguments| sandbox::CellLaunch { program: cell.clone(), arguments };
+    let (cell, masked) = (launch(Vec::new()), launch(vec!["masked".into()]));
+    Toolchain { tools, cell_launch: cell, masked_launch: masked, hidden, grants, contains: true }
+}
+
 /// A completion with its prompt's fields.
-pub(crate) fn item(prompt: &str, completion: &str, fields: Value) -> Item {
+pub(crate) fn item(prompt: &str, completion: &str, fields: Value) -> VerifyItem {
     let Value::Object(fields) = fields else { panic!("fields are an object") };
-    Item {
+    VerifyItem {
         prompt_id: "p".into(),
         index: 0,
         prompt: prompt.into(),
@@ -43,9 +51,10 @@ pub(crate) fn item(prompt: &str, completion: &str, fields: Value) -> Item {
     }
 }
 
-pub(crate) fn judge_all(kit: Kit, how: How, items: &[Item]) -> Vec<Verdict> {
-    let once = Once::new(Verifier { how: Some(how) }, kit, JOBS).expect("the settings work");
-    once.judge(items).into_iter().map(|judgement| judgement.verdict).collect()
+pub(crate) fn judge_all(kit: Toolchain, how: How, items: &[VerifyItem]) -> Vec<Verdict> {
+    let once =
+        OfflineVerifier::new(Verifier { how: Some(how) }, kit, JOBS).expect("the settings work");
+    once.judge_items(items).into_iter().map(|judgement| judgement.verdict).collect()
 }
 
 /// `pass`, `fail` or `error`, with the reward and the detail.

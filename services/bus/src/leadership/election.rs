@@ -1,92 +1,114 @@
-//! The decisions of one candidate. No clock, no network: times and answers come in,
-//! the next step comes out. Others' clocks are never compared with ours, only how long
-//! their claim has stood unchanged while we watched.
+//! The decisions of one candidate in a leader election, without clock and network: times and
+//! answers go in, the next step comes out.
+//!
+//! Clocks of different hosts are never compared. Only the time for which a claim stayed unchanged
+//! while this candidate watched it counts.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-/// A leader renews this often within its lease.
-const RENEWALS: u32 = 4;
-/// Failed requests are repeated this often within a lease.
-const RETRIES: u32 = 16;
-/// Added before a claim counts as abandoned, as a share of its lease: pauses and late reads.
-const MARGIN: u32 = 10;
-/// No coordinator leases for longer: a claim that says so must not lock out all others.
-const LONGEST_LEASE: Duration = Duration::from_secs(3600);
-const SHORTEST_REQUEST: Duration = Duration::from_millis(250);
+/// Renewals that a leader makes within one lease.
+const RENEWALS_PER_LEASE: u32 = 4;
+/// Retries of a failed request within one lease.
+const RETRIES_PER_LEASE: u32 = 16;
+/// Divisor of the lease that gives the margin added before a claim counts as abandoned: one tenth,
+/// for pauses and late reads.
+const ABANDON_MARGIN_DIVISOR: u32 = 10;
+/// Upper bound for the lease of another candidate's claim, so that a wrong claim cannot lock out
+/// the others. No coordinator uses a longer one.
+const LEASE_MAX: Duration = Duration::from_secs(3600);
+/// Lower bound for the time limit of a request.
+const REQUEST_LIMIT_MIN: Duration = Duration::from_millis(250);
 
-/// What stands under the key.
+/// The value of the leader key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Claim {
+pub(super) struct LeaderClaim {
+    /// Name of the candidate that wrote the claim.
     pub(super) holder: String,
-    /// Never goes back, not even when the bucket was lost: at least the time of the claim.
+    /// Number of the term. It never decreases, even if the bucket was lost: it is at least the time
+    /// of the claim in milliseconds since 1970.
     pub(super) epoch: u64,
+    /// Lease of the claim, in milliseconds.
     pub(super) lease_ms: u64,
-    /// Tells our own write from others' when its answer was lost.
+    /// Distinguishes the candidate's own write from others if the answer to the write was lost.
     pub(super) nonce: String,
+    /// True if the holder gave the leadership up.
     pub(super) released: bool,
 }
 
-impl Claim {
+impl LeaderClaim {
+    /// Serialises the claim for the bucket.
     pub(super) fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a claim has only string keys")
     }
 
-    fn abandoned_after(&self) -> Duration {
-        let lease = Duration::from_millis(self.lease_ms).min(LONGEST_LEASE);
-        lease + lease / MARGIN
+    /// Returns the time without a change after which the claim counts as abandoned: 1.1 times its
+    /// lease, which is capped at one hour.
+    fn abandon_timeout(&self) -> Duration {
+        let lease = Duration::from_millis(self.lease_ms).min(LEASE_MAX);
+        lease + lease / ABANDON_MARGIN_DIVISOR
     }
 }
 
+/// The next action of a candidate.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum ElectionStep {
+    /// Read the key.
     Read,
-    /// Compare and set over this revision.
-    Write {
-        claim: Claim,
-        revision: u64,
-    },
-    Wait {
-        until: Instant,
-    },
+    /// Write the claim by compare-and-set over this revision.
+    Write { claim: LeaderClaim, revision: u64 },
+    /// Wait until this time, or until the key is written.
+    Wait { until: Instant },
 }
 
+/// The state of one candidate: the claim last read, its own term if it leads, and a write whose
+/// outcome is unknown.
+///
+/// * No claim read yet, or a request failed: read.
+/// * Another claim holds: wait until it is abandoned, and read it every half lease.
+/// * The claim is released or abandoned: write an own claim with a higher epoch.
+/// * Leading: renew every quarter of the lease; the term ends one lease after the last accepted
+///   write was sent.
 #[derive(Debug)]
-pub(super) struct Election {
+pub(super) struct ElectionState {
     holder: String,
     lease: Duration,
-    seen: Option<Seen>,
-    term: Option<Held>,
-    /// Our last write, until we know what became of it.
-    pending: Option<(Claim, Instant)>,
+    observed: Option<ObservedClaim>,
+    term: Option<HeldTerm>,
+    /// The last write, until its outcome is known, with the time at which it was sent.
+    pending: Option<(LeaderClaim, Instant)>,
     retry_at: Option<Instant>,
     read_due: bool,
 }
 
+/// The claim as last read.
 #[derive(Debug)]
-struct Seen {
+struct ObservedClaim {
     revision: u64,
-    claim: Option<Claim>,
-    /// When we first saw this revision.
+    claim: Option<LeaderClaim>,
+    /// Time at which this revision was read first.
     since: Instant,
+    /// Time of the last read.
     read_at: Instant,
 }
 
+/// The candidate's own accepted claim.
 #[derive(Debug)]
-struct Held {
-    claim: Claim,
+struct HeldTerm {
+    claim: LeaderClaim,
     revision: u64,
-    sent: Instant,
+    sent_at: Instant,
 }
 
-impl Election {
+impl ElectionState {
+    /// Creates a candidate that has not read the key yet.
     pub(super) fn new(holder: String, lease: Duration) -> Self {
         Self {
             holder,
             lease,
-            seen: None,
+            observed: None,
             term: None,
             pending: None,
             retry_at: None,
@@ -94,70 +116,87 @@ impl Election {
         }
     }
 
-    /// Epoch and end of our term, when we have one.
-    pub(super) fn term(&self) -> Option<(u64, Instant)> {
-        self.term.as_ref().map(|held| (held.claim.epoch, held.sent + self.lease))
+    /// Returns epoch and end of the candidate's own term, if it has one.
+    pub(super) fn current_term(&self) -> Option<(u64, Instant)> {
+        self.term.as_ref().map(|held| (held.claim.epoch, held.sent_at + self.lease))
     }
 
+    /// Returns the time limit of a request: a quarter of the lease, at least 250 ms.
     pub(super) fn request_limit(&self) -> Duration {
-        (self.lease / RENEWALS).max(SHORTEST_REQUEST)
+        (self.lease / RENEWALS_PER_LEASE).max(REQUEST_LIMIT_MIN)
     }
 
-    /// What to do now.
-    pub(super) fn step(&mut self, now: Instant, unix_ms: u64, nonce: String) -> Step {
-        if self.term().is_some_and(|(_, until)| now >= until) {
+    /// Decides what to do now. `unix_ms` is a lower bound for the epoch of a new claim; `nonce`
+    /// must be unique.
+    pub(super) fn next_step(&mut self, now: Instant, unix_ms: u64, nonce: String) -> ElectionStep {
+        if self.current_term().is_some_and(|(_, until)| now >= until) {
             self.term = None;
             self.read_due = true;
         }
         if let Some(until) = self.retry_at.filter(|at| *at > now) {
-            return Step::Wait { until };
+            return ElectionStep::Wait { until };
         }
         self.retry_at = None;
         if self.read_due {
-            return Step::Read;
+            return ElectionStep::Read;
         }
-        match (&self.term, &self.seen) {
+        match (&self.term, &self.observed) {
             (Some(held), _) => {
-                let renew_at = held.sent + self.lease / RENEWALS;
+                let renew_at = held.sent_at + self.lease / RENEWALS_PER_LEASE;
                 if now < renew_at {
-                    return Step::Wait { until: renew_at };
+                    return ElectionStep::Wait { until: renew_at };
                 }
                 let (epoch, revision) = (held.claim.epoch, held.revision);
-                self.claim(now, epoch, revision, nonce)
+                self.propose_claim(now, epoch, revision, nonce)
             }
-            (None, Some(seen)) => self.follow(now, unix_ms, nonce, seen.read_at, seen.revision),
-            (None, None) => Step::Read,
+            (None, Some(seen)) => {
+                self.next_follower_step(now, unix_ms, nonce, seen.read_at, seen.revision)
+            }
+            (None, None) => ElectionStep::Read,
         }
     }
 
-    fn follow(
+    /// Decides the step of a candidate that does not lead: claim, read or wait.
+    fn next_follower_step(
         &mut self,
         now: Instant,
         unix_ms: u64,
         nonce: String,
         read_at: Instant,
         revision: u64,
-    ) -> Step {
+    ) -> ElectionStep {
         let claim =
-            self.seen.as_ref().and_then(|seen| seen.claim.as_ref().map(|c| (c, seen.since)));
+            self.observed.as_ref().and_then(|seen| seen.claim.as_ref().map(|c| (c, seen.since)));
         let Some((claim, since)) = claim.filter(|(claim, _)| !claim.released) else {
             let previous = claim.map_or(0, |(claim, _)| claim.epoch);
-            return self.claim(now, unix_ms.max(previous.saturating_add(1)), revision, nonce);
+            return self.propose_claim(
+                now,
+                unix_ms.max(previous.saturating_add(1)),
+                revision,
+                nonce,
+            );
         };
-        let abandoned_at = since + claim.abandoned_after();
+        let abandoned_at = since + claim.abandon_timeout();
         if read_at >= abandoned_at {
             let epoch = unix_ms.max(claim.epoch.saturating_add(1));
-            return self.claim(now, epoch, revision, nonce);
+            return self.propose_claim(now, epoch, revision, nonce);
         }
         let until = abandoned_at.min(read_at + self.lease / 2);
         if now >= until {
-            return Step::Read;
+            return ElectionStep::Read;
         }
-        Step::Wait { until }
+        ElectionStep::Wait { until }
     }
 
-    fn claim(&mut self, now: Instant, epoch: u64, revision: u64, nonce: String) -> Step {
-        let claim = Claim {
+    /// Builds a claim, remembers it as pending, and returns the write.
+    fn propose_claim(
+        &mut self,
+        now: Instant,
+        epoch: u64,
+        revision: u64,
+        nonce: String,
+    ) -> ElectionStep {
+        let claim = LeaderClaim {
             holder: self.holder.clone(),
             epoch,
             lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
@@ -165,62 +204,67 @@ impl Election {
             released: false,
         };
         self.pending = Some((claim.clone(), now));
-        Step::Write { claim, revision }
+        ElectionStep::Write { claim, revision }
     }
 
-    /// The key was read.
-    pub(super) fn saw(&mut self, now: Instant, revision: u64, claim: Option<Claim>) {
+    /// Records a read of the key. It confirms a pending write of this candidate, or ends its term
+    /// if another claim is stored.
+    pub(super) fn record_read(&mut self, now: Instant, revision: u64, claim: Option<LeaderClaim>) {
         self.read_due = false;
-        let ours = |held: &Claim| claim.as_ref().is_some_and(|claim| claim.nonce == held.nonce);
+        let ours =
+            |held: &LeaderClaim| claim.as_ref().is_some_and(|claim| claim.nonce == held.nonce);
         if let Some((pending, sent)) = self.pending.take_if(|(pending, _)| ours(pending)) {
-            self.term = Some(Held { claim: pending, revision, sent });
+            self.term = Some(HeldTerm { claim: pending, revision, sent_at: sent });
         } else if self.term.as_ref().is_some_and(|held| !ours(&held.claim)) {
             self.term = None;
         }
-        match &mut self.seen {
+        match &mut self.observed {
             Some(seen) if seen.revision == revision => seen.read_at = now,
-            seen => *seen = Some(Seen { revision, claim, since: now, read_at: now }),
+            seen => *seen = Some(ObservedClaim { revision, claim, since: now, read_at: now }),
         }
     }
 
-    /// Our write was accepted.
-    pub(super) fn wrote(&mut self, sent: Instant, revision: u64, claim: Claim) {
+    /// Records that the candidate's write was accepted; its term begins or is renewed.
+    pub(super) fn record_write(&mut self, sent: Instant, revision: u64, claim: LeaderClaim) {
         self.pending = None;
-        self.term = Some(Held { claim, revision, sent });
+        self.term = Some(HeldTerm { claim, revision, sent_at: sent });
     }
 
-    /// Somebody wrote the key.
-    pub(super) fn look_again(&mut self) {
+    /// Makes a read the next step, after another candidate wrote the key.
+    pub(super) fn request_read(&mut self) {
         self.read_due = true;
     }
 
-    /// A request failed: whether it had an effect is unknown.
-    pub(super) fn failed(&mut self, now: Instant) {
+    /// Records a failed request, whose effect is unknown: the key is read again after 1/16 of the
+    /// lease.
+    pub(super) fn record_failure(&mut self, now: Instant) {
         self.read_due = true;
-        self.retry_at = Some(now + self.lease / RETRIES);
+        self.retry_at = Some(now + self.lease / RETRIES_PER_LEASE);
     }
 
-    /// What to write on the way out.
-    pub(super) fn resignation(&mut self) -> Option<(Claim, u64)> {
+    /// Ends the candidate's term, and returns the released claim to write and the revision to write
+    /// over.
+    pub(super) fn take_release(&mut self) -> Option<(LeaderClaim, u64)> {
         let held = self.term.take()?;
-        Some((Claim { released: true, ..held.claim }, held.revision))
+        Some((LeaderClaim { released: true, ..held.claim }, held.revision))
     }
 }
 
-/// Follows whatever stands under the key, for tests with hostile input.
+/// Entry point for tests with hostile values of the leader key.
 #[doc(hidden)]
 pub mod fuzzing {
-    use super::{Claim, Duration, Election, Instant};
+    use super::{Duration, ElectionState, Instant, LeaderClaim};
 
-    pub fn claim(value: &[u8]) {
-        let claim: Option<Claim> = serde_json::from_slice(value).ok();
+    /// Runs a candidate against any bytes stored under the key.
+    pub fn follow_claim(value: &[u8]) {
+        let claim: Option<LeaderClaim> = serde_json::from_slice(value).ok();
         let lease = Duration::from_secs(3);
         let now = Instant::now();
-        let mut me = Election::new("me".to_owned(), lease);
-        me.saw(now, 1, claim.clone());
-        me.step(now, 1, "a".to_owned());
-        me.saw(now + lease * 1000, 1, claim);
-        me.step(now + lease * 1000, u64::MAX, "b".to_owned());
+        let mut me = ElectionState::new("me".to_owned(), lease);
+        me.record_read(now, 1, claim.clone());
+        me.next_step(now, 1, "a".to_owned());
+        me.record_read(now + lease * 1000, 1, claim);
+        me.next_step(now + lease * 1000, u64::MAX, "b".to_owned());
     }
 }
 
@@ -230,29 +274,29 @@ mod tests {
 
     const LEASE: Duration = Duration::from_secs(10);
 
-    fn candidate(name: &str) -> Election {
-        Election::new(name.to_owned(), LEASE)
+    fn candidate(name: &str) -> ElectionState {
+        ElectionState::new(name.to_owned(), LEASE)
     }
 
-    fn write(step: Step) -> (Claim, u64) {
+    fn write(step: ElectionStep) -> (LeaderClaim, u64) {
         match step {
-            Step::Write { claim, revision } => (claim, revision),
+            ElectionStep::Write { claim, revision } => (claim, revision),
             other => panic!("{other:?} is not a write"),
         }
     }
 
     /// A leader at revision 1, and the time its claim was sent.
-    fn elected(now: Instant) -> Election {
+    fn elected(now: Instant) -> ElectionState {
         let mut leader = candidate("a");
-        leader.saw(now, 0, None);
-        let (claim, _) = write(leader.step(now, 500, "n1".into()));
-        leader.wrote(now, 1, claim);
+        leader.record_read(now, 0, None);
+        let (claim, _) = write(leader.next_step(now, 500, "n1".into()));
+        leader.record_write(now, 1, claim);
         leader
     }
 
-    fn others_claim(released: bool) -> Claim {
+    fn others_claim(released: bool) -> LeaderClaim {
         let (holder, nonce) = ("b".into(), "x".into());
-        Claim { holder, epoch: 900, lease_ms: 10_000, nonce, released }
+        LeaderClaim { holder, epoch: 900, lease_ms: 10_000, nonce, released }
     }
 
     #[test]
@@ -260,9 +304,9 @@ mod tests {
         let now = Instant::now();
         for (claim, epoch) in [(None, 500), (Some(others_claim(true)), 901)] {
             let mut me = candidate("a");
-            assert_eq!(me.step(now, 500, "n".into()), Step::Read);
-            me.saw(now, 7, claim);
-            let (claim, revision) = write(me.step(now, 500, "n".into()));
+            assert_eq!(me.next_step(now, 500, "n".into()), ElectionStep::Read);
+            me.record_read(now, 7, claim);
+            let (claim, revision) = write(me.next_step(now, 500, "n".into()));
             assert_eq!((claim.epoch, revision), (epoch, 7));
         }
     }
@@ -270,40 +314,43 @@ mod tests {
     #[test]
     fn a_claim_that_makes_no_sense_is_taken_over() {
         let now = Instant::now();
-        let claim = Claim { epoch: u64::MAX, lease_ms: u64::MAX, ..others_claim(false) };
+        let claim = LeaderClaim { epoch: u64::MAX, lease_ms: u64::MAX, ..others_claim(false) };
         let mut me = candidate("a");
-        me.saw(now, 7, Some(claim.clone()));
-        let later = now + LONGEST_LEASE * 2;
-        me.saw(later, 7, Some(claim));
-        assert_eq!(write(me.step(later, 500, "n".into())).0.epoch, u64::MAX);
+        me.record_read(now, 7, Some(claim.clone()));
+        let later = now + LEASE_MAX * 2;
+        me.record_read(later, 7, Some(claim));
+        assert_eq!(write(me.next_step(later, 500, "n".into())).0.epoch, u64::MAX);
     }
 
     #[test]
     fn a_claim_is_abandoned_only_when_unchanged_for_its_lease_and_margin() {
         let now = Instant::now();
         let mut me = candidate("a");
-        me.saw(now, 7, Some(others_claim(false)));
-        me.saw(now + LEASE, 7, Some(others_claim(false)));
-        assert!(matches!(me.step(now + LEASE, 500, "n".into()), Step::Wait { .. }));
-        me.saw(now + Duration::from_secs(11), 8, Some(others_claim(false)));
+        me.record_read(now, 7, Some(others_claim(false)));
+        me.record_read(now + LEASE, 7, Some(others_claim(false)));
+        assert!(matches!(me.next_step(now + LEASE, 500, "n".into()), ElectionStep::Wait { .. }));
+        me.record_read(now + Duration::from_secs(11), 8, Some(others_claim(false)));
         let later = now + Duration::from_secs(12);
-        assert!(matches!(me.step(later, 500, "n".into()), Step::Wait { .. }), "it was renewed");
+        assert!(
+            matches!(me.next_step(later, 500, "n".into()), ElectionStep::Wait { .. }),
+            "it was renewed"
+        );
         let end = later + Duration::from_secs(10);
-        assert_eq!(me.step(end, 500, "n".into()), Step::Read, "look before taking");
-        me.saw(end, 8, Some(others_claim(false)));
-        write(me.step(end, 500, "n".into()));
+        assert_eq!(me.next_step(end, 500, "n".into()), ElectionStep::Read, "look before taking");
+        me.record_read(end, 8, Some(others_claim(false)));
+        write(me.next_step(end, 500, "n".into()));
     }
 
     #[test]
     fn a_term_counts_from_before_the_renewal_was_sent_and_ends_without_asking() {
         let now = Instant::now();
         let mut leader = elected(now);
-        let (claim, revision) = write(leader.step(now + LEASE / 4, 600, "n2".into()));
+        let (claim, revision) = write(leader.next_step(now + LEASE / 4, 600, "n2".into()));
         assert_eq!((claim.epoch, revision), (500, 1));
-        leader.failed(now + LEASE / 2);
-        assert_eq!(leader.term(), Some((500, now + LEASE)));
-        leader.step(now + LEASE, 600, "n3".into());
-        assert_eq!(leader.term(), None);
+        leader.record_failure(now + LEASE / 2);
+        assert_eq!(leader.current_term(), Some((500, now + LEASE)));
+        leader.next_step(now + LEASE, 600, "n3".into());
+        assert_eq!(leader.current_term(), None);
     }
 
     #[test]
@@ -311,11 +358,11 @@ mod tests {
         let now = Instant::now();
         let mut leader = elected(now);
         let sent = now + LEASE / 4;
-        let (claim, _) = write(leader.step(sent, 600, "n2".into()));
-        leader.failed(sent);
-        leader.saw(sent, 2, Some(claim));
-        assert_eq!(leader.term(), Some((500, sent + LEASE)));
-        leader.saw(sent, 3, Some(others_claim(false)));
-        assert_eq!(leader.term(), None);
+        let (claim, _) = write(leader.next_step(sent, 600, "n2".into()));
+        leader.record_failure(sent);
+        leader.record_read(sent, 2, Some(claim));
+        assert_eq!(leader.current_term(), Some((500, sent + LEASE)));
+        leader.record_read(sent, 3, Some(others_claim(false)));
+        assert_eq!(leader.current_term(), None);
     }
 }

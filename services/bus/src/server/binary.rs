@@ -1,4 +1,4 @@
-//! Finding a nats-server that is new enough.
+//! Finds a nats-server that is new enough.
 
 use std::{
     env, io,
@@ -10,17 +10,19 @@ use std::{
 
 use tokio::{process::Command, time::timeout};
 
-use crate::version::{self, Version};
+use crate::version::{self, ServerVersion};
 
+/// Environment variable with the path of the nats-server.
 const VARIABLE: &str = "FLOTILLA_NATS_SERVER";
-const NAME: &str = "nats-server";
-/// Where deploy/fetch-nats-server.sh puts it, relative to the repository.
+const BINARY_NAME: &str = "nats-server";
+/// Path at which deploy/fetch-nats-server.sh installs the server, relative to the repository.
 const FETCHED: &str = ".tools/nats-server";
-/// It only prints a line.
+/// Time limit for `--version`, which only prints a line.
 const VERSION_LIMIT: Duration = Duration::from_secs(5);
 
+/// The reason why no nats-server can be used.
 #[derive(Debug, thiserror::Error)]
-pub enum BinaryError {
+pub enum NatsBinaryError {
     #[error(
         "no nats-server found: neither {VARIABLE} nor PATH nor {FETCHED} has one; run \
          deploy/fetch-nats-server.sh or install nats-server {} or newer (B106)",
@@ -42,30 +44,31 @@ pub enum BinaryError {
     },
 }
 
-/// The nats-server to run. One that was named, or that `FLOTILLA_NATS_SERVER` names, must do;
-/// otherwise the first usable one of PATH and `.tools/nats-server` is taken.
+/// Finds the nats-server to run. A path given as `named` or in `FLOTILLA_NATS_SERVER` is used
+/// alone; otherwise the first suitable server of PATH and `.tools/nats-server`.
 ///
 /// # Errors
-/// When there is none that is new enough.
-pub async fn find_binary(named: Option<&Path>) -> Result<PathBuf, BinaryError> {
+/// Fails if no server is new enough; reports the first candidate's problem.
+pub async fn find_binary(named: Option<&Path>) -> Result<PathBuf, NatsBinaryError> {
     let from_environment = || env::var_os(VARIABLE).filter(|path| !path.is_empty());
     if let Some(path) = named.map(Path::to_owned).or_else(|| from_environment().map(PathBuf::from))
     {
-        return check(path).await;
+        return check_version(path).await;
     }
     let mut first_error = None;
-    for path in candidates() {
-        match check(path).await {
+    for path in list_candidates() {
+        match check_version(path).await {
             Ok(path) => return Ok(path),
             Err(error) => first_error = first_error.or(Some(error)),
         }
     }
-    Err(first_error.unwrap_or(BinaryError::NotFound))
+    Err(first_error.unwrap_or(NatsBinaryError::NotFound))
 }
 
-fn candidates() -> Vec<PathBuf> {
+/// Returns the executables in PATH and `.tools` in the order in which they are tried.
+fn list_candidates() -> Vec<PathBuf> {
     let on_path = env::var_os("PATH").unwrap_or_default();
-    let on_path = env::split_paths(&on_path).map(|dir| dir.join(NAME)).collect::<Vec<_>>();
+    let on_path = env::split_paths(&on_path).map(|dir| dir.join(BINARY_NAME)).collect::<Vec<_>>();
     let executable = env::current_exe().ok();
     let beside = executable.iter().filter_map(|path| path.parent()).flat_map(Path::ancestors);
     let here = env::current_dir().ok();
@@ -74,23 +77,25 @@ fn candidates() -> Vec<PathBuf> {
     on_path.into_iter().chain(fetched).filter(|path| is_executable(path)).collect()
 }
 
+/// Returns true if the path is a file with an execute permission.
 fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
-async fn check(path: PathBuf) -> Result<PathBuf, BinaryError> {
-    let found = match version_of(&path).await {
+/// Returns the path if the server there is new enough.
+async fn check_version(path: PathBuf) -> Result<PathBuf, NatsBinaryError> {
+    let found = match read_version(&path).await {
         Ok(found) => found,
-        Err(source) => return Err(BinaryError::Broken { path, source }),
+        Err(source) => return Err(NatsBinaryError::Broken { path, source }),
     };
-    match Version::parse(&found) {
+    match ServerVersion::parse(&found) {
         Some(version) if version >= version::MINIMUM => Ok(path),
-        _ => Err(BinaryError::TooOld { path, found }),
+        _ => Err(NatsBinaryError::TooOld { path, found }),
     }
 }
 
-/// What follows `nats-server: v`.
-async fn version_of(path: &Path) -> io::Result<String> {
+/// Runs `--version` and returns the text after `nats-server: v`.
+async fn read_version(path: &Path) -> io::Result<String> {
     let mut command = Command::new(path);
     command.arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
     let output = timeout(VERSION_LIMIT, command.output())

@@ -1,4 +1,4 @@
-//! What the managed nats-server is told, and the files of its directory.
+//! The configuration of the managed nats-server, and the files of its directory.
 
 use std::{
     fs::{self, File},
@@ -12,62 +12,71 @@ use serde::{Deserialize, Serialize};
 
 use super::ServerOptions;
 
-/// Lines of the log an error shows.
+/// Lines of the log that an error shows.
 const TAIL_LINES: usize = 5;
 
-/// Whose everything is on a server without accounts.
+/// The account that owns all streams on a server without accounts.
 const OPEN_ACCOUNT: &str = "$G";
 
-/// More than a few facts and what the server writes with them.
+/// Bytes written to test the disk: more than a few facts with the server's overhead.
 const PROBE_BYTES: usize = 1 << 20;
 
-/// Chosen once and kept: peers reconnect only to addresses they know.
+/// The ports of the server, chosen once and kept, because peers reconnect only to addresses they
+/// know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Ports {
+pub(super) struct ServerPorts {
     pub(super) client: u16,
     pub(super) monitor: u16,
 }
 
-impl Ports {
+impl ServerPorts {
+    /// Returns the URL of the monitoring port.
     pub(super) fn monitor_url(&self) -> String {
         format!("http://127.0.0.1:{}", self.monitor)
     }
 }
 
+/// Paths of the files in the server's directory.
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct ServerFiles {
     pub(super) dir: PathBuf,
     pub(super) config: PathBuf,
     pub(super) ports: PathBuf,
     pub(super) log: PathBuf,
-    /// What it says before it has a log.
+    /// The server's stderr, used before it has opened its log.
     errors: PathBuf,
     pid: PathBuf,
 }
 
-/// The remembered ports, or free ones.
-pub(super) fn ports(files: &Files, options: &ServerOptions) -> io::Result<Ports> {
+/// Returns the saved ports, or free ones. A port in `options` has priority.
+pub(super) fn choose_ports(
+    files: &ServerFiles,
+    options: &ServerOptions,
+) -> io::Result<ServerPorts> {
     let remembered = fs::read(&files.ports).ok();
-    let remembered = remembered.and_then(|text| serde_json::from_slice::<Ports>(&text).ok());
+    let remembered = remembered.and_then(|text| serde_json::from_slice::<ServerPorts>(&text).ok());
     let client = options.port.or(remembered.map(|ports| ports.client));
     let monitor = remembered.map(|ports| ports.monitor);
-    // Both are held until both are known, so that they differ.
-    let (free_client, free_monitor) = (free_port()?, free_port()?);
-    Ok(Ports {
-        client: client.map_or_else(|| port_of(&free_client), Ok)?,
-        monitor: monitor.map_or_else(|| port_of(&free_monitor), Ok)?,
+    // Hold both until both are known, so that they differ.
+    let (free_client, free_monitor) = (bind_free_port()?, bind_free_port()?);
+    Ok(ServerPorts {
+        client: client.map_or_else(|| bound_port(&free_client), Ok)?,
+        monitor: monitor.map_or_else(|| bound_port(&free_monitor), Ok)?,
     })
 }
 
-fn free_port() -> io::Result<TcpListener> {
+/// Binds a free port on loopback.
+fn bind_free_port() -> io::Result<TcpListener> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
 }
 
-fn port_of(listener: &TcpListener) -> io::Result<u16> {
+/// Returns the port of a listener.
+fn bound_port(listener: &TcpListener) -> io::Result<u16> {
     Ok(listener.local_addr()?.port())
 }
 
-impl Files {
+impl ServerFiles {
+    /// Returns the paths in `dir`.
     pub(super) fn new(dir: &Path) -> Self {
         Self {
             dir: dir.to_owned(),
@@ -79,7 +88,12 @@ impl Files {
         }
     }
 
-    pub(super) fn write_config(&self, ports: &Ports, options: &ServerOptions) -> io::Result<()> {
+    /// Writes the configuration file of the server.
+    pub(super) fn write_config(
+        &self,
+        ports: &ServerPorts,
+        options: &ServerOptions,
+    ) -> io::Result<()> {
         let text = format!(
             r#"# Written by flotilla at every start; changes are lost.
 server_name: flotilla
@@ -88,7 +102,7 @@ http: "127.0.0.1:{monitor}"
 # Room for a job's samples in one fact.
 max_payload: 8MB
 max_connections: 8192
-# A slow reader may lag behind by so much before it is cut off.
+# How far a slow reader may lag behind before it is disconnected.
 max_pending: 128MB
 log_file: {log}
 logfile_size_limit: 10MB
@@ -101,17 +115,17 @@ jetstream {{
 }}
 {closed}"#,
             listen = SocketAddr::new(options.listen, ports.client),
-            closed = options.closed.as_ref().map_or("", |closed| &closed.config),
+            closed = options.closed_fleet.as_ref().map_or("", |closed| &closed.config),
             monitor = ports.monitor,
-            log = quoted(&self.log)?,
-            store = quoted(&self.dir.join("store"))?,
+            log = quote_path(&self.log)?,
+            store = quote_path(&self.dir.join("store"))?,
         );
-        write_whole(&self.config, text.as_bytes())
+        write_atomic(&self.config, text.as_bytes())
     }
 
-    /// What was written before the server was closed is the account's from now on. A server keeps
-    /// each account's streams in a directory of its own, and names them nowhere else.
-    pub(super) fn adopt(&self, account: &str) -> io::Result<()> {
+    /// Moves the streams of an open fleet to `account` when the fleet becomes closed. A server
+    /// keeps each account's streams in a directory of its own and records the owner nowhere else.
+    pub(super) fn move_open_streams(&self, account: &str) -> io::Result<()> {
         let streams = self.dir.join("store/jetstream");
         let (open, closed) = (streams.join(OPEN_ACCOUNT), streams.join(account));
         if open.exists() && !closed.exists() {
@@ -120,16 +134,18 @@ jetstream {{
         Ok(())
     }
 
-    pub(super) fn remember(&self, ports: &Ports) -> io::Result<()> {
-        write_whole(&self.ports, &serde_json::to_vec(ports)?)
+    /// Saves the ports for the next start.
+    pub(super) fn save_ports(&self, ports: &ServerPorts) -> io::Result<()> {
+        write_atomic(&self.ports, &serde_json::to_vec(ports)?)
     }
 
-    pub(super) fn remember_pid(&self, pid: u32) -> io::Result<()> {
-        write_whole(&self.pid, pid.to_string().as_bytes())
+    /// Saves the child's process id, so that a later process can find a leftover server.
+    pub(super) fn save_pid(&self, pid: u32) -> io::Result<()> {
+        write_atomic(&self.pid, pid.to_string().as_bytes())
     }
 
-    /// A server that an earlier process started here and that still runs.
-    pub(super) fn leftover(&self) -> Option<Pid> {
+    /// Returns the process id of a server that an earlier process started here and that still runs.
+    pub(super) fn find_leftover(&self) -> Option<Pid> {
         let pid = fs::read_to_string(&self.pid).ok()?.trim().parse().ok()?;
         let command_line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let ours = self.config.as_os_str().as_encoded_bytes();
@@ -137,21 +153,22 @@ jetstream {{
         Pid::from_raw(pid)
     }
 
-    /// Whether there is room for some facts.
-    pub(super) fn can_be_written(&self) -> bool {
+    /// Returns true if 1 MiB can be written to the directory.
+    pub(super) fn is_writable(&self) -> bool {
         let probe = self.dir.join("probe");
         let written = fs::write(&probe, [0; PROBE_BYTES]);
-        // What cannot be removed is written over the next time.
+        // If the file cannot be removed, the next probe overwrites it.
         let _ = fs::remove_file(&probe);
         written.is_ok()
     }
 
-    pub(super) fn open_errors(&self) -> io::Result<File> {
+    /// Creates the file for the server's stderr.
+    pub(super) fn create_stderr_file(&self) -> io::Result<File> {
         File::create(&self.errors)
     }
 
-    /// The last thing it said.
-    pub(super) fn log_tail(&self) -> String {
+    /// Returns the last five lines of the server's stderr, or of its log if stderr is empty.
+    pub(super) fn read_log_tail(&self) -> String {
         let read = |path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
         let said = read(&self.errors);
         let text = if said.trim().is_empty() { read(&self.log) } else { said };
@@ -160,15 +177,17 @@ jetstream {{
     }
 }
 
-fn quoted(path: &Path) -> io::Result<String> {
+/// Quotes a path for the configuration file. Fails if it is not UTF-8 or contains quotes,
+/// backslashes or newlines.
+fn quote_path(path: &Path) -> io::Result<String> {
     let text = path.to_str().filter(|text| !text.contains(['"', '\n', '\\']));
     text.map(|text| format!("\"{text}\"")).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "nats-server cannot have such a path")
     })
 }
 
-/// All of it or nothing, even over a crash.
-fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Replaces a file atomically, even across a crash.
+fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut file = File::create(&new)?;
     file.write_all(bytes)?;

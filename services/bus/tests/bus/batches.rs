@@ -1,6 +1,6 @@
 //! Several facts at once.
 
-use bus::{PublishError, Published};
+use bus::{PublishError, PublishOutcome};
 use wire::Fact;
 
 use crate::rig::{Rig, control};
@@ -14,14 +14,14 @@ async fn what_is_written_at_once_is_there_in_its_order_and_once() {
     let (_rig, bus) = Rig::start().await;
     let facts = facts(1..=600);
     let published = bus.publish_all(&facts).await.unwrap();
-    let new = (1..=600).map(|sequence| Published::New { sequence });
+    let new = (1..=600).map(|sequence| PublishOutcome::New { sequence });
     assert_eq!(published, new.collect::<Vec<_>>(), "more than one batch holds");
     let again = bus.publish_all(&facts).await.unwrap();
-    let there = (1..=600).map(|sequence| Published::AlreadyThere { sequence, same: true });
+    let there = (1..=600).map(|sequence| PublishOutcome::AlreadyWritten { sequence, same: true });
     assert_eq!(again, there.collect::<Vec<_>>());
     assert_eq!(bus.last_sequence().await.unwrap(), 600);
     for (sequence, fact) in (1..).zip(&facts) {
-        let found = bus.get(&fact.subject.to_string()).await.unwrap().unwrap();
+        let found = bus.get_fact(&fact.subject.to_string()).await.unwrap().unwrap();
         assert_eq!((found.sequence, &found.fact), (sequence, fact));
     }
 }
@@ -29,11 +29,11 @@ async fn what_is_written_at_once_is_there_in_its_order_and_once() {
 #[tokio::test]
 async fn a_batch_of_which_somebody_wrote_one_loses_nothing_of_the_others() {
     let (rig, bus) = Rig::start().await;
-    rig.bus("other").await.publish(&control(3, "first")).await.unwrap();
+    rig.bus("other").await.publish_fact(&control(3, "first")).await.unwrap();
     let published = bus.publish_all(&facts(1..=5)).await.unwrap();
-    assert_eq!(published[2], Published::AlreadyThere { sequence: 1, same: false });
+    assert_eq!(published[2], PublishOutcome::AlreadyWritten { sequence: 1, same: false });
     let mut others: Vec<u64> =
-        [0, 1, 3, 4].map(|at: usize| published[at]).map(Published::sequence).to_vec();
+        [0, 1, 3, 4].map(|at: usize| published[at]).map(PublishOutcome::log_sequence).to_vec();
     others.sort_unstable();
     assert_eq!(others, [2, 3, 4, 5]);
 }

@@ -7,22 +7,25 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use authority::{Access, Authority, Identity, KitFiles, Member, Role, Scope, Standing};
 use bus::{
-    Bus, ConnectError, ConnectOptions, Followed, PublishError, Published, ReadError,
+    Bus, ConnectError, ConnectOptions, LogEvent, PublishError, PublishOutcome, ReadError,
     server::{self, ManagedServer, ServerOptions},
-    system::{Heard, SystemUser, push_accounts},
+    system_account::{PushScope, SystemAccountUser, push_accounts},
 };
 use futures::StreamExt;
+use identity::{
+    CredentialFiles, FleetAuthority, Member, MemberAccess, MemberIdentity, MemberKind, MemberRole,
+    UserScope,
+};
 use tempfile::TempDir;
-use wire::{AgentId, Body, Fact, Pool, WorkKind, v1};
+use wire::{AgentId, Fact, FactBody, FactKey, Pool, RunId, STREAM_SUBJECTS, Subject, WorkKind, v1};
 
 use crate::rig::{control, order, until};
 
 const LEASE: Duration = Duration::from_secs(5);
 
 struct Closed {
-    authority: Authority,
+    authority: FleetAuthority,
     server: ManagedServer,
     /// Who runs the fleet.
     coordinator: Bus,
@@ -37,38 +40,39 @@ impl Closed {
     async fn start() -> Self {
         let directory = TempDir::new().unwrap();
         let keys = directory.path().join("keys");
-        let (authority, _) = Authority::create(&keys, "test", &[], now()).unwrap();
+        let (authority, _) = FleetAuthority::create_or_open(&keys, "test", &[], now()).unwrap();
         let nats = directory.path().join("nats");
         let mut options = ServerOptions::new(&nats);
         let config = authority.nats_config(&nats.join("accounts"), now()).unwrap();
-        options.closed = Some(server::Closed { config, account: authority.account() });
+        options.closed_fleet =
+            Some(server::ClosedFleetConfig { config, account: authority.account_public_key() });
         let server = ManagedServer::start(&options).await.unwrap();
-        let member = member("coordinator", Standing::Coordinator);
+        let member = member("coordinator", MemberKind::Coordinator);
         let identity = kit(&authority, directory.path(), &member, None);
         let coordinator = Bus::connect(&reach(&server, identity)).await.unwrap();
-        coordinator.prepare(1).await.unwrap();
+        coordinator.prepare_log(1).await.unwrap();
         coordinator.prepare_members(1).await.unwrap();
         let pool = Pool::new("default").unwrap();
         for kind in [WorkKind::Generate, WorkKind::Verify, WorkKind::Train, WorkKind::Eval] {
-            coordinator.prepare_work(kind, &pool, LEASE).await.unwrap();
+            coordinator.prepare_work_queue(kind, &pool, LEASE).await.unwrap();
         }
         Self { authority, server, coordinator, directory }
     }
 
     /// Lets a member in, as a coordinator does.
-    async fn admit(&self, member: &Member, expires_at: Option<u64>) -> Identity {
+    async fn admit(&self, member: &Member, expires_at: Option<u64>) -> MemberIdentity {
         let identity = kit(&self.authority, self.directory.path(), member, expires_at);
-        self.tell(member, &identity, Access::Granted { at: now() }).await;
+        self.tell(member, &identity, MemberAccess::Granted { at: now() }).await;
         identity
     }
 
-    async fn tell(&self, member: &Member, identity: &Identity, access: Access) {
-        let key = identity.public_key().unwrap();
-        let account = self.authority.member_account(member, &key, access).unwrap();
-        let (seed, jwt) = self.authority.system_user(now()).unwrap();
-        let tls = authority::client_config(self.authority.ca_pem().as_bytes()).unwrap();
-        let (urls, user) = ([self.server.url()], SystemUser { seed, jwt });
-        push_accounts(&urls, tls, &user, &[account], Heard::ByAll).await.unwrap();
+    async fn tell(&self, member: &Member, identity: &MemberIdentity, access: MemberAccess) {
+        let key = identity.ensure_public_key().unwrap();
+        let account = self.authority.member_account_jwt(member, &key, access).unwrap();
+        let (seed, jwt) = self.authority.create_system_user(now()).unwrap();
+        let tls = identity::fleet_client_config(self.authority.ca_pem().as_bytes()).unwrap();
+        let (urls, user) = ([self.server.client_url()], SystemAccountUser { seed, jwt });
+        push_accounts(&urls, tls, &user, &[account], PushScope::AllServers).await.unwrap();
     }
 
     async fn bus(&self, member: &Member) -> Bus {
@@ -76,30 +80,41 @@ impl Closed {
         Bus::connect(&reach(&self.server, identity)).await.unwrap()
     }
 
-    async fn agent(&self, name: &str, roles: &[Role]) -> Bus {
+    async fn agent(&self, name: &str, roles: &[MemberRole]) -> Bus {
         self.bus(&agent(name, roles)).await
     }
 }
 
-fn reach(server: &ManagedServer, identity: Identity) -> ConnectOptions {
-    ConnectOptions { urls: vec![server.url()], identity: Some(identity), ..Default::default() }
+fn reach(server: &ManagedServer, identity: MemberIdentity) -> ConnectOptions {
+    ConnectOptions {
+        urls: vec![server.client_url()],
+        identity: Some(identity),
+        ..Default::default()
+    }
 }
 
-fn member(name: &str, standing: Standing) -> Member {
+fn member(name: &str, standing: MemberKind) -> Member {
     Member { name: AgentId::new(name).unwrap(), standing }
 }
 
-fn agent(name: &str, roles: &[Role]) -> Member {
+fn agent(name: &str, roles: &[MemberRole]) -> Member {
     let pool = Pool::new("default").unwrap();
-    member(name, Standing::Agent { roles: roles.iter().copied().collect(), pool })
+    member(name, MemberKind::Agent { roles: roles.iter().copied().collect(), pool })
 }
 
-fn kit(authority: &Authority, at: &Path, member: &Member, expires_at: Option<u64>) -> Identity {
-    let identity =
-        Identity::named(member.name.as_str()).within(&at.join("kits").join(member.name.as_str()));
-    let key = identity.public_key().unwrap();
-    let admitted = authority.admit(member, &key, now(), expires_at).unwrap();
-    identity.write(&KitFiles { jwt: &admitted.jwt, bearer: "", ca: authority.ca_pem() }).unwrap();
+fn kit(
+    authority: &FleetAuthority,
+    at: &Path,
+    member: &Member,
+    expires_at: Option<u64>,
+) -> MemberIdentity {
+    let identity = MemberIdentity::with_default_files(member.name.as_str())
+        .resolve_in(&at.join("kits").join(member.name.as_str()));
+    let key = identity.ensure_public_key().unwrap();
+    let admitted = authority.issue_tokens(member, &key, now(), expires_at).unwrap();
+    identity
+        .write_files(&CredentialFiles { jwt: &admitted.jwt, bearer: "", ca: authority.ca_pem() })
+        .unwrap();
     identity
 }
 
@@ -107,7 +122,7 @@ fn samples(job: &str, agent: &str) -> Fact {
     let body = v1::Samples { job: job.into(), agent: agent.into(), ..Default::default() };
     Fact {
         subject: format!("flotilla.r1.samples.1.{job}").parse().unwrap(),
-        body: Body::Samples(body),
+        body: FactBody::Samples(body),
     }
 }
 
@@ -120,14 +135,14 @@ struct Rogue {
 impl Rogue {
     async fn of(closed: &Closed, member: &Member) -> Self {
         let identity = closed.admit(member, None).await;
-        let tls = authority::client_config(closed.authority.ca_pem().as_bytes()).unwrap();
+        let tls = identity::fleet_client_config(closed.authority.ca_pem().as_bytes()).unwrap();
         let heard: Arc<Mutex<Vec<String>>> = Arc::default();
         let hearing = heard.clone();
         let signing = identity.clone();
         let prove = move |nonce: Vec<u8>| {
             let mut auth = async_nats::Auth::new();
             auth.jwt = signing.read_jwt().ok();
-            auth.signature = signing.sign(&nonce).ok();
+            auth.signature = signing.sign_bytes(&nonce).ok();
             std::future::ready(Ok(auth))
         };
         let client = async_nats::ConnectOptions::with_auth_callback(prove)
@@ -140,7 +155,7 @@ impl Rogue {
                 }
                 std::future::ready(())
             })
-            .connect(closed.server.url())
+            .connect(closed.server.client_url())
             .await
             .unwrap();
         Self { client, heard }
@@ -167,30 +182,61 @@ impl Rogue {
     }
 }
 
-/// Every kind of fact, and what else can be said; those of `a` in a name that is filled in.
-const WORDS: [(&str, &[Who]); 21] = [
-    ("flotilla.r1.spec.NAME", &[Who::Watcher, Who::Operator]),
-    ("flotilla.r1.control.1.NAME", &[Who::Operator]),
-    ("flotilla.r1.cycle.1.plan.NAME", &[]),
-    ("flotilla.r1.cycle.1.done.NAME", &[]),
-    ("flotilla.r1.cycle.1.archived.NAME", &[]),
-    ("flotilla.r1.order.generate.default.1.j1.1.NAME", &[]),
-    ("flotilla.r1.order.train.default.1.1.NAME", &[]),
-    ("flotilla.r1.samples.1.j1.NAME", &[Who::Generator]),
-    ("flotilla.r1.verdicts.1.j1.NAME", &[Who::Verifier]),
-    ("flotilla.r1.selection.1.NAME", &[]),
-    ("flotilla.r1.checkpoint.1.8.NAME", &[Who::Trainer]),
-    ("flotilla.r1.checkpoint.0.8.NAME", &[Who::Trainer, Who::Watcher]),
-    ("flotilla.r1.eval.1.8.held.NAME", &[Who::Evaluator]),
-    ("flotilla.r1.failure.generate.1-j1.1.NAME", &[Who::Generator]),
-    ("flotilla.r1.failure.verify.1-j1.1.NAME", &[Who::Verifier]),
-    ("flotilla.r1.failure.train.1.1.NAME", &[Who::Trainer]),
-    ("flotilla.r1.failure.eval.1-8.1.NAME", &[Who::Evaluator]),
-    ("flotilla.r1.quarantine.box.1.NAME", &[]),
-    ("flotilla.r1.done.NAME", &[]),
-    ("flotilla.agent.status.NAME", &Who::AGENTS),
-    ("flotilla.agent.answer.NAME", &Who::AGENTS),
+/// A subject of each kind of fact, without its author.
+const FACTS: [&str; 21] = [
+    "flotilla.r1.spec",
+    "flotilla.r1.watched",
+    "flotilla.r1.control.1",
+    "flotilla.r1.cycle.1.plan",
+    "flotilla.r1.cycle.1.done",
+    "flotilla.r1.cycle.1.archived",
+    "flotilla.r1.order.generate.default.1.j1.1",
+    "flotilla.r1.order.train.default.1.1",
+    "flotilla.r1.samples.1.j1",
+    "flotilla.r1.verdicts.1.j1",
+    "flotilla.r1.selection.1",
+    "flotilla.r1.checkpoint.1.8",
+    "flotilla.r1.checkpoint.0.8",
+    "flotilla.r1.checkpoint.watched.8",
+    "flotilla.r1.eval.1.8.held",
+    "flotilla.r1.failure.generate.1-j1.1",
+    "flotilla.r1.failure.verify.1-j1.1",
+    "flotilla.r1.failure.train.1.1",
+    "flotilla.r1.failure.eval.1-8.1",
+    "flotilla.r1.quarantine.box.1",
+    "flotilla.r1.done",
 ];
+
+/// Who may write a kind of fact in their own name. A new kind does not compile without its row.
+fn writers(place: &FactKey) -> &'static [Who] {
+    match place {
+        FactKey::Spec | FactKey::Control { .. } => &[Who::Operator],
+        FactKey::WatchedSpec => &[Who::Watcher],
+        FactKey::Samples { .. } => &[Who::Generator],
+        FactKey::Verdicts { .. } => &[Who::Verifier],
+        FactKey::Checkpoint { .. } => &[Who::Trainer],
+        // Of a trainer's, readers refuse it: it did not write the run's spec.
+        FactKey::WatchedCheckpoint { .. } => &[Who::Trainer, Who::Watcher],
+        FactKey::Eval { .. } => &[Who::Evaluator],
+        FactKey::Failure { kind, .. } => match kind {
+            WorkKind::Generate => &[Who::Generator],
+            WorkKind::Verify => &[Who::Verifier],
+            WorkKind::Train => &[Who::Trainer],
+            WorkKind::Eval => &[Who::Evaluator],
+        },
+        FactKey::Plan { .. }
+        | FactKey::GenerateOrder { .. }
+        | FactKey::Quarantine { .. }
+        | FactKey::Selection { .. }
+        | FactKey::TrainOrder { .. }
+        | FactKey::CycleDone { .. }
+        | FactKey::Archived { .. }
+        | FactKey::Done => &[],
+    }
+}
+
+/// What an agent announces about itself.
+const ANNOUNCEMENTS: [&str; 2] = ["flotilla.agent.status", "flotilla.agent.answer"];
 
 /// What nobody but the coordinator and admins may say.
 const NOBODYS: [&str; 17] = [
@@ -230,13 +276,13 @@ impl Who {
 
     fn member(self) -> Member {
         match self {
-            Self::Trainer => agent("me", &[Role::Trainer]),
-            Self::Generator => agent("me", &[Role::Generator]),
-            Self::Verifier => agent("me", &[Role::Verifier]),
-            Self::Evaluator => agent("me", &[Role::Evaluator]),
-            Self::Watcher => agent("me", &[Role::Watcher]),
-            Self::Reader => member("me", Standing::User { scope: Scope::Reader }),
-            Self::Operator => member("me", Standing::User { scope: Scope::Operator }),
+            Self::Trainer => agent("me", &[MemberRole::Trainer]),
+            Self::Generator => agent("me", &[MemberRole::Generator]),
+            Self::Verifier => agent("me", &[MemberRole::Verifier]),
+            Self::Evaluator => agent("me", &[MemberRole::Evaluator]),
+            Self::Watcher => agent("me", &[MemberRole::Watcher]),
+            Self::Reader => member("me", MemberKind::User { scope: UserScope::Reader }),
+            Self::Operator => member("me", MemberKind::User { scope: UserScope::Operator }),
         }
     }
 }
@@ -244,11 +290,13 @@ impl Who {
 async fn tries(who: Who) {
     let closed = Closed::start().await;
     let rogue = Rogue::of(&closed, &who.member()).await;
-    for (word, whose) in WORDS {
-        let own = word.replace("NAME", "me");
-        assert_eq!(rogue.may_say(&own).await, whose.contains(&who), "{who:?} says {own}");
-        let others = word.replace("NAME", "somebody");
-        assert!(!rogue.may_say(&others).await, "{who:?} says {others}");
+    let facts = FACTS.map(|subject| (subject, writers(&subject.parse::<Subject>().unwrap().key)));
+    let announcements = ANNOUNCEMENTS.map(|subject| (subject, &Who::AGENTS[..]));
+    for (subject, writers) in facts.into_iter().chain(announcements) {
+        let own = format!("{subject}.me");
+        assert_eq!(rogue.may_say(&own).await, writers.contains(&who), "{who:?} writes {own}");
+        let others = format!("{subject}.somebody");
+        assert!(!rogue.may_say(&others).await, "{who:?} writes {others}");
     }
     for word in NOBODYS {
         assert!(!rogue.may_say(word).await, "{who:?} says {word}");
@@ -261,7 +309,7 @@ async fn tries(who: Who) {
         (WorkKind::Train, Who::Trainer),
         (WorkKind::Eval, Who::Evaluator),
     ] {
-        let queue = kind.queue(&Pool::new("default").unwrap());
+        let queue = kind.queue_name(&Pool::new("default").unwrap());
         let pull = format!("$JS.API.CONSUMER.MSG.NEXT.FLOTILLA.{queue}");
         assert_eq!(rogue.may_say(&pull).await, who == takes, "{who:?} takes {kind} work");
         let ack = format!("$JS.ACK.FLOTILLA.{queue}.1.1.1.1.0");
@@ -277,6 +325,22 @@ async fn tries(who: Who) {
     assert!(!rogue.may_hear("$JS.>").await, "{who:?} hears what is asked");
     assert!(rogue.may_hear("flotilla.*.eval.>").await, "{who:?} hears facts");
     assert!(rogue.may_hear("flotilla.agent.command.me").await, "{who:?} hears commands");
+}
+
+#[test]
+fn each_subject_of_the_stream_is_tried() {
+    let matches = |filter: &str, subject: &str| {
+        let (filter, subject): (Vec<_>, Vec<_>) =
+            (filter.split('.').collect(), subject.split('.').collect());
+        let same = filter.iter().zip(&subject).all(|(one, other)| *one == "*" || one == other);
+        same && (filter.len() == subject.len())
+    };
+    for filter in STREAM_SUBJECTS.iter().filter(|filter| !filter.ends_with('>')) {
+        let tried = FACTS
+            .iter()
+            .any(|subject| matches(filter, subject) || matches(filter, &format!("{subject}.me")));
+        assert!(tried, "no row for {filter}");
+    }
 }
 
 #[tokio::test]
@@ -317,9 +381,9 @@ async fn an_operator_steers_in_its_own_name() {
 #[tokio::test]
 async fn a_denied_fact_is_told_at_once_and_names_its_subject() {
     let closed = Closed::start().await;
-    let evaluator = closed.agent("e1", &[Role::Evaluator]).await;
+    let evaluator = closed.agent("e1", &[MemberRole::Evaluator]).await;
     let began = std::time::Instant::now();
-    let error = evaluator.publish(&order(1)).await.unwrap_err();
+    let error = evaluator.publish_fact(&order(1)).await.unwrap_err();
     let said = format!("{error:?}");
     assert!(matches!(error, PublishError::Refused { .. }), "{error}");
     assert!(said.contains("Permissions Violation"), "{said}");
@@ -330,30 +394,32 @@ async fn a_denied_fact_is_told_at_once_and_names_its_subject() {
 #[tokio::test]
 async fn a_place_is_written_once_whoever_writes() {
     let closed = Closed::start().await;
-    let (a, b) =
-        (closed.agent("a", &[Role::Generator]).await, closed.agent("b", &[Role::Generator]).await);
+    let (a, b) = (
+        closed.agent("a", &[MemberRole::Generator]).await,
+        closed.agent("b", &[MemberRole::Generator]).await,
+    );
     for round in 0..20 {
         let job = format!("j{round}");
         let (first, second) = (samples(&job, "a"), samples(&job, "b"));
-        let written = tokio::join!(a.publish(&first), b.publish(&second));
-        let new = |published: &Published| matches!(published, Published::New { .. });
+        let written = tokio::join!(a.publish_fact(&first), b.publish_fact(&second));
+        let new = |published: &PublishOutcome| matches!(published, PublishOutcome::New { .. });
         let both = [written.0.unwrap(), written.1.unwrap()];
         assert_eq!(both.iter().filter(|one| new(one)).count(), 1, "{job}: {both:?}");
-        assert_eq!(both[0].sequence(), both[1].sequence(), "{job}: {both:?}");
+        assert_eq!(both[0].log_sequence(), both[1].log_sequence(), "{job}: {both:?}");
         let winner = if new(&both[0]) { "a" } else { "b" };
-        let found = closed.coordinator.get(&first.subject.to_string()).await.unwrap().unwrap();
+        let found = closed.coordinator.get_fact(&first.subject.to_string()).await.unwrap().unwrap();
         assert_eq!(found.author.unwrap().as_str(), winner);
         assert_eq!(found.fact.subject, first.subject, "the place does not name its author");
     }
-    let again = a.publish(&samples("j0", "a")).await.unwrap();
-    assert!(matches!(again, Published::AlreadyThere { .. }), "{again:?}");
+    let again = a.publish_fact(&samples("j0", "a")).await.unwrap();
+    assert!(matches!(again, PublishOutcome::AlreadyWritten { .. }), "{again:?}");
 }
 
 #[tokio::test]
 async fn agents_find_each_other_and_nobody_can_pose_as_another() {
     let closed = Closed::start().await;
-    let trainer = closed.agent("box-1", &[Role::Trainer]).await;
-    let generator = closed.agent("box-2", &[Role::Generator]).await;
+    let trainer = closed.agent("box-1", &[MemberRole::Trainer]).await;
+    let generator = closed.agent("box-2", &[MemberRole::Generator]).await;
     let exchange = |key: &str| v1::Exchange {
         key: key.into(),
         addresses: vec!["[::1]:1".into()],
@@ -365,45 +431,45 @@ async fn agents_find_each_other_and_nobody_can_pose_as_another() {
         ..Default::default()
     };
     trainer.record_status(&status("box-1", "its own")).await.unwrap();
-    let found = generator.recent_statuses(8, 0).await.unwrap();
+    let found = generator.sample_recent_statuses(8, 0).await.unwrap();
     assert_eq!(found, [status("box-1", "its own")]);
     generator.record_status(&status("box-1", "another's")).await.unwrap_err();
     let named = AgentId::new("box-1").unwrap();
-    let known = generator.recent_status(&named).await.unwrap();
+    let known = generator.read_recent_status(&named).await.unwrap();
     assert_eq!(known, Some(status("box-1", "its own")));
 }
 
 #[tokio::test]
 async fn nobody_is_believed_in_anothers_name() {
     let closed = Closed::start().await;
-    let a = closed.agent("a", &[Role::Generator]).await;
-    a.publish(&samples("j1", "b")).await.unwrap();
-    let mut facts = closed.coordinator.follow(vec!["flotilla.r1.samples.1.*".into()], 0);
+    let a = closed.agent("a", &[MemberRole::Generator]).await;
+    a.publish_fact(&samples("j1", "b")).await.unwrap();
+    let mut facts = closed.coordinator.follow_facts(vec!["flotilla.r1.samples.1.*".into()], 0);
     match facts.next().await.unwrap().unwrap() {
-        Followed::Unreadable { error, .. } => {
+        LogEvent::Unreadable { error, .. } => {
             assert!(error.to_string().contains("a wrote it, in the name of b"), "{error}");
         }
         other => panic!("it was read: {other:?}"),
     }
-    let error = closed.coordinator.get("flotilla.r1.samples.1.j1").await.unwrap_err();
+    let error = closed.coordinator.get_fact("flotilla.r1.samples.1.j1").await.unwrap_err();
     assert!(matches!(error, ReadError::Unreadable { .. }), "{error:?}");
 }
 
 #[tokio::test]
 async fn an_agent_takes_work_and_follows_the_log_as_ever() {
     let closed = Closed::start().await;
-    let generator = closed.agent("g1", &[Role::Generator]).await;
+    let generator = closed.agent("g1", &[MemberRole::Generator]).await;
     let pool = Pool::new("default").unwrap();
-    let mut queue = generator.work(WorkKind::Generate, &pool, LEASE).await.unwrap();
-    closed.coordinator.publish(&order(1)).await.unwrap();
+    let mut queue = generator.join_work_queue(WorkKind::Generate, &pool, LEASE).await.unwrap();
+    closed.coordinator.publish_fact(&order(1)).await.unwrap();
     let taken = queue.next(Duration::from_secs(10)).await.unwrap().expect("an order");
     assert_eq!(taken.record.as_ref().unwrap().fact, order(1));
-    generator.publish(&samples("j1", "g1")).await.unwrap();
-    taken.progress().await.unwrap();
+    generator.publish_fact(&samples("j1", "g1")).await.unwrap();
+    taken.renew_lease().await.unwrap();
     taken.ack().await.unwrap();
-    closed.coordinator.publish(&control(1, "enough")).await.unwrap();
-    let mut facts = generator.follow(vec!["flotilla.*.control.*".into()], 0);
-    let Followed::Record(record) = facts.next().await.unwrap().unwrap() else { panic!("a fact") };
+    closed.coordinator.publish_fact(&control(1, "enough")).await.unwrap();
+    let mut facts = generator.follow_facts(vec!["flotilla.*.control.*".into()], 0);
+    let LogEvent::Record(record) = facts.next().await.unwrap().unwrap() else { panic!("a fact") };
     assert_eq!(record.fact, control(1, "enough"));
     assert_eq!(record.author.unwrap().as_str(), "coordinator");
 }
@@ -413,13 +479,13 @@ async fn a_member_reads_in_the_order_of_the_log_and_on_as_it_grows() {
     const FACTS: u32 = 600;
     let closed = Closed::start().await;
     for number in 0..FACTS {
-        closed.coordinator.publish(&control(number.into(), "go")).await.unwrap();
+        closed.coordinator.publish_fact(&control(number.into(), "go")).await.unwrap();
         if number % 3 == 0 {
             let fact = samples(&format!("j{number}"), "coordinator");
-            closed.coordinator.publish(&fact).await.unwrap();
+            closed.coordinator.publish_fact(&fact).await.unwrap();
         }
     }
-    let reader = closed.bus(&member("ann", Standing::User { scope: Scope::Reader })).await;
+    let reader = closed.bus(&member("ann", MemberKind::User { scope: UserScope::Reader })).await;
     let filters = || vec!["flotilla.*.control.*".to_owned(), "flotilla.*.samples.*.*".to_owned()];
     let expected = sequences(&closed.coordinator, filters()).await;
     assert_eq!(expected.len(), FACTS as usize + 200);
@@ -428,17 +494,19 @@ async fn a_member_reads_in_the_order_of_the_log_and_on_as_it_grows() {
     assert_eq!(sequences(&reader, vec!["flotilla.*.done".to_owned()]).await, [0_u64; 0]);
     let mut all: Vec<_> = Vec::new();
     for _ in 0..20 {
-        all.push(reader.follow(vec!["flotilla.*.control.*".into()], *expected.last().unwrap()));
+        all.push(
+            reader.follow_facts(vec!["flotilla.*.control.*".into()], *expected.last().unwrap()),
+        );
     }
     for (number, facts) in all.iter_mut().enumerate() {
         let caught_up = facts.next().await.unwrap().unwrap();
-        assert!(matches!(caught_up, Followed::CaughtUp), "{number}: {caught_up:?}");
+        assert!(matches!(caught_up, LogEvent::CaughtUp), "{number}: {caught_up:?}");
     }
     let began = std::time::Instant::now();
     let fact = control(FACTS.into(), "enough");
-    closed.coordinator.publish(&fact).await.unwrap();
+    closed.coordinator.publish_fact(&fact).await.unwrap();
     for facts in &mut all {
-        let Followed::Record(record) = facts.next().await.unwrap().unwrap() else {
+        let LogEvent::Record(record) = facts.next().await.unwrap().unwrap() else {
             panic!("a fact")
         };
         assert_eq!(record.fact, fact);
@@ -450,22 +518,22 @@ async fn a_member_reads_in_the_order_of_the_log_and_on_as_it_grows() {
 async fn a_member_reads_each_fact_once_though_others_write_meanwhile() {
     const FACTS: u32 = 300;
     let closed = Closed::start().await;
-    let reader = closed.bus(&member("ann", Standing::User { scope: Scope::Reader })).await;
+    let reader = closed.bus(&member("ann", MemberKind::User { scope: UserScope::Reader })).await;
     let filters = vec!["flotilla.*.control.*".to_owned(), "flotilla.*.samples.*.*".to_owned()];
     let mut read = Vec::new();
     let writing = async {
         for number in 0..FACTS {
-            closed.coordinator.publish(&control(number.into(), "go")).await.unwrap();
+            closed.coordinator.publish_fact(&control(number.into(), "go")).await.unwrap();
             let fact = samples(&format!("j{number}"), "coordinator");
-            closed.coordinator.publish(&fact).await.unwrap();
+            closed.coordinator.publish_fact(&fact).await.unwrap();
         }
     };
     let reading = async {
-        let mut facts = reader.follow(filters, 0);
+        let mut facts = reader.follow_facts(filters, 0);
         while read.len() < 2 * FACTS as usize {
             match facts.next().await.unwrap().unwrap() {
-                Followed::Record(record) => read.push(record.sequence),
-                Followed::CaughtUp => {}
+                LogEvent::Record(record) => read.push(record.sequence),
+                LogEvent::CaughtUp => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -479,18 +547,18 @@ async fn a_member_reads_each_fact_once_though_others_write_meanwhile() {
 async fn a_member_is_told_that_the_log_went_back() {
     let closed = Closed::start().await;
     for number in 0..5 {
-        closed.coordinator.publish(&control(number, "go")).await.unwrap();
+        closed.coordinator.publish_fact(&control(number, "go")).await.unwrap();
     }
-    let reader = closed.bus(&member("ann", Standing::User { scope: Scope::Reader })).await;
-    let mut facts = reader.follow(vec!["flotilla.*.control.*".into()], 0);
+    let reader = closed.bus(&member("ann", MemberKind::User { scope: UserScope::Reader })).await;
+    let mut facts = reader.follow_facts(vec!["flotilla.*.control.*".into()], 0);
     for _ in 0..6 {
         facts.next().await.unwrap().unwrap();
     }
-    let rogue = Rogue::of(&closed, &member("coordinator", Standing::Coordinator)).await;
+    let rogue = Rogue::of(&closed, &member("coordinator", MemberKind::Coordinator)).await;
     let gone = rogue.client.request("$JS.API.STREAM.DELETE.FLOTILLA", "".into()).await.unwrap();
     assert!(String::from_utf8_lossy(&gone.payload).contains("true"), "{gone:?}");
-    closed.coordinator.prepare(1).await.unwrap();
-    closed.coordinator.publish(&control(1, "again")).await.unwrap();
+    closed.coordinator.prepare_log(1).await.unwrap();
+    closed.coordinator.publish_fact(&control(1, "again")).await.unwrap();
     let told = tokio::time::timeout(Duration::from_secs(10), facts.next()).await.unwrap().unwrap();
     assert!(matches!(told, Err(ReadError::WentBack { after: 5, last: 1 })), "{told:?}");
 }
@@ -500,23 +568,23 @@ async fn a_coordinator_writes_several_facts_at_once_in_its_own_name() {
     let closed = Closed::start().await;
     let facts = [1, 2, 3].map(|number| control(number, "at once"));
     let published = closed.coordinator.publish_all(&facts).await.unwrap();
-    let first = published[0].sequence();
-    assert_eq!(published, [0, 1, 2].map(|n| Published::New { sequence: first + n }));
-    let found = closed.coordinator.get(&facts[1].subject.to_string()).await.unwrap().unwrap();
+    let first = published[0].log_sequence();
+    assert_eq!(published, [0, 1, 2].map(|n| PublishOutcome::New { sequence: first + n }));
+    let found = closed.coordinator.get_fact(&facts[1].subject.to_string()).await.unwrap().unwrap();
     assert_eq!(found.author.map(|author| author.to_string()).as_deref(), Some("coordinator"));
     let again = closed.coordinator.publish_all(&facts).await.unwrap();
-    let there = |n| Published::AlreadyThere { sequence: first + n, same: true };
+    let there = |n| PublishOutcome::AlreadyWritten { sequence: first + n, same: true };
     assert_eq!(again, [0, 1, 2].map(there));
 }
 
 /// Of all facts of the filters that there are.
 async fn sequences(bus: &Bus, filters: Vec<String>) -> Vec<u64> {
-    let mut facts = bus.follow(filters, 0);
+    let mut facts = bus.follow_facts(filters, 0);
     let mut sequences = Vec::new();
     loop {
         match facts.next().await.unwrap().unwrap() {
-            Followed::Record(record) => sequences.push(record.sequence),
-            Followed::CaughtUp => return sequences,
+            LogEvent::Record(record) => sequences.push(record.sequence),
+            LogEvent::CaughtUp => return sequences,
             other => panic!("{other:?}"),
         }
     }
@@ -549,7 +617,7 @@ const HARMFUL: [&str; 9] = [
 #[tokio::test]
 async fn an_answer_goes_to_who_asked_wherever_it_is_wanted() {
     let closed = Closed::start().await;
-    closed.coordinator.publish(&order(1)).await.unwrap();
+    closed.coordinator.publish_fact(&order(1)).await.unwrap();
     let before = closed.everything().await;
     let heard = closed.listen("flotilla.agent.command.>").await;
     for who in [Who::Generator, Who::Reader, Who::Operator] {
@@ -584,7 +652,7 @@ const HEADERS: [(&str, &str); 9] = [
 #[tokio::test]
 async fn a_header_changes_nothing_that_is_anothers() {
     let closed = Closed::start().await;
-    closed.coordinator.publish(&order(1)).await.unwrap();
+    closed.coordinator.publish_fact(&order(1)).await.unwrap();
     let status = |agent: &str| v1::AgentStatus { agent: agent.into(), ..Default::default() };
     closed.coordinator.record_status(&status("somebody")).await.unwrap();
     let before = closed.everything().await;
@@ -613,13 +681,13 @@ async fn a_header_changes_nothing_that_is_anothers() {
 #[tokio::test]
 async fn an_answer_can_be_no_acknowledgement_of_anothers_work() {
     let closed = Closed::start().await;
-    closed.coordinator.publish(&order(1)).await.unwrap();
+    closed.coordinator.publish_fact(&order(1)).await.unwrap();
     let (honest, pool) =
-        (closed.agent("g1", &[Role::Generator]).await, Pool::new("default").unwrap());
-    let mut queue = honest.work(WorkKind::Generate, &pool, LEASE).await.unwrap();
+        (closed.agent("g1", &[MemberRole::Generator]).await, Pool::new("default").unwrap());
+    let mut queue = honest.join_work_queue(WorkKind::Generate, &pool, LEASE).await.unwrap();
     let taken = queue.next(Duration::from_secs(10)).await.unwrap().expect("an order");
     let rogue = Rogue::of(&closed, &Who::Evaluator.member()).await;
-    let delivery = taken.name().to_owned();
+    let delivery = taken.ack_subject_name().to_owned();
     for (question, body) in QUESTIONS
         .into_iter()
         .chain([("$JS.API.CONSUMER.MSG.NEXT.FLOTILLA.eval", r#"{"batch":1,"no_wait":true}"#)])
@@ -637,7 +705,7 @@ impl Closed {
     /// Every subject of the log and of what the fleet is run with, with its entries; but what a
     /// member may say in its own name.
     async fn everything(&self) -> Vec<String> {
-        let rogue = Rogue::of(self, &member("coordinator", Standing::Coordinator)).await;
+        let rogue = Rogue::of(self, &member("coordinator", MemberKind::Coordinator)).await;
         let mut everything = Vec::new();
         for stream in ["FLOTILLA", "KV_FLOTILLA_FLEET", "KV_FLOTILLA_MEMBERS"] {
             let asked = r#"{"subjects_filter":">"}"#;
@@ -655,7 +723,7 @@ impl Closed {
 
     /// What is said at a subject.
     async fn listen(&self, subject: &'static str) -> tokio::sync::watch::Receiver<Vec<String>> {
-        let rogue = Rogue::of(self, &member("coordinator", Standing::Coordinator)).await;
+        let rogue = Rogue::of(self, &member("coordinator", MemberKind::Coordinator)).await;
         let mut messages = rogue.client.subscribe(subject).await.unwrap();
         rogue.client.flush().await.unwrap();
         let (told, heard) = tokio::sync::watch::channel(Vec::new());
@@ -672,27 +740,28 @@ impl Closed {
 #[tokio::test]
 async fn a_member_goes_on_with_its_renewed_token() {
     let closed = Closed::start().await;
-    let generator = agent("g1", &[Role::Generator]);
+    let generator = agent("g1", &[MemberRole::Generator]);
     let short = Some(now() + 2);
     let identity = closed.admit(&generator, short).await;
     let bus = Bus::connect(&reach(&closed.server, identity)).await.unwrap();
     kit(&closed.authority, closed.directory.path(), &generator, None);
     tokio::time::sleep(Duration::from_millis(2500)).await;
     until("it is back", async || bus.is_connected()).await;
-    let written = bus.publish(&samples("j1", "g1")).await.unwrap();
-    assert!(matches!(written, Published::New { .. }), "{written:?}");
+    let written = bus.publish_fact(&samples("j1", "g1")).await.unwrap();
+    assert!(matches!(written, PublishOutcome::New { .. }), "{written:?}");
 }
 
 #[tokio::test]
 async fn strangers_stay_outside() {
     let closed = Closed::start().await;
-    let stranger = ConnectOptions { urls: vec![closed.server.url()], ..Default::default() };
+    let stranger = ConnectOptions { urls: vec![closed.server.client_url()], ..Default::default() };
     let error = Bus::connect(&stranger).await.unwrap_err();
     assert!(matches!(error, ConnectError::Tls { .. }), "{error:?}");
     // The right place, with another fleet's word for it.
     let other = TempDir::new().unwrap();
-    let (stranger, _) = Authority::create(&other.path().join("keys"), "other", &[], now()).unwrap();
-    let g1 = agent("g1", &[Role::Generator]);
+    let (stranger, _) =
+        FleetAuthority::create_or_open(&other.path().join("keys"), "other", &[], now()).unwrap();
+    let g1 = agent("g1", &[MemberRole::Generator]);
     let identity = kit(&stranger, other.path(), &g1, None);
     let error = Bus::connect(&reach(&closed.server, identity.clone())).await.unwrap_err();
     assert!(matches!(error, ConnectError::Tls { .. }), "another authority: {error:?}");
@@ -704,12 +773,33 @@ async fn strangers_stay_outside() {
 #[tokio::test]
 async fn roles_of_one_agent_add_up() {
     let closed = Closed::start().await;
-    let all: BTreeSet<Role> = Role::ALL.into_iter().collect();
-    let all: Vec<Role> = all.into_iter().collect();
+    let all: BTreeSet<MemberRole> = MemberRole::ALL.into_iter().collect();
+    let all: Vec<MemberRole> = all.into_iter().collect();
     let rogue = Rogue::of(&closed, &agent("me", &all)).await;
-    for (word, whose) in WORDS {
-        let expected = whose.iter().any(|who| Who::AGENTS.contains(who));
-        let own = word.replace("NAME", "me");
+    for subject in FACTS {
+        let place = subject.parse::<Subject>().unwrap().key;
+        let expected = writers(&place).iter().any(|who| Who::AGENTS.contains(who));
+        let own = format!("{subject}.me");
         assert_eq!(rogue.may_say(&own).await, expected, "{own}");
     }
+}
+
+#[tokio::test]
+async fn a_watcher_starts_no_run_that_runs_programs() {
+    let closed = Closed::start().await;
+    let rogue = Rogue::of(&closed, &Who::Watcher.member()).await;
+    let raft = r#"{"run":"x-1","raft":{"verifier":{"command":{"argv":["sh","-c","id"]}}}}"#;
+    let write = async |subject: &str| {
+        let stream = async_nats::jetstream::new(rogue.client.clone());
+        let sent = stream.publish(subject.to_owned(), raft.into()).await;
+        tokio::time::timeout(Duration::from_secs(1), async { sent.ok()?.await.ok() }).await
+    };
+    assert!(!matches!(write("flotilla.x-1.spec.me").await, Ok(Some(_))), "the server refuses it");
+    assert!(matches!(write("flotilla.x-1.watched.me").await, Ok(Some(_))), "the log takes it");
+    let run = RunId::new("x-1").unwrap();
+    let error = closed.coordinator.find_spec(&run).await.unwrap_err();
+    assert!(matches!(error, ReadError::Unreadable { .. }), "no reader does: {error}");
+    let mut log = closed.coordinator.follow_facts(vec!["flotilla.>".to_owned()], 0);
+    let first = log.next().await.unwrap().unwrap();
+    assert!(matches!(first, LogEvent::Unreadable { .. }), "nor a coordinator: {first:?}");
 }

@@ -2,33 +2,33 @@
 
 use std::time::{Duration, Instant};
 
-use bus::{Bus, Durability, Followed, PublishError, Published, ReadError};
+use bus::{AckDurability, Bus, LogEvent, PublishError, PublishOutcome, ReadError};
 use futures::{StreamExt, future::join_all, stream::BoxStream};
 use tokio::time::{sleep, timeout};
-use wire::{Body, v1};
+use wire::{FactBody, v1};
 
 use crate::rig::{PATIENCE, Rig, control};
 
-type Follower = BoxStream<'static, Result<Followed, ReadError>>;
+type Follower = BoxStream<'static, Result<LogEvent, ReadError>>;
 
-async fn next(follower: &mut Follower) -> Followed {
+async fn next(follower: &mut Follower) -> LogEvent {
     timeout(PATIENCE, follower.next()).await.expect("nothing followed").unwrap().unwrap()
 }
 
 async fn next_sequence(follower: &mut Follower) -> u64 {
     match next(follower).await {
-        Followed::Record(record) => record.sequence,
+        LogEvent::Record(record) => record.sequence,
         other => panic!("{other:?} is no record"),
     }
 }
 
 async fn all(bus: &Bus) -> Vec<wire::Record> {
-    let mut follower = bus.follow(vec![], 0);
+    let mut follower = bus.follow_facts(vec![], 0);
     let mut records = Vec::new();
     loop {
         match next(&mut follower).await {
-            Followed::Record(record) => records.push(record),
-            Followed::CaughtUp => return records,
+            LogEvent::Record(record) => records.push(record),
+            LogEvent::CaughtUp => return records,
             other => panic!("{other:?}"),
         }
     }
@@ -40,12 +40,12 @@ const GIVEN_BACK: Duration = Duration::from_secs(10);
 #[tokio::test]
 async fn who_stops_reading_leaves_nothing_at_the_server() {
     let (rig, bus) = Rig::start().await;
-    bus.publish(&control(1, "one")).await.unwrap();
+    bus.publish_fact(&control(1, "one")).await.unwrap();
     for _ in 0..20 {
         assert_eq!(all(&bus).await.len(), 1);
     }
     let still_reading = {
-        let mut follower = bus.follow(vec![], 0);
+        let mut follower = bus.follow_facts(vec![], 0);
         next(&mut follower).await;
         follower
     };
@@ -65,17 +65,17 @@ async fn of_sixteen_writers_of_one_subject_one_wins() {
     let buses = join_all((0..16).map(|_| rig.bus("racer")));
     let results = join_all(buses.await.into_iter().enumerate().map(|(n, bus)| async move {
         let reason = if n % 2 == 0 { "even" } else { "odd" };
-        (reason, bus.publish(&control(1, reason)).await.unwrap())
+        (reason, bus.publish_fact(&control(1, reason)).await.unwrap())
     }))
     .await;
     let winners: Vec<&str> = results
         .iter()
-        .filter(|(_, published)| matches!(published, Published::New { .. }))
+        .filter(|(_, published)| matches!(published, PublishOutcome::New { .. }))
         .map(|(reason, _)| *reason)
         .collect();
     assert_eq!(winners.len(), 1, "{results:?}");
     for (reason, published) in results {
-        if let Published::AlreadyThere { sequence, same } = published {
+        if let PublishOutcome::AlreadyWritten { sequence, same } = published {
             assert_eq!((sequence, same), (1, reason == winners[0]));
         }
     }
@@ -89,8 +89,8 @@ async fn what_was_acknowledged_survives_kills_of_the_server_and_is_there_once() 
         let bus = bus.clone();
         async move {
             for n in 1..=400 {
-                let published = bus.publish(&control(n, "x")).await.unwrap();
-                assert!(matches!(published, Published::New { .. }), "{n}: {published:?}");
+                let published = bus.publish_fact(&control(n, "x")).await.unwrap();
+                assert!(matches!(published, PublishOutcome::New { .. }), "{n}: {published:?}");
             }
         }
     });
@@ -112,9 +112,9 @@ async fn what_was_acknowledged_survives_kills_of_the_server_and_is_there_once() 
 async fn a_follower_sees_everything_in_order_over_a_restart() {
     let (mut rig, bus) = Rig::start().await;
     for n in 1..=600 {
-        bus.publish(&control(n, "x")).await.unwrap();
+        bus.publish_fact(&control(n, "x")).await.unwrap();
     }
-    let mut follower = bus.follow(vec!["flotilla.*.control.*".into()], 100);
+    let mut follower = bus.follow_facts(vec!["flotilla.*.control.*".into()], 100);
     for n in 101..=300 {
         assert_eq!(next_sequence(&mut follower).await, n);
     }
@@ -122,24 +122,24 @@ async fn a_follower_sees_everything_in_order_over_a_restart() {
     for n in 301..=600 {
         assert_eq!(next_sequence(&mut follower).await, n);
     }
-    assert!(matches!(next(&mut follower).await, Followed::CaughtUp));
-    bus.publish(&control(601, "x")).await.unwrap();
+    assert!(matches!(next(&mut follower).await, LogEvent::CaughtUp));
+    bus.publish_fact(&control(601, "x")).await.unwrap();
     assert_eq!(next_sequence(&mut follower).await, 601, "and CaughtUp only once");
     rig.kill_and_restart().await;
-    bus.publish(&control(602, "x")).await.unwrap();
+    bus.publish_fact(&control(602, "x")).await.unwrap();
     assert_eq!(next_sequence(&mut follower).await, 602);
 }
 
 #[tokio::test]
 async fn a_follower_of_an_empty_log_is_caught_up_and_waits() {
     let (_rig, bus) = Rig::start().await;
-    let mut follower = bus.follow(vec!["flotilla.r2.>".into()], 0);
-    assert!(matches!(next(&mut follower).await, Followed::CaughtUp));
-    bus.publish(&control(1, "of another run")).await.unwrap();
+    let mut follower = bus.follow_facts(vec!["flotilla.r2.>".into()], 0);
+    assert!(matches!(next(&mut follower).await, LogEvent::CaughtUp));
+    bus.publish_fact(&control(1, "of another run")).await.unwrap();
     let mut done = control(1, "x");
     done.subject = "flotilla.r2.done".parse().unwrap();
-    done.body = Body::Done(v1::Done::default());
-    bus.publish(&done).await.unwrap();
+    done.body = FactBody::Done(v1::Done::default());
+    bus.publish_fact(&done).await.unwrap();
     assert_eq!(next_sequence(&mut follower).await, 2);
 }
 
@@ -148,28 +148,28 @@ async fn an_entry_that_does_not_parse_is_shown_and_passed() {
     let (rig, bus) = Rig::start().await;
     let raw = rig.raw().await;
     raw.publish("flotilla.r1.control.1", "{".into()).await.unwrap().await.unwrap();
-    bus.publish(&control(2, "x")).await.unwrap();
-    let mut follower = bus.follow(vec![], 0);
+    bus.publish_fact(&control(2, "x")).await.unwrap();
+    let mut follower = bus.follow_facts(vec![], 0);
     match next(&mut follower).await {
-        Followed::Unreadable { sequence: 1, subject, .. } => {
+        LogEvent::Unreadable { sequence: 1, subject, .. } => {
             assert_eq!(subject, "flotilla.r1.control.1");
         }
         other => panic!("{other:?}"),
     }
     assert_eq!(next_sequence(&mut follower).await, 2);
-    let error = bus.get("flotilla.r1.control.1").await.unwrap_err();
+    let error = bus.get_fact("flotilla.r1.control.1").await.unwrap_err();
     assert!(matches!(error, ReadError::Unreadable { sequence: 1, .. }), "{error}");
 }
 
 #[tokio::test]
 async fn the_last_fact_of_a_pattern_is_read_back_as_written() {
     let (_rig, bus) = Rig::start().await;
-    assert_eq!(bus.get("flotilla.r1.>").await.unwrap(), None);
+    assert_eq!(bus.get_fact("flotilla.r1.>").await.unwrap(), None);
     assert_eq!(bus.last_sequence().await.unwrap(), 0);
     for n in [1, 2] {
-        bus.publish(&control(n, "because")).await.unwrap();
+        bus.publish_fact(&control(n, "because")).await.unwrap();
     }
-    let record = bus.get("flotilla.r1.control.*").await.unwrap().unwrap();
+    let record = bus.get_fact("flotilla.r1.control.*").await.unwrap().unwrap();
     assert_eq!((record.sequence, &record.fact), (2, &control(2, "because")));
     assert!(record.time_ms > 1_700_000_000_000);
     assert_eq!(bus.last_sequence().await.unwrap(), 2);
@@ -178,8 +178,8 @@ async fn the_last_fact_of_a_pattern_is_read_back_as_written() {
 #[tokio::test]
 async fn a_follower_notices_a_log_that_lost_facts() {
     let (_rig, bus) = Rig::start().await;
-    bus.publish(&control(1, "x")).await.unwrap();
-    let error = bus.follow(vec![], 9).next().await.unwrap().unwrap_err();
+    bus.publish_fact(&control(1, "x")).await.unwrap();
+    let error = bus.follow_facts(vec![], 9).next().await.unwrap().unwrap_err();
     assert!(matches!(error, ReadError::WentBack { after: 9, last: 1 }), "{error}");
 }
 
@@ -188,8 +188,8 @@ async fn a_fact_that_is_too_large_is_refused_before_it_is_sent() {
     let (_rig, bus) = Rig::start().await;
     let limit = bus.max_fact_bytes();
     assert!(limit > 7 << 20, "the managed server takes big jobs");
-    bus.publish(&control(1, &"x".repeat(limit - 100))).await.unwrap();
-    let error = bus.publish(&control(2, &"x".repeat(limit))).await.unwrap_err();
+    bus.publish_fact(&control(1, &"x".repeat(limit - 100))).await.unwrap();
+    let error = bus.publish_fact(&control(2, &"x".repeat(limit))).await.unwrap_err();
     assert!(matches!(error, PublishError::TooLarge { .. }));
     assert!(error.to_string().contains("raise the nats-server"), "{error}");
 }
@@ -199,7 +199,7 @@ async fn big_facts_are_followed_without_drowning() {
     let (_rig, bus) = Rig::start().await;
     let big = "x".repeat(bus.max_fact_bytes() - 100);
     for n in 1..=10 {
-        bus.publish(&control(n, &big)).await.unwrap();
+        bus.publish_fact(&control(n, &big)).await.unwrap();
     }
     assert_eq!(all(&bus).await.len(), 10);
 }
@@ -210,10 +210,10 @@ async fn preparing_twice_changes_nothing_and_the_managed_server_is_durable() {
     let bus = rig.bus("test").await;
     let error = bus.last_sequence().await.unwrap_err();
     assert!(matches!(error, ReadError::NoStream { .. }), "{error}");
-    let first = bus.prepare(1).await.unwrap();
-    assert_eq!((first.durability, first.replicas), (Durability::Always, 1));
-    bus.publish(&control(1, "x")).await.unwrap();
-    assert_eq!(bus.prepare(1).await.unwrap().last_sequence, 1);
+    let first = bus.prepare_log(1).await.unwrap();
+    assert_eq!((first.durability, first.replicas), (AckDurability::Always, 1));
+    bus.publish_fact(&control(1, "x")).await.unwrap();
+    assert_eq!(bus.prepare_log(1).await.unwrap().last_sequence, 1);
 }
 
 /// Prints what one fact costs; run with `--run-ignored only --no-capture`.
@@ -222,8 +222,10 @@ async fn preparing_twice_changes_nothing_and_the_managed_server_is_durable() {
 async fn latencies() {
     let (_rig, bus) = Rig::start().await;
     let pool = wire::Pool::new("default").unwrap();
-    let mut queue =
-        bus.work(wire::WorkKind::Generate, &pool, Duration::from_secs(30)).await.unwrap();
+    let mut queue = bus
+        .join_work_queue(wire::WorkKind::Generate, &pool, Duration::from_secs(30))
+        .await
+        .unwrap();
     let (mut publish, mut take, mut ack) = (vec![], vec![], vec![]);
     for n in 0..500 {
         let worker = tokio::spawn(async move {
@@ -232,7 +234,7 @@ async fn latencies() {
         });
         tokio::time::sleep(Duration::from_millis(2)).await;
         let start = Instant::now();
-        bus.publish(&crate::rig::order(n)).await.unwrap();
+        bus.publish_fact(&crate::rig::order(n)).await.unwrap();
         publish.push(start.elapsed());
         let (returned, delivery, taken) = worker.await.unwrap();
         take.push(taken - start);

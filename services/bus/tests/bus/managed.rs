@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Stdio, time::Duration};
 
-use bus::server::{BinaryError, ManagedServer, ServerOptions, StartError};
+use bus::server::{ManagedServer, NatsBinaryError, ServerOptions, ServerStartError};
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -24,17 +24,17 @@ async fn a_directory_serves_one_server_and_the_port_is_kept() {
     let options = ServerOptions::new(dir.path());
     let mut server = ManagedServer::start(&options).await.unwrap();
     let error = ManagedServer::start(&options).await.unwrap_err();
-    assert!(matches!(error, StartError::InUse { .. }), "{error:?}");
+    assert!(matches!(error, ServerStartError::InUse { .. }), "{error:?}");
     assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
-    let (port, pid) = (server.port(), server.pid());
+    let (port, pid) = (server.client_port(), server.process_id());
     server.stop().await;
     assert!(!running(pid));
     server.restart().await.unwrap();
-    assert_eq!(server.port(), port);
-    let pid = server.pid();
+    assert_eq!(server.client_port(), port);
+    let pid = server.process_id();
     drop(server);
     let server = ManagedServer::start(&options).await.unwrap();
-    assert_eq!(server.port(), port, "peers know this port");
+    assert_eq!(server.client_port(), port, "peers know this port");
     assert!(!running(pid), "two servers on one store");
 }
 
@@ -45,7 +45,9 @@ async fn a_taken_port_is_named() {
     let mut options = ServerOptions::new(dir.path());
     options.port = Some(taken.local_addr().unwrap().port());
     let error = ManagedServer::start(&options).await.unwrap_err();
-    assert!(matches!(error, StartError::PortTaken { port, .. } if Some(port) == options.port));
+    assert!(
+        matches!(error, ServerStartError::PortTaken { port, .. } if Some(port) == options.port)
+    );
 }
 
 #[tokio::test]
@@ -60,14 +62,17 @@ async fn a_server_that_is_too_old_or_none_at_all_is_refused() {
     let mut options = ServerOptions::new(dir.path().join("data"));
     options.binary = Some(fake("old", "echo nats-server: v2.10.1"));
     let error = ManagedServer::start(&options).await.unwrap_err();
-    assert!(matches!(error, StartError::Binary(BinaryError::TooOld { .. })), "{error:?}");
+    assert!(matches!(error, ServerStartError::Binary(NatsBinaryError::TooOld { .. })), "{error:?}");
     for part in ["2.10.1", "2.11", "fetch-nats-server.sh"] {
         assert!(error.to_string().contains(part), "{error}");
     }
     for binary in [fake("odd", "echo hello"), Path::new("/nonexistent").to_owned()] {
         options.binary = Some(binary);
         let error = ManagedServer::start(&options).await.unwrap_err();
-        assert!(matches!(error, StartError::Binary(BinaryError::Broken { .. })), "{error:?}");
+        assert!(
+            matches!(error, ServerStartError::Binary(NatsBinaryError::Broken { .. })),
+            "{error:?}"
+        );
     }
     let dies = "[ $1 = --version ] && echo nats-server: v2.15.1 || { echo no luck >&2; exit 3; }";
     options.binary = Some(fake("dies", dies));
@@ -78,11 +83,11 @@ async fn a_server_that_is_too_old_or_none_at_all_is_refused() {
 #[tokio::test]
 async fn an_unexpected_end_is_noticed() {
     let (mut rig, bus) = Rig::start().await;
-    bus.publish(&control(1, "x")).await.unwrap();
+    bus.publish_fact(&control(1, "x")).await.unwrap();
     assert!(timeout(Duration::from_millis(50), rig.server.wait()).await.is_err());
     rig.kill().await;
     rig.server.restart().await.unwrap();
-    bus.publish(&control(2, "x")).await.unwrap();
+    bus.publish_fact(&control(2, "x")).await.unwrap();
 }
 
 #[tokio::test]
@@ -114,6 +119,6 @@ async fn the_child_dies_with_us_and_its_directory_is_free_again() {
 async fn helper_process() {
     let Some(dir) = std::env::var_os(HELPER_DIR) else { return };
     let server = ManagedServer::start(&ServerOptions::new(dir)).await.unwrap();
-    println!("\nchild {}", server.pid());
+    println!("\nchild {}", server.process_id());
     std::future::pending::<()>().await;
 }

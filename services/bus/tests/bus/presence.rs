@@ -20,14 +20,14 @@ async fn statuses_are_heard_live_and_kept_for_late_joiners() {
     let mut watched = late.watch_statuses().await.unwrap();
     // The subscription travels on another connection than the announcement.
     until("somebody listens", async || {
-        bus.announce(&status("a1", 1)).await.unwrap();
+        bus.announce_status(&status("a1", 1)).await.unwrap();
         timeout(Duration::from_millis(50), watched.next()).await.is_ok()
     })
     .await;
     for (agent, jobs) in [("a1", 1), ("a2", 5), ("a1", 2)] {
         bus.record_status(&status(agent, jobs)).await.unwrap();
     }
-    assert_eq!(late.statuses().await.unwrap(), [status("a1", 2), status("a2", 5)]);
+    assert_eq!(late.list_statuses().await.unwrap(), [status("a1", 2), status("a2", 5)]);
     assert_eq!(bus.last_sequence().await.unwrap(), 0, "presence is no fact");
 }
 
@@ -42,17 +42,17 @@ async fn some_of_those_who_are_there_are_found_in_a_fleet_of_any_size() {
     }
     let gone = v1::agent_status::State::Stopped.into();
     bus.record_status(&v1::AgentStatus { state: gone, ..status("a2", 1) }).await.unwrap();
-    assert_eq!(names(bus.recent_statuses(32, 5).await.unwrap()), ["a1", "a3"]);
+    assert_eq!(names(bus.sample_recent_statuses(32, 5).await.unwrap()), ["a1", "a3"]);
     let one = |agent: &str| AgentId::new(agent).unwrap();
-    assert_eq!(bus.recent_status(&one("a3")).await.unwrap(), Some(status("a3", 1)));
+    assert_eq!(bus.read_recent_status(&one("a3")).await.unwrap(), Some(status("a3", 1)));
     for absent in ["a2", "nobody"] {
-        assert_eq!(bus.recent_status(&one(absent)).await.unwrap(), None, "{absent}");
+        assert_eq!(bus.read_recent_status(&one(absent)).await.unwrap(), None, "{absent}");
     }
     for agent in 0..60 {
         bus.record_status(&status(&format!("b{agent}"), 1)).await.unwrap();
     }
     for chance in [0, 7, 100, u64::MAX] {
-        let found = names(bus.recent_statuses(16, chance).await.unwrap());
+        let found = names(bus.sample_recent_statuses(16, chance).await.unwrap());
         // The one who stopped may be among them, and is left out.
         assert!((15..=16).contains(&found.len()), "{chance}: {found:?}");
     }
@@ -62,21 +62,21 @@ async fn some_of_those_who_are_there_are_found_in_a_fleet_of_any_size() {
 async fn a_command_is_confirmed_by_the_agent_it_names() {
     let (rig, bus) = Rig::start().await;
     let (agent, absent) = (AgentId::new("a1").unwrap(), AgentId::new("a2").unwrap());
-    let mut commands = rig.bus("a1").await.commands(&agent).await.unwrap();
+    let mut commands = rig.bus("a1").await.receive_commands(&agent).await.unwrap();
     let command = v1::AgentCommand { action: v1::agent_command::Action::Drain.into() };
     let heard = tokio::spawn(async move { commands.next().await });
-    until("the agent listens", async || bus.command(&agent, &command).await.is_ok()).await;
+    until("the agent listens", async || bus.send_command(&agent, &command).await.is_ok()).await;
     assert_eq!(timeout(PATIENCE, heard).await.unwrap().unwrap(), Some(command));
-    let error = bus.command(&absent, &command).await.unwrap_err();
+    let error = bus.send_command(&absent, &command).await.unwrap_err();
     assert!(matches!(error, PresenceError::NotListening { .. }), "{error:?}");
 }
 
 #[tokio::test]
 async fn the_fleets_configuration_is_kept() {
     let (mut rig, bus) = Rig::start().await;
-    assert_eq!(bus.fleet_config().await.unwrap(), None);
+    assert_eq!(bus.read_fleet_config().await.unwrap(), None);
     let config = v1::FleetConfig { store: "file:///x".into(), lease_s: 30.0, ..Default::default() };
-    bus.set_fleet_config(&config).await.unwrap();
+    bus.write_fleet_config(&config).await.unwrap();
     rig.kill_and_restart().await;
-    assert_eq!(bus.fleet_config().await.unwrap(), Some(config));
+    assert_eq!(bus.read_fleet_config().await.unwrap(), Some(config));
 }

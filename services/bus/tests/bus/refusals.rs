@@ -3,7 +3,7 @@
 use std::{net::TcpListener, process::Stdio, time::Duration};
 
 use bus::{
-    Bus, ConnectError, ConnectOptions, Durability, PrepareError, PublishError, RequestError,
+    AckDurability, Bus, ConnectError, ConnectOptions, PrepareError, PublishError, RequestError,
     server::find_binary,
 };
 use tempfile::TempDir;
@@ -64,10 +64,10 @@ async fn a_server_without_jetstream_is_refused() {
 async fn a_server_that_flushes_late_is_told_apart() {
     let mut server = plain("jetstream { STORE }").await;
     let bus = Bus::connect(&server.options).await.unwrap();
-    assert_eq!(bus.prepare(1).await.unwrap().durability, Durability::Lazy);
+    assert_eq!(bus.prepare_log(1).await.unwrap().durability, AckDurability::Lazy);
     server.options.monitor_urls.clear();
     let bus = Bus::connect(&server.options).await.unwrap();
-    assert_eq!(bus.durability().await, Durability::Unknown);
+    assert_eq!(bus.check_durability().await, AckDurability::Unknown);
 }
 
 /// What calls itself a nats-server of this version, and leaves the first who comes after a moment.
@@ -142,11 +142,11 @@ async fn a_denied_permission_is_named_and_not_a_timeout() {
     assert!(wrong.contains("refused these credentials") && !wrong.contains("wrong"), "{wrong}");
     options.urls[0] = server.options.urls[0].replace("nats://", "nats://u:p@");
     let bus = Bus::connect(&options).await.unwrap();
-    let error = bus.prepare(1).await.unwrap_err();
+    let error = bus.prepare_log(1).await.unwrap_err();
     let PrepareError::Request { stream, source } = error else { panic!("{error:?}") };
     assert_eq!(stream, "KV_FLOTILLA_FLEET");
     assert!(matches!(source, RequestError::Denied { .. }), "{source:?}");
-    let error = bus.publish(&control(1, "x")).await.unwrap_err();
+    let error = bus.publish_fact(&control(1, "x")).await.unwrap_err();
     let PublishError::Refused { source, .. } = error else { panic!("{error:?}") };
     assert!(source.to_string().contains("flotilla.r1.control.1"), "{source}");
 }
@@ -164,6 +164,6 @@ async fn a_stream_that_somebody_else_made_is_not_taken_over() {
         })
         .await
         .unwrap();
-    let error = Bus::connect(&server.options).await.unwrap().prepare(1).await.unwrap_err();
+    let error = Bus::connect(&server.options).await.unwrap().prepare_log(1).await.unwrap_err();
     assert!(matches!(error, PrepareError::Differs { field: "storage", .. }), "{error:?}");
 }

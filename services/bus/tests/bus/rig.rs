@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use bus::{
-    Bus, ConnectOptions, Producer,
+    Bus, ConnectOptions, FactProducer,
     server::{ManagedServer, ServerOptions},
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
-use wire::{Body, Fact, v1};
+use wire::{Fact, FactBody, v1};
 
 /// For anything that a correct bus does at once, on a machine busy with builds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -24,7 +24,7 @@ impl Rig {
     pub(crate) async fn start() -> (Self, Bus) {
         let rig = Self::bare().await;
         let bus = rig.bus("test").await;
-        bus.prepare(1).await.unwrap();
+        bus.prepare_log(1).await.unwrap();
         (rig, bus)
     }
 
@@ -40,9 +40,9 @@ impl Rig {
 
     pub(crate) fn options(&self, name: &str) -> ConnectOptions {
         ConnectOptions {
-            urls: vec![self.server.url()],
+            urls: vec![self.server.client_url()],
             monitor_urls: vec![self.server.monitor_url()],
-            producer: Producer { name: name.to_owned(), role: "tester".to_owned() },
+            producer: FactProducer { name: name.to_owned(), role: "tester".to_owned() },
             ..Default::default()
         }
     }
@@ -53,11 +53,11 @@ impl Rig {
 
     /// Past all courtesy of the bus: for messages it would never write.
     pub(crate) async fn raw(&self) -> async_nats::jetstream::Context {
-        async_nats::jetstream::new(async_nats::connect(self.server.url()).await.unwrap())
+        async_nats::jetstream::new(async_nats::connect(self.server.client_url()).await.unwrap())
     }
 
     pub(crate) async fn kill(&self) {
-        let pid = Pid::from_raw(i32::try_from(self.server.pid()).unwrap()).unwrap();
+        let pid = Pid::from_raw(i32::try_from(self.server.process_id()).unwrap()).unwrap();
         kill_process(pid, Signal::KILL).unwrap();
         self.server.wait().await;
     }
@@ -71,14 +71,14 @@ impl Rig {
 pub(crate) fn control(number: u64, reason: &str) -> Fact {
     Fact {
         subject: format!("flotilla.r1.control.{number}").parse().unwrap(),
-        body: Body::Control(v1::Control { action: 1, reason: reason.to_owned() }),
+        body: FactBody::Control(v1::Control { action: 1, reason: reason.to_owned() }),
     }
 }
 
 pub(crate) fn order(job: u64) -> Fact {
     Fact {
         subject: format!("flotilla.r1.order.generate.default.1.j{job}.1").parse().unwrap(),
-        body: Body::GenerateOrder(v1::GenerateOrder {
+        body: FactBody::GenerateOrder(v1::GenerateOrder {
             run: "r1".into(),
             cycle: 1,
             job: format!("j{job}"),

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use bus::{Bus, Delivery, WorkQueue};
 use tokio::time::{Instant, sleep, timeout};
-use wire::{Body, Pool, WorkKind};
+use wire::{FactBody, Pool, WorkKind};
 
 use crate::rig::{PATIENCE, Rig, order};
 
 const LONG: Duration = Duration::from_secs(30);
 
 async fn queue(bus: &Bus, lease: Duration) -> WorkQueue {
-    bus.work(WorkKind::Generate, &Pool::new("default").unwrap(), lease).await.unwrap()
+    bus.join_work_queue(WorkKind::Generate, &Pool::new("default").unwrap(), lease).await.unwrap()
 }
 
 async fn take(queue: &mut WorkQueue) -> Delivery {
@@ -20,7 +20,7 @@ async fn take(queue: &mut WorkQueue) -> Delivery {
 
 fn job(delivery: &Delivery) -> String {
     match &delivery.record.as_ref().unwrap().fact.body {
-        Body::GenerateOrder(order) => order.job.clone(),
+        FactBody::GenerateOrder(order) => order.job.clone(),
         other => panic!("{other:?} is no order"),
     }
 }
@@ -31,7 +31,7 @@ async fn one_order_goes_to_one_of_two_agents_and_an_acknowledged_one_to_nobody()
     let other = rig.bus("other").await;
     let (mut a, mut b) =
         (queue(&bus, Duration::from_secs(1)).await, queue(&other, Duration::from_secs(1)).await);
-    bus.publish(&order(1)).await.unwrap();
+    bus.publish_fact(&order(1)).await.unwrap();
     let wait = Duration::from_millis(500);
     let (one, two) = tokio::join!(a.next(wait), b.next(wait));
     let mut got: Vec<Delivery> = [one.unwrap(), two.unwrap()].into_iter().flatten().collect();
@@ -49,7 +49,7 @@ async fn waiting_wakes_as_soon_as_an_order_is_written() {
     let waiting = tokio::spawn(async move { (take(&mut work).await, Instant::now()) });
     // Longer than two heartbeats: a lost wake-up would show.
     sleep(Duration::from_millis(4500)).await;
-    bus.publish(&order(1)).await.unwrap();
+    bus.publish_fact(&order(1)).await.unwrap();
     let published = Instant::now();
     let (delivery, taken) = waiting.await.unwrap();
     assert_eq!(job(&delivery), "j1");
@@ -62,11 +62,11 @@ async fn a_lease_that_ends_gives_the_order_to_another_and_progress_keeps_it() {
     let (_rig, bus) = Rig::start().await;
     let lease = Duration::from_millis(800);
     let (mut a, mut b) = (queue(&bus, lease).await, queue(&bus, lease).await);
-    bus.publish(&order(1)).await.unwrap();
+    bus.publish_fact(&order(1)).await.unwrap();
     let held = take(&mut a).await;
     let kept_until = Instant::now() + lease * 3;
     while Instant::now() < kept_until {
-        held.progress().await.unwrap();
+        held.renew_lease().await.unwrap();
         assert!(b.next(lease / 4).await.unwrap().is_none(), "it was taken from a live agent");
     }
     drop(held);
@@ -79,7 +79,7 @@ async fn a_lease_that_ends_gives_the_order_to_another_and_progress_keeps_it() {
 async fn an_order_handed_back_comes_again_after_the_delay() {
     let (_rig, bus) = Rig::start().await;
     let mut work = queue(&bus, LONG).await;
-    bus.publish(&order(1)).await.unwrap();
+    bus.publish_fact(&order(1)).await.unwrap();
     let first = take(&mut work).await;
     first.nak(Duration::from_millis(600)).await.unwrap();
     let handed_back = Instant::now();
@@ -104,12 +104,12 @@ async fn an_order_that_does_not_parse_is_delivered_as_an_error() {
 async fn work_goes_on_over_a_killed_server_and_a_deleted_consumer() {
     let (mut rig, bus) = Rig::start().await;
     let mut work = queue(&bus, Duration::from_secs(2)).await;
-    bus.publish(&order(1)).await.unwrap();
+    bus.publish_fact(&order(1)).await.unwrap();
     let held = take(&mut work).await;
     let waiting = tokio::spawn(async move { (take(&mut work).await, work) });
     rig.kill_and_restart().await;
     held.ack().await.unwrap();
-    bus.publish(&order(2)).await.unwrap();
+    bus.publish_fact(&order(2)).await.unwrap();
     let (mut delivery, mut work) = waiting.await.unwrap();
     if job(&delivery) == "j1" {
         // The killed server had not written down that it was handed out.
@@ -119,7 +119,7 @@ async fn work_goes_on_over_a_killed_server_and_a_deleted_consumer() {
     assert_eq!(job(&delivery), "j2");
     delivery.ack().await.unwrap();
     let stream = rig.raw().await.get_stream(bus::STREAM).await.unwrap();
-    stream.delete_consumer(work.name()).await.unwrap();
+    stream.delete_consumer(work.consumer_name()).await.unwrap();
     assert_eq!(job(&take(&mut work).await), "j1", "a new consumer begins at the beginning");
 }
 
@@ -128,11 +128,11 @@ async fn a_cancelled_wait_loses_nothing_and_a_dropped_queue_gives_back() {
     let (_rig, bus) = Rig::start().await;
     let (mut a, mut b) = (queue(&bus, LONG).await, queue(&bus, LONG).await);
     assert!(timeout(Duration::from_millis(100), a.next(LONG)).await.is_err());
-    bus.publish(&order(1)).await.unwrap();
+    bus.publish_fact(&order(1)).await.unwrap();
     let first = take(&mut a).await;
     assert_eq!((job(&first).as_str(), first.delivered), ("j1", 1));
     assert!(timeout(Duration::from_millis(100), a.next(LONG)).await.is_err());
-    bus.publish(&order(2)).await.unwrap();
+    bus.publish_fact(&order(2)).await.unwrap();
     drop(a);
     assert_eq!(job(&take(&mut b).await), "j2", "it waits for the lease of a queue that is gone");
 }

@@ -1,57 +1,59 @@
-//! Conversations written as a model was taught to read them: by the chat template beside its
-//! tokenizer, as `apply_chat_template` of Hugging Face's transformers does it.
+//! Conversations as text, rendered with the chat template that a model has beside its tokenizer.
+//! The result is the same as that of `apply_chat_template` in Hugging Face's transformers.
 
-mod environment;
-mod message;
-mod tokens;
+mod jinja;
+mod messages;
+mod special_tokens;
 
 use std::path::Path;
 
-use formats::{Config, ConfigError};
+use formats::{ModelConfig, ModelConfigError};
 use minijinja::{Environment, Value, context};
 
-pub(crate) use self::message::{Message, answer, asked, said, wrapped};
+pub(crate) use self::messages::{
+    ChatMessage, assistant_message, last_user_text, question_text, wrap_prompt,
+};
 use self::{
-    message::{ASSISTANT, last_role, plain},
-    tokens::{Tokens, TokensError},
+    messages::{ASSISTANT_ROLE, check_messages, flatten_content},
+    special_tokens::{SpecialTokens, SpecialTokensError},
 };
 
-/// A model's chat template and what of its tokenizer bears on it.
+/// A model's chat template, with the special tokens that it needs.
 #[derive(Debug)]
-pub(crate) struct Template {
+pub(crate) struct ChatTemplate {
     environment: Environment<'static>,
-    tokens: Tokens,
-    /// What trainers put behind a completion; empty where it is no added token.
-    end: String,
-    /// Where generation stops.
-    stops: Vec<String>,
+    tokens: SpecialTokens,
+    /// The token that trainers append to a completion. Empty if it is not an added token.
+    end_token: String,
+    /// The tokens at which generation stops.
+    stop_tokens: Vec<String>,
 }
 
-/// A conversation whose last turn a model is to learn.
+/// A conversation, split before its last turn, which a model learns.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Pair {
+pub(crate) struct PromptCompletion {
     pub prompt: String,
     pub completion: String,
 }
 
-/// Why there is no template.
+/// The reason why a base has no usable chat template.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
     #[error(
         "the base has no chat template: neither chat_template.jinja nor \"chat_template\" in \
-         tokenizer_config.json; take a model that was taught to chat, add one of these files, or \
-         write lines as \"prompt\" and \"completion\" (D106)"
+         tokenizer_config.json; use a chat model, add one of these files, or write lines as \
+         \"prompt\" and \"completion\" (D106)"
     )]
     None,
     #[error("the base's chat template (D106)")]
     Syntax(#[source] minijinja::Error),
     #[error("the base's tokenizer")]
-    Tokens(#[from] TokensError),
+    Tokens(#[from] SpecialTokensError),
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] ModelConfigError),
 }
 
-/// Why a conversation cannot be written.
+/// The reason why a conversation cannot be rendered.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatError {
     #[error(
@@ -75,9 +77,9 @@ pub enum ChatError {
     #[error("the base's chat template refuses it (D106)")]
     Refused(#[source] minijinja::Error),
     #[error(
-        "the base's chat template writes a conversation otherwise once it is answered ({before:?} \
-         becomes {answered:?}), so its last turn is no text that follows the others; write this \
-         line as \"prompt\" and \"completion\" (D106)"
+        "the base's chat template re-renders earlier turns once they are answered ({before:?} \
+         becomes {answered:?}), so prompt and completion would not add up to the conversation; \
+         write this line as \"prompt\" and \"completion\" (D106)"
     )]
     Unstable { before: String, answered: String },
     #[error("the base's chat template writes nothing for the last message (D106)")]
@@ -89,109 +91,124 @@ pub enum ChatError {
     Endless { end: String },
 }
 
-/// Of two texts, from where they part.
+/// Characters of two differing texts that an error shows, from the first difference.
 const SHOWN_CHARS: usize = 60;
 
-impl Template {
-    /// Of a model's directory, or what of it is small. `now` is what templates are told of time.
+impl ChatTemplate {
+    /// Loads the chat template and the special tokens from a model's directory, which may contain
+    /// only the small files. `now` is the time that templates see.
     ///
     /// # Errors
-    /// When there is none, or a file cannot be used.
+    /// Returns an error if the directory contains no template, or a file cannot be used.
     pub(crate) fn load(dir: &Path, now: &jiff::Zoned) -> Result<Self, TemplateError> {
-        let (tokens, text) = Tokens::load(dir)?;
+        let (tokens, text) = SpecialTokens::load(dir)?;
         let text = text.ok_or(TemplateError::None)?;
-        let ids = Config::load(dir)?.eos_tokens;
-        let end = ids.first().and_then(|id| tokens.text(*id)).unwrap_or_default().to_owned();
-        let stops = ids.iter().filter_map(|id| tokens.text(*id)).map(str::to_owned).collect();
-        let environment = environment::of(&text, now).map_err(TemplateError::Syntax)?;
-        Ok(Self { environment, tokens, end, stops })
+        let ids = ModelConfig::from_dir(dir)?.eos_tokens;
+        let end = ids.first().and_then(|id| tokens.token_text(*id)).unwrap_or_default().to_owned();
+        let stops = ids.iter().filter_map(|id| tokens.token_text(*id)).map(str::to_owned).collect();
+        let environment = jinja::build_environment(&text, now).map_err(TemplateError::Syntax)?;
+        Ok(Self { environment, tokens, end_token: end, stop_tokens: stops })
     }
 
-    /// The text that a model is to go on with.
+    /// Renders messages as a prompt: the text that the model continues with its answer.
     ///
     /// # Errors
-    /// When these are no messages, end with an answer, or the template refuses them.
-    pub(crate) fn prompt(&self, messages: &[Message]) -> Result<String, ChatError> {
-        if last_role(messages)? == ASSISTANT {
+    /// Returns an error if the value is not a list of messages, ends with an answer, or is refused
+    /// by the template.
+    pub(crate) fn render_prompt(&self, messages: &[ChatMessage]) -> Result<String, ChatError> {
+        if check_messages(messages)? == ASSISTANT_ROLE {
             return Err(ChatError::Answered);
         }
-        let text = self.render(messages, true)?;
-        Ok(self.without_beginning(text))
+        let text = self.render_messages(messages, true)?;
+        Ok(self.strip_prepended_token(text))
     }
 
-    /// What goes before the last turn, and that turn without the token that ends completions.
+    /// Renders messages that end with an answer, and splits the text into the part before the last
+    /// turn and that turn without the token that ends completions.
     ///
     /// # Errors
-    /// When these are no messages, do not end with an answer, or the template refuses them or does
-    /// not let the last turn follow the others.
-    pub(crate) fn pair(&self, messages: &[Message]) -> Result<Pair, ChatError> {
-        if last_role(messages)? != ASSISTANT {
+    /// Returns an error if the value is not a list of messages, does not end with an answer, or is
+    /// refused by the template; and if the template renders the earlier turns differently once the
+    /// last one is present.
+    pub(crate) fn render_pair(
+        &self,
+        messages: &[ChatMessage],
+    ) -> Result<PromptCompletion, ChatError> {
+        if check_messages(messages)? != ASSISTANT_ROLE {
             return Err(ChatError::Unanswered);
         }
         let (_, earlier) = messages.split_last().ok_or(ChatError::Shape)?;
-        let prompt = self.render(earlier, true)?;
-        let whole = self.render(messages, false)?;
+        let prompt = self.render_messages(earlier, true)?;
+        let whole = self.render_messages(messages, false)?;
         let Some(completion) = whole.strip_prefix(&prompt) else {
-            let (before, answered) = parting(&prompt, &whole);
+            let (before, answered) = first_difference(&prompt, &whole);
             return Err(ChatError::Unstable { before, answered });
         };
-        let completion = self.without_end(completion).to_owned();
+        let completion = self.strip_end_token(completion).to_owned();
         if completion.is_empty() {
             return Err(ChatError::Nothing);
         }
-        Ok(Pair { prompt: self.without_beginning(prompt), completion })
+        Ok(PromptCompletion { prompt: self.strip_prepended_token(prompt), completion })
     }
 
-    /// Whether generation stops where the template ends a turn, as far as it shows one.
+    /// Checks that generation stops at the token with which the template ends a turn. A template
+    /// that shows no such token passes.
     ///
     /// # Errors
-    /// When it would go on.
-    pub(crate) fn check_end(&self) -> Result<(), ChatError> {
+    /// Returns [`ChatError::Endless`] if generation would continue after that token.
+    pub(crate) fn check_end_token(&self) -> Result<(), ChatError> {
         const SAID: &str = "a";
         let say = |role: &str| context! { role, content => SAID };
-        let Ok(pair) = self.pair(&[say("user"), say(ASSISTANT)]) else { return Ok(()) };
+        let Ok(pair) = self.render_pair(&[say("user"), say(ASSISTANT_ROLE)]) else { return Ok(()) };
         let behind = pair.completion.rsplit_once(SAID).map_or("", |(_, behind)| behind);
-        match self.tokens.at_end_of(behind) {
-            Some(end) if !self.stops.iter().any(|stop| stop == end) => {
+        match self.tokens.last_token_of(behind) {
+            Some(end) if !self.stop_tokens.iter().any(|stop| stop == end) => {
                 Err(ChatError::Endless { end: end.to_owned() })
             }
             _ => Ok(()),
         }
     }
 
-    fn render(&self, messages: &[Message], answer_next: bool) -> Result<String, ChatError> {
-        let messages: Vec<Value> = messages.iter().map(plain).collect();
+    /// Renders messages. `answer_next` adds the beginning of an assistant's turn.
+    fn render_messages(
+        &self,
+        messages: &[ChatMessage],
+        answer_next: bool,
+    ) -> Result<String, ChatError> {
+        let messages: Vec<Value> = messages.iter().map(flatten_content).collect();
         let context = context! {
             messages,
             add_generation_prompt => answer_next,
-            ..Value::from_pairs(self.tokens.named.clone())
+            ..Value::from_pairs(self.tokens.by_name.clone())
         };
-        let template = self.environment.get_template(environment::NAME);
+        let template = self.environment.get_template(jinja::TEMPLATE_NAME);
         template.and_then(|template| template.render(context)).map_err(ChatError::Refused)
     }
 
-    /// A tokenizer that puts a beginning before every text would put a second one.
-    fn without_beginning(&self, text: String) -> String {
-        match self.tokens.beginning.as_deref().and_then(|token| text.strip_prefix(token)) {
+    /// Removes the token that the tokenizer prepends to every text, so that it is not there twice.
+    fn strip_prepended_token(&self, text: String) -> String {
+        match self.tokens.prepended_token.as_deref().and_then(|token| text.strip_prefix(token)) {
             Some(rest) => rest.to_owned(),
             None => text,
         }
     }
 
-    /// Trainers put the model's end token behind every completion, and generators stop at it:
-    /// neither text has it, nor what a template writes behind it. Another token that ends a turn
-    /// stays.
-    fn without_end<'a>(&self, completion: &'a str) -> &'a str {
+    /// Removes the model's end token and any text after it from a completion. Trainers append that
+    /// token to every completion and generators stop at it, so neither text contains it. Another
+    /// token that ends a turn stays.
+    fn strip_end_token<'a>(&self, completion: &'a str) -> &'a str {
         let trimmed = completion.trim_end();
-        match trimmed.strip_suffix(&self.end) {
-            Some(text) if !self.end.is_empty() => text,
-            _ if self.tokens.at_end_of(trimmed).is_some() => trimmed,
+        match trimmed.strip_suffix(&self.end_token) {
+            Some(text) if !self.end_token.is_empty() => text,
+            _ if self.tokens.last_token_of(trimmed).is_some() => trimmed,
             _ => completion,
         }
     }
 }
 
-fn parting(before: &str, answered: &str) -> (String, String) {
+/// Returns the beginnings of two texts from their first difference, at most [`SHOWN_CHARS`]
+/// characters each.
+fn first_difference(before: &str, answered: &str) -> (String, String) {
     let same = before.chars().zip(answered.chars()).take_while(|(a, b)| a == b);
     let at: usize = same.map(|(a, _)| a.len_utf8()).sum();
     let shown = |text: &str| text[at..].chars().take(SHOWN_CHARS).collect();

@@ -1,21 +1,22 @@
-//! Why a file of a spec cannot be used.
+//! The reasons why a file of a spec cannot be used.
 
 use store::GetError;
 
 use super::{
     chat::{ChatError, TemplateError},
     examples::ExampleError,
-    prompts::LinesError,
-    split::SplitError,
+    heldout_split::SplitError,
+    prompts::PromptLineError,
 };
 
+/// The reason why a file of a spec cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     #[error("{file}")]
     Prompts {
         file: String,
         #[source]
-        source: LinesError,
+        source: PromptLineError,
     },
     #[error("{file}")]
     Examples {
@@ -46,15 +47,16 @@ pub enum DataError {
         source: SplitError,
     },
     #[error(
-        "{file}: {count} prompts are also trained on, so their pass rate would say nothing of \
-         others: {lines}; take them out of one of the files, or write raft.allow_overlap: true (D108)"
+        "{file}: {count} prompts are also trained on, so their pass rate would not measure new \
+         prompts: {lines}; take them out of one of the files, or write raft.allow_overlap: true \
+         (D108)"
     )]
     Overlap { file: String, count: usize, lines: String },
 }
 
-/// Why the base's small files cannot be looked at.
+/// The reason why the base's small files cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum ModelError {
+pub enum BaseFilesError {
     #[error("the base's files are not in the store; name the model itself in base.model (R110)")]
     Elsewhere,
     #[error("read the base in the store")]

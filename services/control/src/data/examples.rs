@@ -1,36 +1,39 @@
-//! A file of training examples, or of documents to be scored, as a run is given it.
+//! A file of training examples, or of documents to be scored.
 
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use wire::{ExamplesError, Line, lines};
+use wire::{ExamplesError, JsonLine, parse_json_lines};
 
 use super::{
-    chat::{ChatError, Message, Pair, wrapped},
-    prompts::{Manner, listed, some_line},
+    chat::{ChatError, ChatMessage, PromptCompletion, wrap_prompt},
+    prompts::{ChatFormat, any_line, list_messages},
 };
 
-/// What was read of a file of examples.
+/// The content of a file of examples.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Examples {
-    pub examples: Vec<Example>,
-    /// How many the chat template wrote.
-    pub rendered: usize,
-    /// Of all lines, by name.
-    pub fields: std::collections::BTreeMap<String, u32>,
-    bytes: Bytes,
+pub(crate) struct ExampleFile {
+    /// The examples in the order of the file.
+    pub examples: Vec<NumberedExample>,
+    /// Number of examples that the chat template rendered.
+    pub rendered_count: usize,
+    /// Number of lines that have each field.
+    pub field_counts: std::collections::BTreeMap<String, u32>,
+    /// The file as agents read it.
+    file_bytes: Bytes,
 }
 
+/// A training example with its line number, counted from 1.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Example {
+pub(crate) struct NumberedExample {
     pub line: usize,
     pub prompt: String,
     pub completion: String,
 }
 
-/// What is wrong with a line of examples.
+/// The reason why a line of an examples file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ExampleError {
     #[error(transparent)]
@@ -50,57 +53,63 @@ pub enum ExampleError {
     },
 }
 
+/// The fields of a line that may contain a conversation.
 #[derive(Deserialize)]
-struct Conversation {
-    messages: Option<Message>,
-    prompt: Option<Message>,
-    completion: Option<Message>,
+struct ExampleLine {
+    messages: Option<ChatMessage>,
+    prompt: Option<ChatMessage>,
+    completion: Option<ChatMessage>,
 }
 
-/// Whether some example cannot be read without a chat template.
-pub(super) fn have_conversations(bytes: &[u8]) -> bool {
-    some_line(bytes, |is| {
+/// Returns true if an example of the file needs a chat template.
+pub(super) fn needs_template(bytes: &[u8]) -> bool {
+    any_line(bytes, |is| {
         let messages = is("messages", Value::is_array) && !is("prompt", Value::is_string);
         is("prompt", Value::is_array) || is("completion", Value::is_array) || messages
     })
 }
 
-/// How a line says its example.
-enum Said {
-    Texts(String, String, Written),
+/// The form in which a line contains its example.
+enum ExampleContent {
+    /// A prompt and a completion as plain texts.
+    Texts(String, String, LineForm),
+    /// A conversation.
     Messages,
 }
 
-/// Whether trainers can read the line as it is.
+/// The form of a line with plain texts.
 #[derive(PartialEq, Eq)]
-enum Written {
-    Plainly,
-    Otherwise,
+enum LineForm {
+    /// A line that trainers can read unchanged.
+    Canonical,
+    /// A line that must be rewritten with `prompt` and `completion`.
+    Converted,
 }
 
-impl Examples {
-    /// A conversation without a template is an error.
+impl ExampleFile {
+    /// Parses a file of examples. A conversation needs a chat template in `manner`.
     ///
     /// # Errors
-    /// The first line that cannot be used: none is left out.
-    pub(crate) fn read(bytes: &Bytes, manner: Manner<'_>) -> Result<Self, ExampleError> {
+    /// Returns the first line that cannot be used. No line is skipped.
+    pub(crate) fn read(bytes: &Bytes, manner: ChatFormat<'_>) -> Result<Self, ExampleError> {
         let (mut examples, mut written) = (Vec::new(), String::new());
         let (mut rendered, mut as_it_is) = (0, true);
         let mut fields = std::collections::BTreeMap::new();
-        for line in lines(bytes).map_err(ExamplesError::from)? {
+        for line in parse_json_lines(bytes).map_err(ExamplesError::from)? {
             let line = line.map_err(ExamplesError::from)?;
-            let Line { number, text, fields: mut values } = line;
+            let JsonLine { number, text, fields: mut values } = line;
             values.keys().for_each(|name| *fields.entry(name.clone()).or_default() += 1);
-            let (prompt, completion) = match said(number, &values)? {
-                Said::Texts(prompt, completion, how) if !manner.wrap => {
-                    as_it_is &= how == Written::Plainly;
+            let (prompt, completion) = match parse_content(number, &values)? {
+                ExampleContent::Texts(prompt, completion, how) if !manner.wrap_texts => {
+                    as_it_is &= how == LineForm::Canonical;
                     (prompt, completion)
                 }
                 said => {
                     let wrong = |source| ExampleError::Chat { line: number, source };
-                    let messages = conversation(said, text, manner).map_err(wrong)?;
+                    let messages = build_conversation(said, text, manner).map_err(wrong)?;
                     let template = manner.template.ok_or_else(|| wrong(ChatError::NoTemplate))?;
-                    let Pair { prompt, completion } = template.pair(&messages).map_err(wrong)?;
+                    let PromptCompletion { prompt, completion } =
+                        template.render_pair(&messages).map_err(wrong)?;
                     rendered += 1;
                     (prompt, completion)
                 }
@@ -112,28 +121,32 @@ impl Examples {
             values.insert("completion".into(), completion.as_str().into());
             written.push_str(&Value::Object(values).to_string());
             written.push('\n');
-            examples.push(Example { line: number, prompt, completion });
+            examples.push(NumberedExample { line: number, prompt, completion });
         }
         if examples.is_empty() {
             return Err(ExamplesError::None.into());
         }
         let bytes = if as_it_is && rendered == 0 { bytes.clone() } else { written.into() };
-        Ok(Self { examples, rendered, fields, bytes })
+        Ok(Self { examples, rendered_count: rendered, field_counts: fields, file_bytes: bytes })
     }
 
-    /// The file agents read.
-    pub(crate) fn bytes(&self) -> Bytes {
-        self.bytes.clone()
+    /// Returns the file as agents read it, one JSON object a line.
+    pub(crate) fn to_bytes(&self) -> Bytes {
+        self.file_bytes.clone()
     }
 
-    /// Lines whose example stands in an earlier one.
-    pub(crate) fn duplicates(&self) -> usize {
+    /// Returns the number of examples that repeat an earlier one.
+    pub(crate) fn duplicate_count(&self) -> usize {
         let pairs = self.examples.iter().map(|example| (&example.prompt, &example.completion));
         self.examples.len() - pairs.collect::<BTreeSet<_>>().len()
     }
 }
 
-fn said(line: usize, values: &Map<String, Value>) -> Result<Said, ExampleError> {
+/// Returns the content of a line: a conversation, or a prompt and a completion.
+///
+/// # Errors
+/// Returns an error if the line has no completion, or a field is not a text.
+fn parse_content(line: usize, values: &Map<String, Value>) -> Result<ExampleContent, ExampleError> {
     let given = |name: &str| values.get(name).filter(|value| !value.is_null());
     let text = |field: &'static str| match given(field) {
         None => Ok(None),
@@ -142,7 +155,7 @@ fn said(line: usize, values: &Map<String, Value>) -> Result<Said, ExampleError> 
     };
     let list = |name: &str| given(name).is_some_and(Value::is_array);
     if list("completion") || (list("messages") && given("completion").is_none()) {
-        return Ok(Said::Messages);
+        return Ok(ExampleContent::Messages);
     }
     if ["completion", "response", "text"].iter().all(|name| given(name).is_none()) {
         return Err(ExampleError::Nothing { line });
@@ -150,26 +163,36 @@ fn said(line: usize, values: &Map<String, Value>) -> Result<Said, ExampleError> 
     let prompt = text("prompt")?;
     if let Some(completion) = text("completion")? {
         let plainly = prompt.is_some() || !values.contains_key("prompt");
-        let how = if plainly { Written::Plainly } else { Written::Otherwise };
-        return Ok(Said::Texts(prompt.unwrap_or_default(), completion, how));
+        let how = if plainly { LineForm::Canonical } else { LineForm::Converted };
+        return Ok(ExampleContent::Texts(prompt.unwrap_or_default(), completion, how));
     }
     match (prompt, text("response")?, text("text")?) {
-        (Some(prompt), Some(response), _) => Ok(Said::Texts(prompt, response, Written::Otherwise)),
-        (None, None, Some(text)) => Ok(Said::Texts(String::new(), text, Written::Otherwise)),
+        (Some(prompt), Some(response), _) => {
+            Ok(ExampleContent::Texts(prompt, response, LineForm::Converted))
+        }
+        (None, None, Some(text)) => {
+            Ok(ExampleContent::Texts(String::new(), text, LineForm::Converted))
+        }
         _ => Err(ExampleError::Nothing { line }),
     }
 }
 
-fn conversation(said: Said, whole: &str, manner: Manner<'_>) -> Result<Vec<Message>, ChatError> {
+/// Returns the messages of an example, ending with the completion as the assistant's message.
+fn build_conversation(
+    said: ExampleContent,
+    whole: &str,
+    manner: ChatFormat<'_>,
+) -> Result<Vec<ChatMessage>, ChatError> {
     match said {
-        Said::Texts(prompt, completion, _) => {
-            let mut messages = wrapped(manner.system, &prompt);
-            messages.push(super::chat::answer(&completion));
+        ExampleContent::Texts(prompt, completion, _) => {
+            let mut messages = wrap_prompt(manner.system, &prompt);
+            messages.push(super::chat::assistant_message(&completion));
             Ok(messages)
         }
-        Said::Messages => {
-            let read: Conversation = serde_json::from_str(whole).map_err(|_| ChatError::Shape)?;
-            let list = |part: Option<Message>| part.filter(|part| !part.is_none()).map(listed);
+        ExampleContent::Messages => {
+            let read: ExampleLine = serde_json::from_str(whole).map_err(|_| ChatError::Shape)?;
+            let list =
+                |part: Option<ChatMessage>| part.filter(|part| !part.is_none()).map(list_messages);
             match (list(read.prompt), list(read.completion), list(read.messages)) {
                 (prompt, Some(Some(completion)), _) => {
                     let prompt = prompt.map_or(Some(Vec::new()), |prompt| prompt);
@@ -187,13 +210,13 @@ mod tests {
     use super::*;
     use crate::data::chat::tests::chatml;
 
-    fn read(lines: &str, manner: Manner<'_>) -> Result<Examples, String> {
-        let read = Examples::read(&Bytes::from(lines.to_owned()), manner);
+    fn read(lines: &str, manner: ChatFormat<'_>) -> Result<ExampleFile, String> {
+        let read = ExampleFile::read(&Bytes::from(lines.to_owned()), manner);
         read.map_err(|error| error.to_string())
     }
 
-    fn stored(examples: &Examples) -> Vec<(String, String)> {
-        let read = wire::Example::parse_all(&examples.bytes()).unwrap();
+    fn stored(examples: &ExampleFile) -> Vec<(String, String)> {
+        let read = wire::TrainingExample::parse_all(&examples.to_bytes()).unwrap();
         read.into_iter().map(|example| (example.prompt, example.completion)).collect()
     }
 
@@ -208,29 +231,29 @@ mod tests {
 {"text":"e"}
 {"completion":"f","prompt":null}
 "#;
-        let examples = read(lines, Manner::default()).unwrap();
+        let examples = read(lines, ChatFormat::default()).unwrap();
         let expected = [pair("a", "b"), pair("c", "d"), pair("", "e"), pair("", "f")];
         assert_eq!(stored(&examples), expected);
-        assert_eq!((examples.fields["prompt"], examples.fields["title"]), (3, 1));
+        assert_eq!((examples.field_counts["prompt"], examples.field_counts["title"]), (3, 1));
         let plain = "{\"completion\":\"a\"}\n\n{\"prompt\":\"b\",  \"completion\":\"a\"}";
-        assert_eq!(read(plain, Manner::default()).unwrap().bytes(), plain.as_bytes());
+        assert_eq!(read(plain, ChatFormat::default()).unwrap().to_bytes(), plain.as_bytes());
     }
 
     #[test]
     fn the_last_turn_of_a_conversation_is_learned() {
         let template = chatml();
-        let manner = Manner { template: Some(&template), ..Manner::default() };
+        let manner = ChatFormat { template: Some(&template), ..ChatFormat::default() };
         let user = r#"{"role":"user","content":"2+2="}"#;
         let assistant = r#"{"role":"assistant","content":"4"}"#;
         let lines = format!(
             "{{\"messages\":[{user},{assistant}]}}\n{{\"prompt\":[{user}],\"completion\":[{assistant}]}}\n"
         );
         let examples = read(&lines, manner).unwrap();
-        assert_eq!((examples.rendered, examples.duplicates()), (2, 1));
+        assert_eq!((examples.rendered_count, examples.duplicate_count()), (2, 1));
         let [first, second] = &stored(&examples)[..] else { panic!("two") };
         assert_eq!((&first.1, first), (&"4".to_owned(), second));
         assert!(first.0.ends_with("2+2=<|im_end|>\n<|im_start|>assistant\n"), "{}", first.0);
-        let wrap = Manner { wrap: true, ..manner };
+        let wrap = ChatFormat { wrap_texts: true, ..manner };
         let wrapped = read(r#"{"prompt":"2+2=","response":"4"}"#, wrap).unwrap();
         assert_eq!(stored(&wrapped), std::slice::from_ref(first));
     }
@@ -249,7 +272,7 @@ mod tests {
             ("[]", "line 1: expected an object"),
             ("\n", "no examples"),
         ] {
-            let error = read(lines, Manner::default()).unwrap_err();
+            let error = read(lines, ChatFormat::default()).unwrap_err();
             assert!(error.starts_with(expected), "{error}");
         }
     }

@@ -1,112 +1,144 @@
-//! All files of a spec, read and checked, and what is to be told of them. Nothing is stored yet.
+//! Reads and checks all files of a spec, and reports on them. Nothing is stored yet.
 
 use bytes::Bytes;
 use tokio::sync::OnceCell;
 use wire::v1::{self, DataReport};
 
 use super::{
-    chat::Template,
+    chat::ChatTemplate,
     error::DataError,
-    examples::{self, Examples},
-    model::ModelDir,
-    prompts::{Manner, Prompts, has_conversations},
-    room,
-    split::{overlaps, split},
-    statistics,
+    examples::{self, ExampleFile},
+    heldout_split::{find_overlaps, split_prompts},
+    model_dir::ModelDir,
+    prompts::{ChatFormat, PromptFile, has_conversations},
+    statistics, token_counts,
 };
 use crate::{
-    Control, Files, SubmitError,
-    base::blocking,
+    FleetControl, SpecFiles, SubmitError,
+    base_model::run_blocking,
     spec::{
-        BaseSpec, ChatSpec, HeldoutSpec, Measure, PromptSuite, RaftSpec, RunSpec, SftSpec,
-        SuiteSpec, VerifierSpec,
+        BaseSpec, ChatSpec, HeldoutSpec, PromptSuiteSettings, RaftSpec, RunSpec, SftSpec,
+        SuiteMeasure, SuiteSpec, VerifierSpec,
     },
-    submit::{read, text},
+    submission::{check_text, read_spec_file},
 };
 
-pub(crate) struct Prepared {
+/// The content of all files of a spec, with the report on them.
+pub(crate) struct PreparedRun {
     pub suites: Vec<PreparedSuite>,
     pub kind: PreparedKind,
     pub report: DataReport,
 }
 
-/// One of `evals`.
+/// The content of one suite of `evals`.
 pub(crate) enum PreparedSuite {
     Text { bytes: Bytes, format: v1::suite::Format },
-    Prompts(Prompts),
+    Prompts(PromptFile),
 }
 
+/// The training data of a run.
 pub(crate) enum PreparedKind {
     Sft { dataset: Bytes },
-    Raft { prompts: Prompts, heldout: Option<Prompts> },
+    Raft { prompts: PromptFile, heldout: Option<PromptFile> },
 }
 
-/// Reads a run's files, and its base's chat template once if there is a conversation.
-pub(crate) struct Reader<'a> {
-    control: &'a Control,
-    /// `None`: nobody said what it is.
+/// A reader of a run's files. It loads the base's chat template at most once, when the first
+/// conversation needs it.
+pub(crate) struct DataReader<'a> {
+    control: &'a FleetControl,
+    /// The run's base, or `None` if the caller gave none.
     base: Option<&'a BaseSpec>,
-    files: &'a Files,
+    files: &'a SpecFiles,
+    /// The time that chat templates see.
     now: jiff::Zoned,
-    model: OnceCell<ModelDir>,
-    template: OnceCell<Template>,
+    /// The base's directory, prepared on first use.
+    model_dir: OnceCell<ModelDir>,
+    /// The base's chat template, loaded on first use.
+    template: OnceCell<ChatTemplate>,
 }
 
-impl Control {
+impl FleetControl {
+    /// Reads and checks all files of a run spec.
+    ///
     /// # Errors
-    /// The first thing wrong with the files.
-    pub(crate) async fn prepare(
+    /// Returns the first problem with the files.
+    pub(crate) async fn prepare_run(
         &self,
         spec: &RunSpec,
-        files: &Files,
-    ) -> Result<Prepared, SubmitError> {
-        let reader = Reader::new(self, Some(&spec.base), files);
+        files: &SpecFiles,
+    ) -> Result<PreparedRun, SubmitError> {
+        let reader = DataReader::new(self, Some(&spec.base), files);
         let mut report = DataReport::default();
         let kind = match (&spec.sft, &spec.raft) {
-            (Some(sft), _) => reader.sft(sft, &mut report).await?,
-            (None, Some(raft)) => reader.raft(raft, spec.seed, &mut report).await?,
+            (Some(sft), _) => reader.read_sft(sft, &mut report).await?,
+            (None, Some(raft)) => reader.read_raft(raft, spec.seed, &mut report).await?,
             (None, None) => unreachable!("checked: one of the two is there"),
         };
         let trained = match (&kind, &spec.raft) {
             (PreparedKind::Raft { prompts, .. }, Some(raft)) => Some((raft, prompts)),
             _ => None,
         };
-        let suites = reader.suites(&spec.evals, trained, &mut report).await?;
-        Ok(Prepared { suites, kind, report })
+        let suites = reader.read_suites(&spec.evals, trained, &mut report).await?;
+        let raft = spec.raft.iter().map(|raft| &raft.verifier);
+        let verifiers = raft.chain(spec.evals.iter().filter_map(|suite| suite.verifier.as_ref()));
+        report.warnings.extend(warn_of_commands(verifiers));
+        Ok(PreparedRun { suites, kind, report })
     }
 }
 
-impl<'a> Reader<'a> {
-    pub(crate) fn new(control: &'a Control, base: Option<&'a BaseSpec>, files: &'a Files) -> Self {
+/// Says on which boxes the executables run that verifiers name, if any do.
+fn warn_of_commands<'a>(verifiers: impl Iterator<Item = &'a VerifierSpec>) -> Option<String> {
+    let mut programs: Vec<&str> = verifiers.flat_map(VerifierSpec::programs).collect();
+    programs.sort_unstable();
+    programs.dedup();
+    (!programs.is_empty()).then(|| {
+        format!(
+            "the verifier runs {}: only on boxes that contain commands (verifier:command in \
+             `flotilla agents list --json`), without a network and reading only what their owners \
+             opened (--verifier-path), or whose owner allowed that executable (--allow-command); \
+             until there is one, the run waits",
+            programs.join(", ")
+        )
+    })
+}
+
+impl<'a> DataReader<'a> {
+    /// Returns a reader that has read nothing yet.
+    pub(crate) fn new(
+        control: &'a FleetControl,
+        base: Option<&'a BaseSpec>,
+        files: &'a SpecFiles,
+    ) -> Self {
         Self {
             control,
             base,
             files,
             now: jiff::Zoned::now(),
-            model: OnceCell::new(),
+            model_dir: OnceCell::new(),
             template: OnceCell::new(),
         }
     }
 
-    /// `trained`: what a RAFT run trains on, of which suites of prompts hold none.
-    pub(crate) async fn suites(
+    /// Reads the files of all suites. `trained` is the training data of a RAFT run; the prompts of
+    /// a suite may not be in it unless the spec allows the overlap.
+    pub(crate) async fn read_suites(
         &self,
         evals: &[SuiteSpec],
-        trained: Option<(&RaftSpec, &Prompts)>,
+        trained: Option<(&RaftSpec, &PromptFile)>,
         report: &mut DataReport,
     ) -> Result<Vec<PreparedSuite>, SubmitError> {
         let mut suites = Vec::new();
         for (index, suite) in evals.iter().enumerate() {
             let field = format!("evals[{index}]");
-            suites.push(match (suite.measure(&field)?, trained) {
-                (Measure::Text(suite), _) => {
-                    self.text_suite(&format!("{field}.text"), suite.text, report).await?
+            suites.push(match (suite.resolve_kind(&field)?, trained) {
+                (SuiteMeasure::Text(suite), _) => {
+                    self.read_text_suite(&format!("{field}.text"), suite.text, report).await?
                 }
-                (Measure::Prompts(suite), Some(trained)) => {
+                (SuiteMeasure::Prompts(suite), Some(trained)) => {
                     let field = format!("{field}.prompts");
-                    self.prompt_suite(&field, &suite, trained, report).await?
+                    self.read_prompt_suite(&field, &suite, trained, report).await?
                 }
-                (Measure::Prompts(_), None) => {
+                (SuiteMeasure::Prompts(_), None) => {
                     unreachable!("checked: suites of prompts are of RAFT runs")
                 }
             });
@@ -114,52 +146,61 @@ impl<'a> Reader<'a> {
         Ok(suites)
     }
 
-    async fn prompt_suite(
+    /// Reads a suite of prompts, and reports duplicates, overlaps with the training data, and the
+    /// number of samples it adds to each cycle.
+    async fn read_prompt_suite(
         &self,
         field: &str,
-        suite: &PromptSuite<'_>,
-        (raft, train): (&RaftSpec, &Prompts),
+        suite: &PromptSuiteSettings<'_>,
+        (raft, train): (&RaftSpec, &PromptFile),
         report: &mut DataReport,
     ) -> Result<PreparedSuite, SubmitError> {
-        let prompts = self.prompts(field, suite.prompts, &raft.chat).await?;
-        self.tell(field, suite.prompts, &prompts, suite.verifier, report).await;
-        report.warnings.extend(overlap(raft, (field, suite.prompts), train, &prompts)?);
+        let prompts = self.read_prompts(field, suite.prompts, &raft.chat).await?;
+        self.report_prompts(field, suite.prompts, &prompts, suite.verifier, report).await;
+        report.warnings.extend(check_overlap(raft, (field, suite.prompts), train, &prompts)?);
         report.heldout_samples_per_cycle +=
-            u64::from(prompts.count()) * u64::from(suite.samples_per_prompt);
+            u64::from(prompts.prompt_count()) * u64::from(suite.samples_per_prompt);
         Ok(PreparedSuite::Prompts(prompts))
     }
 
-    async fn text_suite(
+    /// Reads a text suite: a `.jsonl` file of documents, or plain text.
+    async fn read_text_suite(
         &self,
         field: &str,
         file: &str,
         report: &mut DataReport,
     ) -> Result<PreparedSuite, SubmitError> {
         if std::path::Path::new(file).extension().is_some_and(|extension| extension == "jsonl") {
-            let bytes = self.examples(field, file, &ChatSpec::default(), report).await?.bytes();
+            let bytes =
+                self.read_examples(field, file, &ChatSpec::default(), report).await?.to_bytes();
             return Ok(PreparedSuite::Text { bytes, format: v1::suite::Format::Documents });
         }
-        let bytes = read(field, file, self.files).await?;
-        text(field, file, &bytes)?;
+        let bytes = read_spec_file(field, file, self.files).await?;
+        check_text(field, file, &bytes)?;
         Ok(PreparedSuite::Text { bytes, format: v1::suite::Format::Text })
     }
 
-    async fn sft(
+    /// Reads the dataset of an SFT run, and warns about duplicate examples.
+    async fn read_sft(
         &self,
         sft: &SftSpec,
         report: &mut DataReport,
     ) -> Result<PreparedKind, SubmitError> {
-        let examples = self.examples("sft.data", &sft.data, &sft.chat, report).await?;
-        let again = examples.duplicates();
+        let examples = self.read_examples("sft.data", &sft.data, &sft.chat, report).await?;
+        let again = examples.duplicate_count();
         if again > 0 {
             let (file, all) = (&sft.data, examples.examples.len());
-            let warning = format!("{file}: {again} of {all} examples stand in it more than once");
+            let warning = format!("{file}: {again} of {all} examples appear more than once");
             report.warnings.push(warning);
         }
-        Ok(PreparedKind::Sft { dataset: examples.bytes() })
+        Ok(PreparedKind::Sft { dataset: examples.to_bytes() })
     }
 
-    async fn raft(
+    /// Reads the prompts of a RAFT run and its held-out prompts, which are a file of their own or
+    /// split from the prompts.
+    ///
+    /// Warns about prompts that leave no room for a completion, and counts the samples of a cycle.
+    async fn read_raft(
         &self,
         raft: &RaftSpec,
         seed: u64,
@@ -168,17 +209,20 @@ impl<'a> Reader<'a> {
         const PROMPTS: &str = "raft.prompts";
         const HELDOUT: &str = "raft.heldout";
         let file = &raft.prompts;
-        let all = self.prompts(PROMPTS, file, &raft.chat).await?;
+        let all = self.read_prompts(PROMPTS, file, &raft.chat).await?;
         let (train, heldout, heldout_file) = match &raft.heldout {
             None => (all, None, file),
             Some(HeldoutSpec::File(name)) => {
-                let heldout = self.prompts(HELDOUT, name, &raft.chat).await?;
+                let heldout = self.read_prompts(HELDOUT, name, &raft.chat).await?;
                 (all, Some(heldout), name)
             }
             Some(HeldoutSpec::Split(by)) => {
-                let held = by.held().expect("checked: a share or a count");
-                let sides = split(&all, held, seed).map_err(|source| {
-                    SubmitError::data(HELDOUT, DataError::Split { file: file.clone(), source })
+                let held = by.heldout_size().expect("checked: a share or a count");
+                let sides = split_prompts(&all, held, seed).map_err(|source| {
+                    SubmitError::data_error(
+                        HELDOUT,
+                        DataError::Split { file: file.clone(), source },
+                    )
                 })?;
                 (sides.0, Some(sides.1), file)
             }
@@ -186,136 +230,175 @@ impl<'a> Reader<'a> {
         let sides = [(PROMPTS, file, Some(&train)), (HELDOUT, heldout_file, heldout.as_ref())];
         for (field, file, prompts) in sides {
             let Some(prompts) = prompts else { continue };
-            let tokens = self.tell(field, file, prompts, &raft.verifier, report).await;
-            // What is held out is not trained on, however long.
+            let tokens = self.report_prompts(field, file, prompts, &raft.verifier, report).await;
+            // Held-out prompts are not trained on, so their length does not matter.
             let Some(tokens) = tokens.filter(|_| field == PROMPTS) else { continue };
             let (max, made) = (raft.training.max_tokens, raft.sampling.max_new_tokens);
             let all = prompts.prompts.len();
-            report.warnings.extend(room::crowded(file, (&tokens, all), max, made));
+            report.warnings.extend(token_counts::long_prompts_warning(
+                file,
+                (&tokens, all),
+                max,
+                made,
+            ));
         }
         if let Some(heldout) = &heldout {
-            let overlap = overlap(raft, (HELDOUT, heldout_file), &train, heldout)?;
+            let overlap = check_overlap(raft, (HELDOUT, heldout_file), &train, heldout)?;
             report.warnings.extend(overlap);
             let each = u64::from(raft.heldout_samples_per_prompt);
-            report.heldout_samples_per_cycle = u64::from(heldout.count()) * each;
+            report.heldout_samples_per_cycle = u64::from(heldout.prompt_count()) * each;
         }
         let prompts = match raft.prompts_per_cycle {
-            0 => train.count(),
-            some => some.min(train.count()),
+            0 => train.prompt_count(),
+            some => some.min(train.prompt_count()),
         };
         report.samples_per_cycle = u64::from(prompts) * u64::from(raft.samples_per_prompt);
         Ok(PreparedKind::Raft { prompts: train, heldout })
     }
 
-    /// What there is to be told of a file of prompts; the tokens of each, as far as they are known.
-    async fn tell(
+    /// Adds statistics and warnings about a file of prompts to the report. Returns the token counts
+    /// of the prompts, if the tokenizer is available.
+    async fn report_prompts(
         &self,
         field: &str,
         file: &str,
-        prompts: &Prompts,
+        prompts: &PromptFile,
         verifier: &VerifierSpec,
         report: &mut DataReport,
     ) -> Option<Vec<usize>> {
-        let mut told = statistics::of_prompts(field, file, prompts);
-        let tokens = self.tokens(prompts).await;
-        told.prompt_tokens =
-            tokens.as_ref().and_then(|tokens| statistics::lengths(tokens.iter().copied()));
+        let mut told = statistics::prompt_statistics(field, file, prompts);
+        let tokens = self.token_counts(prompts).await;
+        told.prompt_tokens = tokens
+            .as_ref()
+            .and_then(|tokens| statistics::length_statistics(tokens.iter().copied()));
         report.files.push(told);
-        report.warnings.extend(statistics::repeated(file, prompts));
-        report.warnings.extend(statistics::unjudgeable(verifier, file, prompts));
+        report.warnings.extend(statistics::duplicates_warning(file, prompts));
+        report.warnings.extend(statistics::missing_fields_warning(verifier, file, prompts));
         tokens
     }
 
-    /// Of any file of prompts that a spec names.
-    pub(crate) async fn prompts(
+    /// Reads a file of prompts that a spec names.
+    ///
+    /// # Errors
+    /// Returns an error about `field` if the file cannot be read, a line is invalid, or the chat
+    /// template does not end its turns with a stop token.
+    pub(crate) async fn read_prompts(
         &self,
         field: &str,
         file: &str,
         chat: &ChatSpec,
-    ) -> Result<Prompts, SubmitError> {
-        let bytes = read(field, file, self.files).await?;
-        let written = chat.wraps() || has_conversations(&bytes);
-        let template = self.template_for(field, file, written).await?;
+    ) -> Result<PromptFile, SubmitError> {
+        let bytes = read_spec_file(field, file, self.files).await?;
+        let written = chat.wraps_texts() || has_conversations(&bytes);
+        let template = self.load_template(field, file, written).await?;
         if let Some(template) = template {
-            template.check_end().map_err(|source| {
-                SubmitError::data(field, DataError::Chat { file: file.into(), source })
+            template.check_end_token().map_err(|source| {
+                SubmitError::data_error(field, DataError::Chat { file: file.into(), source })
             })?;
         }
-        Prompts::read(&bytes, manner(template, chat)).map_err(|source| {
-            SubmitError::data(field, DataError::Prompts { file: file.into(), source })
+        PromptFile::read(&bytes, chat_format(template, chat)).map_err(|source| {
+            SubmitError::data_error(field, DataError::Prompts { file: file.into(), source })
         })
     }
 
-    async fn examples(
+    /// Reads a file of examples, and adds its statistics to the report.
+    async fn read_examples(
         &self,
         field: &str,
         file: &str,
         chat: &ChatSpec,
         report: &mut DataReport,
-    ) -> Result<Examples, SubmitError> {
-        let bytes = read(field, file, self.files).await?;
-        let written = chat.wraps() || examples::have_conversations(&bytes);
-        let template = self.template_for(field, file, written).await?;
-        let examples = Examples::read(&bytes, manner(template, chat)).map_err(|source| {
-            SubmitError::data(field, DataError::Examples { file: file.into(), source })
-        })?;
-        report.files.push(statistics::of_examples(field, file, &examples));
+    ) -> Result<ExampleFile, SubmitError> {
+        let bytes = read_spec_file(field, file, self.files).await?;
+        let written = chat.wraps_texts() || examples::needs_template(&bytes);
+        let template = self.load_template(field, file, written).await?;
+        let examples =
+            ExampleFile::read(&bytes, chat_format(template, chat)).map_err(|source| {
+                SubmitError::data_error(field, DataError::Examples { file: file.into(), source })
+            })?;
+        report.files.push(statistics::example_statistics(field, file, &examples));
         Ok(examples)
     }
 
-    /// `written`: whether some line needs it.
-    async fn template_for(
+    /// Returns the base's chat template if `written` is true, that is if a line needs it. Returns
+    /// `None` if the caller gave no base.
+    async fn load_template(
         &self,
         field: &str,
         file: &str,
         written: bool,
-    ) -> Result<Option<&Template>, SubmitError> {
+    ) -> Result<Option<&ChatTemplate>, SubmitError> {
         if !written {
             return Ok(None);
         }
         let Some(base) = self.base else { return Ok(None) };
         let template = self.template.get_or_try_init(async || {
-            let dir = self.model(base).await?.path().to_owned();
+            let dir = self.get_model_dir(base).await?.dir_path().to_owned();
             let now = self.now.clone();
-            blocking(move || Template::load(&dir, &now)).await.map_err(|source| {
-                SubmitError::data(field, DataError::Template { file: file.into(), source })
+            run_blocking(move || ChatTemplate::load(&dir, &now)).await.map_err(|source| {
+                SubmitError::data_error(field, DataError::Template { file: file.into(), source })
             })
         });
         template.await.map(Some)
     }
 
-    async fn model(&self, base: &BaseSpec) -> Result<&ModelDir, SubmitError> {
-        self.model.get_or_try_init(|| self.control.model_dir(base, self.files)).await
+    /// Returns the base's directory, which is prepared on first use.
+    async fn get_model_dir(&self, base: &BaseSpec) -> Result<&ModelDir, SubmitError> {
+        self.model_dir.get_or_try_init(|| self.control.prepare_model_dir(base, self.files)).await
     }
 
-    /// Tokens of each prompt, where the base's tokenizer is at hand; what is wrong with it shows
-    /// when the base is stored.
-    async fn tokens(&self, prompts: &Prompts) -> Option<Vec<usize>> {
-        let dir = self.model(self.base?).await.ok()?.path().to_owned();
+    /// Returns the number of tokens of each prompt, or `None` if the tokenizer is not available.
+    /// Problems with the tokenizer are reported when the base is stored.
+    async fn token_counts(&self, prompts: &PromptFile) -> Option<Vec<usize>> {
+        let dir = self.get_model_dir(self.base?).await.ok()?.dir_path().to_owned();
         let prompts = prompts.clone();
-        blocking(move || room::tokens(&dir, &prompts)).await
+        run_blocking(move || token_counts::count_tokens(&dir, &prompts)).await
     }
 }
 
-/// What is told of prompts that are held out and trained on, if that is allowed.
-fn overlap(
+/// Compares held-out prompts with the training data. Returns a warning if a prompt is in both and
+/// the spec allows it.
+///
+/// # Errors
+/// Returns [`DataError::Overlap`] if a prompt is in both and the spec does not allow it.
+fn check_overlap(
     raft: &RaftSpec,
     (field, file): (&str, &str),
-    train: &Prompts,
-    heldout: &Prompts,
+    train: &PromptFile,
+    heldout: &PromptFile,
 ) -> Result<Option<String>, SubmitError> {
-    let found = overlaps(train, heldout);
+    let found = find_overlaps(train, heldout);
     if found.is_empty() {
         return Ok(None);
     }
-    let (count, lines) = (found.len(), statistics::told(&found, &raft.prompts));
+    let (count, lines) = (found.len(), statistics::format_overlaps(&found, &raft.prompts));
     if raft.allow_overlap {
         return Ok(Some(format!("{file}: {count} prompts are also trained on ({lines})")));
     }
     let file = file.to_owned();
-    Err(SubmitError::data(field, DataError::Overlap { file, count, lines }))
+    Err(SubmitError::data_error(field, DataError::Overlap { file, count, lines }))
 }
 
-fn manner<'a>(template: Option<&'a Template>, chat: &'a ChatSpec) -> Manner<'a> {
-    Manner { template, wrap: chat.wraps(), system: chat.system() }
+/// Returns the format of a file's lines according to the spec's `chat` section.
+fn chat_format<'a>(template: Option<&'a ChatTemplate>, chat: &'a ChatSpec) -> ChatFormat<'a> {
+    ChatFormat { template, wrap_texts: chat.wraps_texts(), system: chat.system_message() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spec_with_a_command_is_told_where_it_runs() {
+        let warn = |yaml: &str| {
+            let spec: VerifierSpec = serde_saphyr::from_str(yaml).unwrap();
+            warn_of_commands([&spec].into_iter())
+        };
+        assert_eq!(warn("numeric: {}"), None);
+        let chain = "chain: { stages: [{ verifier: { command: { argv: [/opt/judge, -x] } } }] }";
+        for yaml in ["command: { argv: [/opt/judge] }", chain] {
+            let warning = warn(yaml).unwrap();
+            assert!(warning.starts_with("the verifier runs /opt/judge: only"), "{warning}");
+        }
+    }
 }

@@ -1,50 +1,53 @@
-//! A file of prompts, as a run is given it: conversations written out, ids said.
+//! A file of prompts: conversations are rendered, and missing ids are filled in.
 
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
-use wire::{Line, Prompt, PromptsError, lines};
+use wire::{JsonLine, PromptEntry, PromptsError, parse_json_lines};
 
 use super::{
-    chat::{ChatError, Message, Template, asked, said, wrapped},
-    split::normalised,
+    chat::{ChatError, ChatMessage, ChatTemplate, last_user_text, question_text, wrap_prompt},
+    heldout_split::normalise_question,
 };
 
-/// What the user said, where the prompt is a whole conversation: for verifiers.
+/// Field with the last user message of a conversation, for verifiers. It is added where the prompt
+/// is a rendered conversation.
 pub(crate) const PLAIN_PROMPT: &str = "plain_prompt";
 
-/// How a file's lines become prompts.
+/// The way in which the lines of a file become prompts or examples.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Manner<'a> {
-    pub template: Option<&'a Template>,
-    /// Texts are what a user says.
-    pub wrap: bool,
-    /// Said before such texts.
+pub(crate) struct ChatFormat<'a> {
+    /// The chat template, if it is available.
+    pub template: Option<&'a ChatTemplate>,
+    /// True if plain texts are wrapped as user messages.
+    pub wrap_texts: bool,
+    /// The system message before wrapped texts.
     pub system: Option<&'a str>,
 }
 
-/// A prompt and the line it stands in, counted from 1.
+/// A prompt with its line number, counted from 1.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Numbered {
+pub(crate) struct NumberedPrompt {
     pub line: usize,
-    pub prompt: Prompt,
-    /// What it asks, however it is written out: two that ask the same have the same.
-    pub asked: String,
-    /// Whether the chat template wrote it.
-    pub rendered: bool,
+    pub prompt: PromptEntry,
+    /// The normalised question, independent of the template. Two prompts that ask the same have the
+    /// same value.
+    pub question: String,
+    /// True if the chat template rendered the prompt.
+    pub is_rendered: bool,
 }
 
-/// What was read of a file of prompts.
+/// The content of a file of prompts.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Prompts {
-    pub prompts: Vec<Numbered>,
-    /// The file as it was, while it says the same.
+pub(crate) struct PromptFile {
+    pub prompts: Vec<NumberedPrompt>,
+    /// The original bytes, if no prompt was rendered or removed.
     original: Option<Bytes>,
 }
 
-/// What is wrong with a line that a chat template writes.
+/// The reason why a line of a prompts file cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum LinesError {
+pub enum PromptLineError {
     #[error(transparent)]
     Prompts(#[from] PromptsError),
     #[error("line {line}: field \"messages\"")]
@@ -55,57 +58,62 @@ pub enum LinesError {
     },
 }
 
-/// The conversation of a line, in one of the ways these are written.
+/// The fields of a line that may contain a conversation.
 #[derive(Deserialize)]
-struct Conversation {
-    messages: Option<Message>,
-    prompt: Option<Message>,
+struct PromptLine {
+    messages: Option<ChatMessage>,
+    prompt: Option<ChatMessage>,
 }
 
-impl Prompts {
-    /// A conversation without a template is an error.
+impl PromptFile {
+    /// Parses a file of prompts. A conversation needs a chat template in `manner`.
     ///
     /// # Errors
-    /// The first line that cannot be used.
-    pub(crate) fn read(bytes: &Bytes, manner: Manner<'_>) -> Result<Self, LinesError> {
+    /// Returns the first line that cannot be used.
+    pub(crate) fn read(bytes: &Bytes, manner: ChatFormat<'_>) -> Result<Self, PromptLineError> {
         let mut seen = std::collections::BTreeSet::new();
-        let mut prompts: Vec<Numbered> = Vec::new();
-        for line in lines(bytes).map_err(PromptsError::from)? {
+        let mut prompts: Vec<NumberedPrompt> = Vec::new();
+        for line in parse_json_lines(bytes).map_err(PromptsError::from)? {
             let mut line = line.map_err(PromptsError::from)?;
             let number = line.number;
-            let wrong = |source| LinesError::Chat { line: number, source };
+            let wrong = |source| PromptLineError::Chat { line: number, source };
             let mut same = None;
-            if let Some(messages) = conversation(&line, manner).map_err(wrong)? {
-                same = Some(said(&messages));
+            if let Some(messages) = line_messages(&line, manner).map_err(wrong)? {
+                same = Some(question_text(&messages));
                 let template = manner.template.ok_or_else(|| wrong(ChatError::NoTemplate))?;
-                let prompt = template.prompt(&messages).map_err(wrong)?;
+                let prompt = template.render_prompt(&messages).map_err(wrong)?;
                 line.fields.insert("prompt".into(), prompt.into());
-                if let Some(asked) = asked(&messages) {
+                if let Some(asked) = last_user_text(&messages) {
                     line.fields.insert(PLAIN_PROMPT.into(), asked.into());
                 }
             }
-            let prompt = Prompt::of_line(line)?;
+            let prompt = PromptEntry::from_line(line)?;
             if !seen.insert(prompt.id.clone()) {
                 return Err(PromptsError::DuplicateId { line: number, id: prompt.id }.into());
             }
             let rendered = same.is_some();
-            let asked = normalised(same.as_ref().unwrap_or(&prompt.prompt));
-            prompts.push(Numbered { line: number, prompt, asked, rendered });
+            let asked = normalise_question(same.as_ref().unwrap_or(&prompt.prompt));
+            prompts.push(NumberedPrompt {
+                line: number,
+                prompt,
+                question: asked,
+                is_rendered: rendered,
+            });
         }
         if prompts.is_empty() {
             return Err(PromptsError::None.into());
         }
-        let original = (!prompts.iter().any(|prompt| prompt.rendered)).then(|| bytes.clone());
+        let original = (!prompts.iter().any(|prompt| prompt.is_rendered)).then(|| bytes.clone());
         Ok(Self { prompts, original })
     }
 
-    /// Some of a file's.
-    pub(crate) fn part(prompts: Vec<Numbered>) -> Self {
+    /// Builds a file from a part of another file's prompts.
+    pub(crate) fn from_prompts(prompts: Vec<NumberedPrompt>) -> Self {
         Self { prompts, original: None }
     }
 
-    /// The file agents read.
-    pub(crate) fn bytes(&self) -> Bytes {
+    /// Returns the file as agents read it, one JSON object a line.
+    pub(crate) fn to_bytes(&self) -> Bytes {
         if let Some(original) = &self.original {
             return original.clone();
         }
@@ -114,50 +122,57 @@ impl Prompts {
         lines.collect::<String>().into()
     }
 
-    /// How many the chat template wrote.
-    pub(crate) fn rendered(&self) -> usize {
-        self.prompts.iter().filter(|prompt| prompt.rendered).count()
+    /// Returns the number of prompts that the chat template rendered.
+    pub(crate) fn rendered_count(&self) -> usize {
+        self.prompts.iter().filter(|prompt| prompt.is_rendered).count()
     }
 
-    pub(crate) fn count(&self) -> u32 {
+    /// Returns the number of prompts.
+    pub(crate) fn prompt_count(&self) -> u32 {
         u32::try_from(self.prompts.len()).unwrap_or(u32::MAX)
     }
 }
 
-/// Whether some prompt cannot be read without a chat template.
+/// Returns true if a prompt of the file needs a chat template.
 pub(crate) fn has_conversations(bytes: &[u8]) -> bool {
-    some_line(bytes, |is| {
+    any_line(bytes, |is| {
         let text = is("prompt", Value::is_string) || is("text", Value::is_string);
         is("prompt", Value::is_array) || (is("messages", Value::is_array) && !text)
     })
 }
 
-/// Asked of each line: whether a field is there, and is such a value.
-pub(super) fn some_line(
+/// Returns true if `such` accepts a line. `such` receives a function that tests whether a field
+/// exists and its value passes a test.
+pub(super) fn any_line(
     bytes: &[u8],
     such: impl Fn(&dyn Fn(&str, fn(&Value) -> bool) -> bool) -> bool,
 ) -> bool {
-    let lines = lines(bytes).into_iter().flatten().flatten();
+    let lines = parse_json_lines(bytes).into_iter().flatten().flatten();
     lines.into_iter().any(|line| {
         such(&|name: &str, is: fn(&Value) -> bool| line.fields.get(name).is_some_and(is))
     })
 }
 
-/// `prompt` wins over `messages`, which is a field like others then.
-fn conversation(line: &Line<'_>, manner: Manner<'_>) -> Result<Option<Vec<Message>>, ChatError> {
+/// Returns the messages of a line, or `None` if its prompt is a plain text. The field `prompt`
+/// takes precedence over `messages`.
+fn line_messages(
+    line: &JsonLine<'_>,
+    manner: ChatFormat<'_>,
+) -> Result<Option<Vec<ChatMessage>>, ChatError> {
     let given = |name: &str| line.fields.get(name).filter(|value| !value.is_null());
     if let Some(Value::String(text)) = given("prompt").or_else(|| given("text")) {
-        return Ok(manner.wrap.then(|| wrapped(manner.system, text)));
+        return Ok(manner.wrap_texts.then(|| wrap_prompt(manner.system, text)));
     }
     if given("prompt").or_else(|| given("messages")).is_none() {
         return Ok(None);
     }
-    let read: Conversation = serde_json::from_str(line.text).map_err(|_| ChatError::Shape)?;
+    let read: PromptLine = serde_json::from_str(line.text).map_err(|_| ChatError::Shape)?;
     let messages = read.prompt.filter(|prompt| !prompt.is_none()).or(read.messages);
-    messages.and_then(listed).ok_or(ChatError::Shape).map(Some)
+    messages.and_then(list_messages).ok_or(ChatError::Shape).map(Some)
 }
 
-pub(super) fn listed(messages: Message) -> Option<Vec<Message>> {
+/// Returns the messages of a list, or `None` if the value is not a list.
+pub(super) fn list_messages(messages: ChatMessage) -> Option<Vec<ChatMessage>> {
     use minijinja::value::ValueKind;
     (messages.kind() == ValueKind::Seq).then(|| messages.try_iter().into_iter().flatten().collect())
 }
@@ -167,8 +182,8 @@ mod tests {
     use super::*;
     use crate::data::chat::tests::chatml;
 
-    fn read(lines: &str, manner: Manner<'_>) -> Result<Prompts, String> {
-        let read = Prompts::read(&Bytes::from(lines.to_owned()), manner);
+    fn read(lines: &str, manner: ChatFormat<'_>) -> Result<PromptFile, String> {
+        let read = PromptFile::read(&Bytes::from(lines.to_owned()), manner);
         read.map_err(|error| match std::error::Error::source(&error) {
             Some(source) => format!("{error}: {source}"),
             None => error.to_string(),
@@ -180,14 +195,14 @@ mod tests {
     #[test]
     fn a_conversation_becomes_text_and_all_its_fields_stay() {
         let template = chatml();
-        let manner = Manner { template: Some(&template), ..Manner::default() };
+        let manner = ChatFormat { template: Some(&template), ..ChatFormat::default() };
         let messages = r#"[{"role": "user", "content": "2+2="}]"#;
         let lines = format!(
             "\n{{\"messages\": {messages}, \"tier\": 1}}\n{{\"prompt\": {messages}, \"id\": \"b\"}}\n{{\"prompt\": \"plain\", \"messages\": 7}}\n"
         );
         let prompts = read(&lines, manner).unwrap();
-        assert_eq!((prompts.rendered(), prompts.count()), (2, 3));
-        let again = Prompt::parse_all(&prompts.bytes()).unwrap();
+        assert_eq!((prompts.rendered_count(), prompts.prompt_count()), (2, 3));
+        let again = PromptEntry::parse_all(&prompts.to_bytes()).unwrap();
         let ids: Vec<&str> = again.iter().map(|prompt| prompt.id.as_str()).collect();
         assert_eq!(ids, ["2", "b", "4"], "ids are those of the lines as they were");
         for prompt in &again[..2] {
@@ -205,9 +220,10 @@ mod tests {
     fn texts_are_wrapped_when_asked_and_files_without_conversations_stay_what_they_are() {
         let template = chatml();
         let lines = "{\"task_id\":\"HumanEval/0\",\"prompt\":\"def f\"}\n\n{ \"text\": \"b\" }\n";
-        let plain = read(lines, Manner::default()).unwrap();
-        assert_eq!(plain.bytes(), lines.as_bytes());
-        let wrap = Manner { template: Some(&template), wrap: true, system: Some("Short.") };
+        let plain = read(lines, ChatFormat::default()).unwrap();
+        assert_eq!(plain.to_bytes(), lines.as_bytes());
+        let wrap =
+            ChatFormat { template: Some(&template), wrap_texts: true, system: Some("Short.") };
         let wrapped = read(lines, wrap).unwrap();
         let first = &wrapped.prompts[0].prompt;
         assert_eq!(
@@ -224,15 +240,17 @@ mod tests {
     #[test]
     fn what_a_prompt_asks_does_not_depend_on_how_it_is_written_out() {
         let template = chatml();
-        let manner = |wrap, system| Manner { template: Some(&template), wrap, system };
-        let asked =
-            |line: &str, manner: Manner<'_>| read(line, manner).unwrap().prompts.remove(0).asked;
+        let manner =
+            |wrap, system| ChatFormat { template: Some(&template), wrap_texts: wrap, system };
+        let asked = |line: &str, manner: ChatFormat<'_>| {
+            read(line, manner).unwrap().prompts.remove(0).question
+        };
         let text = r#"{"prompt": "How  Many?"}"#;
         let user = r#"{"role": "user", "content": "how many?"}"#;
         let alone = format!(r#"{{"messages": [{user}]}}"#);
         let system = format!(r#"{{"messages": [{{"role": "system", "content": "s"}}, {user}]}}"#);
         for asked in [
-            asked(text, Manner::default()),
+            asked(text, ChatFormat::default()),
             asked(text, manner(true, None)),
             asked(text, manner(true, Some("Short."))),
             asked(&alone, manner(false, None)),
@@ -254,13 +272,13 @@ mod tests {
     #[test]
     fn each_mistake_names_its_line() {
         let template = chatml();
-        let chat = Manner { template: Some(&template), ..Manner::default() };
+        let chat = ChatFormat { template: Some(&template), ..ChatFormat::default() };
         let answered =
             r#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}"#;
         for (lines, manner, words) in [
             (
                 r#"{"messages":[{"role":"user","content":"a"}]}"#,
-                Manner::default(),
+                ChatFormat::default(),
                 ["line 1", "chat template"],
             ),
             (&*format!("\n{answered}"), chat, ["line 2", "nothing to answer"]),

@@ -1,24 +1,25 @@
-//! What there is to be told of a run's files before it starts.
+//! Statistics of a run's files and warnings about them, reported before the run starts.
 
 use std::collections::BTreeMap;
 
 use wire::v1::{DataFile, data_file::Lengths};
 
 use super::{
-    examples::Examples,
-    prompts::Prompts,
-    split::{Overlap, duplicates},
+    examples::ExampleFile,
+    heldout_split::{PromptOverlap, find_duplicates},
+    prompts::PromptFile,
 };
 use crate::VerifierSpec;
 
-/// Lines named in one message.
-const NAMED_MAX: usize = 5;
+/// Lines listed in one message.
+const LISTED_LINES_MAX: usize = 5;
 
-pub(crate) fn of_prompts(field: &str, file: &str, prompts: &Prompts) -> DataFile {
+/// Returns statistics of a file of prompts.
+pub(crate) fn prompt_statistics(field: &str, file: &str, prompts: &PromptFile) -> DataFile {
     let mut fields: BTreeMap<String, u64> = BTreeMap::new();
     for numbered in &prompts.prompts {
         let prompt = &numbered.prompt;
-        // Without one, it is known by its line or its task.
+        // Without an id of its own, a prompt's id is its line number or its task id.
         let named =
             prompt.id != numbered.line.to_string() && !prompt.fields.contains_key("task_id");
         let own = [("id", named), ("prompt", true), ("answer", prompt.answer.is_some())];
@@ -26,13 +27,14 @@ pub(crate) fn of_prompts(field: &str, file: &str, prompts: &Prompts) -> DataFile
         let names = own.chain(numbered.prompt.fields.keys().map(String::as_str));
         names.for_each(|name| *fields.entry(name.to_owned()).or_default() += 1);
     }
-    let lengths = lengths(prompts.prompts.iter().map(|numbered| numbered.prompt.prompt.len()));
+    let lengths =
+        length_statistics(prompts.prompts.iter().map(|numbered| numbered.prompt.prompt.len()));
     DataFile {
         field: field.into(),
         file: file.into(),
         lines: prompts.prompts.len() as u64,
-        rendered: prompts.rendered() as u64,
-        duplicates: duplicates(prompts).len() as u64,
+        rendered: prompts.rendered_count() as u64,
+        duplicates: find_duplicates(prompts).len() as u64,
         fields: fields.into_iter().collect(),
         prompt_bytes: lengths,
         completion_bytes: None,
@@ -40,38 +42,44 @@ pub(crate) fn of_prompts(field: &str, file: &str, prompts: &Prompts) -> DataFile
     }
 }
 
-pub(crate) fn of_examples(field: &str, file: &str, examples: &Examples) -> DataFile {
-    let fields = examples.fields.iter().map(|(name, count)| (name.clone(), u64::from(*count)));
+/// Returns statistics of a file of examples.
+pub(crate) fn example_statistics(field: &str, file: &str, examples: &ExampleFile) -> DataFile {
+    let fields =
+        examples.field_counts.iter().map(|(name, count)| (name.clone(), u64::from(*count)));
     DataFile {
         field: field.into(),
         file: file.into(),
         lines: examples.examples.len() as u64,
-        rendered: examples.rendered as u64,
-        duplicates: examples.duplicates() as u64,
+        rendered: examples.rendered_count as u64,
+        duplicates: examples.duplicate_count() as u64,
         fields: fields.collect(),
-        prompt_bytes: lengths(examples.examples.iter().map(|example| example.prompt.len())),
-        completion_bytes: lengths(examples.examples.iter().map(|example| example.completion.len())),
+        prompt_bytes: length_statistics(
+            examples.examples.iter().map(|example| example.prompt.len()),
+        ),
+        completion_bytes: length_statistics(
+            examples.examples.iter().map(|example| example.completion.len()),
+        ),
         prompt_tokens: None,
     }
 }
 
-/// `None` of nothing.
-pub(crate) fn lengths(values: impl Iterator<Item = usize>) -> Option<Lengths> {
+/// Returns the minimum, median, 95th percentile and maximum, or `None` without values.
+pub(crate) fn length_statistics(values: impl Iterator<Item = usize>) -> Option<Lengths> {
     let mut values: Vec<u64> = values.map(|value| value as u64).collect();
     values.sort_unstable();
     let last = values.len().checked_sub(1)?;
-    // The smallest that so many per cent are no longer than.
+    // The smallest value that at least `percent` per cent of all values do not exceed.
     let at = |percent: usize| values[(values.len() * percent).div_ceil(100).saturating_sub(1)];
     Some(Lengths { min: values[0], median: at(50), p95: at(95), max: values[last] })
 }
 
-/// Prompts that lack what their verifier reads.
-pub(crate) fn unjudgeable(
+/// Returns a warning if prompts lack the fields that their verifier reads.
+pub(crate) fn missing_fields_warning(
     verifier: &VerifierSpec,
     file: &str,
-    prompts: &Prompts,
+    prompts: &PromptFile,
 ) -> Option<String> {
-    let needs = verifier.reads();
+    let needs = verifier.required_fields();
     let lacking: Vec<(usize, &[&str])> = prompts
         .prompts
         .iter()
@@ -87,41 +95,44 @@ pub(crate) fn unjudgeable(
         .collect();
     let (_, missing) = lacking.first()?;
     let missing: Vec<String> = missing.iter().map(|name| format!("{name:?}")).collect();
-    let lines = named(lacking.iter().map(|(line, _)| *line));
+    let lines = format_lines(lacking.iter().map(|(line, _)| *line));
     Some(format!(
-        "{file}: {} of {} prompts have no {} for the verifier, which will call their samples \
-         errors ({lines})",
+        "{file}: {} of {} prompts have no {} for the verifier, so their samples will be errors \
+         ({lines})",
         lacking.len(),
         prompts.prompts.len(),
         missing.join(" or "),
     ))
 }
 
-pub(crate) fn repeated(file: &str, prompts: &Prompts) -> Option<String> {
-    let again = duplicates(prompts);
-    let lines = named(again.first()?.0..again.first()?.0 + 1);
+/// Returns a warning if prompts ask the same as an earlier one.
+pub(crate) fn duplicates_warning(file: &str, prompts: &PromptFile) -> Option<String> {
+    let again = find_duplicates(prompts);
+    let lines = format_lines(again.first()?.0..again.first()?.0 + 1);
     Some(format!(
-        "{file}: {} of {} prompts stand in it more than once ({lines} asks what line {} does)",
+        "{file}: {} of {} prompts appear more than once ({lines} repeats line {})",
         again.len(),
         prompts.prompts.len(),
         again.first()?.1,
     ))
 }
 
-/// `line 3 asks what line 7 of prompts.jsonl does, …`
-pub(crate) fn told(overlaps: &[Overlap], train: &str) -> String {
-    let each = overlaps.iter().take(NAMED_MAX).map(|overlap| {
-        format!("line {} asks what line {} of {train} does", overlap.heldout, overlap.train)
+/// Formats overlaps, such as `line 3 repeats line 7 of prompts.jsonl, …`.
+pub(crate) fn format_overlaps(overlaps: &[PromptOverlap], train: &str) -> String {
+    let each = overlaps.iter().take(LISTED_LINES_MAX).map(|overlap| {
+        format!("line {} repeats line {} of {train}", overlap.heldout, overlap.train)
     });
-    more(each.collect(), overlaps.len())
+    join_with_rest(each.collect(), overlaps.len())
 }
 
-fn named(lines: impl ExactSizeIterator<Item = usize>) -> String {
+/// Formats line numbers, at most [`LISTED_LINES_MAX`] of them.
+fn format_lines(lines: impl ExactSizeIterator<Item = usize>) -> String {
     let count = lines.len();
-    more(lines.take(NAMED_MAX).map(|line| format!("line {line}")).collect(), count)
+    join_with_rest(lines.take(LISTED_LINES_MAX).map(|line| format!("line {line}")).collect(), count)
 }
 
-fn more(named: Vec<String>, count: usize) -> String {
+/// Joins the listed items, and adds the number of those that are not listed.
+fn join_with_rest(named: Vec<String>, count: usize) -> String {
     let named_count = named.len();
     let named = named.join(", ");
     match count.saturating_sub(named_count) {
@@ -135,19 +146,19 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::data::prompts::Manner;
+    use crate::data::prompts::ChatFormat;
 
-    fn prompts(lines: &str) -> Prompts {
-        Prompts::read(&Bytes::from(lines.to_owned()), Manner::default()).unwrap()
+    fn prompts(lines: &str) -> PromptFile {
+        PromptFile::read(&Bytes::from(lines.to_owned()), ChatFormat::default()).unwrap()
     }
 
     #[test]
     fn lengths_are_those_of_lines_that_are_there() {
-        let all = lengths(1..=100).unwrap();
+        let all = length_statistics(1..=100).unwrap();
         assert_eq!((all.min, all.median, all.p95, all.max), (1, 50, 95, 100));
-        let one = lengths([7].into_iter()).unwrap();
+        let one = length_statistics([7].into_iter()).unwrap();
         assert_eq!((one.min, one.median, one.p95, one.max), (7, 7, 7, 7));
-        assert_eq!(lengths([].into_iter()), None);
+        assert_eq!(length_statistics([].into_iter()), None);
     }
 
     #[test]
@@ -157,7 +168,7 @@ mod tests {
         );
         let said = |yaml: &str| {
             let verifier: VerifierSpec = serde_saphyr::from_str(yaml).unwrap();
-            unjudgeable(&verifier, "p.jsonl", &prompts)
+            missing_fields_warning(&verifier, "p.jsonl", &prompts)
         };
         let python = said("python: {}").unwrap();
         assert!(
@@ -178,15 +189,13 @@ mod tests {
         let prompts = prompts(
             "{\"prompt\":\"ab\",\"answer\":1,\"level\":2}\n\n{\"prompt\":\" AB \",\"id\":\"x\"}\n",
         );
-        let file = of_prompts("raft.prompts", "p.jsonl", &prompts);
+        let file = prompt_statistics("raft.prompts", "p.jsonl", &prompts);
         assert_eq!((file.lines, file.duplicates, file.rendered), (2, 1, 0));
         let fields = [("answer", 1), ("id", 1), ("level", 1), ("prompt", 2)];
         assert_eq!(file.fields, fields.map(|(name, count)| (name.to_owned(), count)).into());
-        let said = repeated("p.jsonl", &prompts).unwrap();
+        let said = duplicates_warning("p.jsonl", &prompts).unwrap();
         assert!(
-            said.ends_with(
-                "1 of 2 prompts stand in it more than once (line 3 asks what line 1 does)"
-            ),
+            said.ends_with("1 of 2 prompts appear more than once (line 3 repeats line 1)"),
             "{said}"
         );
     }

@@ -1,89 +1,107 @@
-//! Letting somebody in, and letting him stay.
+//! Joining a fleet, renewal of memberships, and the creation of users.
 
-use authority::{Member, Purpose, Scope, Standing, Statement, join_token};
+use identity::{Member, MemberKind, ProofPurpose, ProofStatement, UserScope, join_token};
 use wire::{AgentId, v1};
 
 use super::{
-    MEMBER, Members, MembersError, Refusal, milliseconds, now_ms,
-    records::{Admission, MemberRecord, TokenRecord, Use, is_fresh, may_have},
-    roles, shortened, tokens,
+    MEMBER, MemberRegistry, MembershipError, MembershipRefusal, join_tokens, parse_duration_ms,
+    parse_roles,
+    records::{
+        MemberRecord, TokenAdmission, TokenRecord, TokenUse, check_name_owner, check_proof_fresh,
+    },
+    sanitise_text, unix_millis,
 };
 
-/// A kit that lies about for longer is nobody's any more.
+/// Longest validity of a user's credentials in seconds (five years). Credentials that are kept for
+/// longer often have no known owner any more.
 const USER_S_MAX: f64 = 5.0 * 366.0 * 24.0 * 3600.0;
 
-impl Members {
-    /// Lets an agent in that knows a token's secret and has a key. The token's use is spent first,
-    /// and given back when the name turns out to be another's.
+impl MemberRegistry {
+    /// Admits an agent that knows a join token's secret and proves that it has a key.
+    ///
+    /// The use of the token is spent first, and returned if the name belongs to another member.
     ///
     /// # Errors
-    /// When it is refused, or cannot be written down.
-    pub async fn join(&self, request: &v1::JoinRequest) -> Result<v1::Membership, MembersError> {
-        let now = now_ms();
-        let name = AgentId::new(request.name.as_str()).map_err(Refusal::from)?;
-        if !join_token::is_id(&request.id) {
-            return Err(Refusal::NoToken.into());
+    /// Returns an error if the request is refused, or the record cannot be written.
+    pub async fn join_agent(
+        &self,
+        request: &v1::JoinRequest,
+    ) -> Result<v1::Membership, MembershipError> {
+        let now = unix_millis();
+        let name = AgentId::new(request.name.as_str()).map_err(MembershipRefusal::from)?;
+        if !join_token::is_token_id(&request.id) {
+            return Err(MembershipRefusal::NoToken.into());
         }
         let proof = request.proof.clone().unwrap_or_default();
-        self.check(Purpose::Join { token: &request.id }, &name, &request.public_key, &proof, now)?;
-        let wanted = roles(&request.roles)?;
-        let (_, before) = self.read::<MemberRecord>(&key(&name)).await?;
-        let token = self.spend(&name, request, before.as_ref(), now).await?;
-        let granted = Granted {
-            standing: Standing::Agent { roles: token.roles(&wanted)?, pool: token.pool.clone() },
+        self.check_proof(
+            ProofPurpose::Join { token: &request.id },
+            &name,
+            &request.public_key,
+            &proof,
+            now,
+        )?;
+        let wanted = parse_roles(&request.roles)?;
+        let (_, before) = self.read_record::<MemberRecord>(&member_key(&name)).await?;
+        let token = self.spend_token_use(&name, request, before.as_ref(), now).await?;
+        let granted = MemberGrant {
+            standing: MemberKind::Agent {
+                roles: token.select_roles(&wanted)?,
+                pool: token.pool.clone(),
+            },
             key: &request.public_key,
             proved_ms: proof.at_ms,
             token: Some(&request.id),
             host: &request.host,
             version: &request.version,
-            now,
-            ttl_ms: self.ttl_ms(),
+            granted_ms: now,
+            ttl_ms: self.member_ttl_ms(),
         };
-        let enlisted = self.enlist(&name, &granted).await;
-        if let Err(MembersError::Refused(Refusal::NameTaken { .. })) = &enlisted {
-            self.give_back(&request.id, &name, &request.public_key).await?;
+        let enlisted = self.write_member(&name, &granted).await;
+        if let Err(MembershipError::Refused(MembershipRefusal::NameTaken { .. })) = &enlisted {
+            self.return_token_use(&request.id, &name, &request.public_key).await?;
         }
         let record = enlisted?;
         tracing::info!(%name, token = request.id, host = ?record.host, "joined");
-        self.membership(&name, &record).await
+        self.issue_membership(&name, &record).await
     }
 
-    /// Spends a use of the token, once for each member however often it asks.
-    async fn spend(
+    /// Spends a use of the token. Repeated requests of the same member cost one use.
+    async fn spend_token_use(
         &self,
         name: &AgentId,
         request: &v1::JoinRequest,
         before: Option<&MemberRecord>,
         now: u64,
-    ) -> Result<TokenRecord, MembersError> {
-        let who = Use { name: name.clone(), key: request.public_key.clone() };
-        let hash = join_token::hash(&request.secret);
-        let wanted = roles(&request.roles)?;
+    ) -> Result<TokenRecord, MembershipError> {
+        let who = TokenUse { name: name.clone(), key: request.public_key.clone() };
+        let hash = join_token::hash_secret(&request.secret);
+        let wanted = parse_roles(&request.roles)?;
         let spent = self
-            .rewrite(&tokens::key(&request.id), |token: Option<&TokenRecord>| {
-                let token = token.ok_or(Refusal::NoToken)?;
-                let admission = token.admit(&request.id, &hash, &who, now)?;
-                // Whatever else is wrong costs nothing.
-                token.roles(&wanted)?;
-                may_have(name, &who.key, before)?;
-                Ok((admission == Admission::New).then(|| {
+            .rewrite_record(&join_tokens::token_key(&request.id), |token: Option<&TokenRecord>| {
+                let token = token.ok_or(MembershipRefusal::NoToken)?;
+                let admission = token.check_admission(&request.id, &hash, &who, now)?;
+                // A request that is refused for another reason costs no use of the token.
+                token.select_roles(&wanted)?;
+                check_name_owner(name, &who.key, before)?;
+                Ok((admission == TokenAdmission::New).then(|| {
                     let mut token = token.clone();
                     token.used_by.push(who.clone());
                     token
                 }))
             })
             .await?;
-        Ok(spent.ok_or(Refusal::NoToken)?)
+        Ok(spent.ok_or(MembershipRefusal::NoToken)?)
     }
 
-    async fn give_back(
+    /// Returns the use of a token that a member has spent.
+    async fn return_token_use(
         &self,
         id: &str,
         name: &AgentId,
         public_key: &str,
-    ) -> Result<(), MembersError> {
-        let who = Use { name: name.clone(), key: public_key.to_owned() };
-        self.rewrite(&tokens::key(id), |token: Option<&TokenRecord>| {
+    ) -> Result<(), MembershipError> {
+        let who = TokenUse { name: name.clone(), key: public_key.to_owned() };
+        self.rewrite_record(&join_tokens::token_key(id), |token: Option<&TokenRecord>| {
             let Some(token) = token.filter(|token| token.used_by.contains(&who)) else {
                 return Ok(None);
             };
@@ -95,141 +113,159 @@ impl Members {
         .map(|_| ())
     }
 
-    /// Writes a member down, unless the name is another's.
-    async fn enlist(
+    /// Writes the record of a member, unless the name or the key belongs to another member. The
+    /// previous key of the name is revoked first.
+    async fn write_member(
         &self,
         name: &AgentId,
-        granted: &Granted<'_>,
-    ) -> Result<MemberRecord, MembersError> {
-        self.check_the_key(name, granted.key).await?;
-        self.let_go_of_the_old_key(name, granted.key, |before| {
-            may_have(name, granted.key, Some(before)).is_ok()
+        granted: &MemberGrant<'_>,
+    ) -> Result<MemberRecord, MembershipError> {
+        self.check_key_unused(name, granted.key).await?;
+        self.revoke_previous_key(name, granted.key, |before| {
+            check_name_owner(name, granted.key, Some(before)).is_ok()
         })
         .await?;
         let enlisted = self
-            .rewrite(&key(name), |before: Option<&MemberRecord>| {
-                may_have(name, granted.key, before)?;
+            .rewrite_record(&member_key(name), |before: Option<&MemberRecord>| {
+                check_name_owner(name, granted.key, before)?;
                 let same = before.filter(|before| before.key == granted.key);
                 if same.is_some_and(|before| before.standing != granted.standing) {
-                    return Err(Refusal::Changed { name: name.to_string() });
+                    return Err(MembershipRefusal::RightsChanged { name: name.to_string() });
                 }
                 if granted.proved_ms > 0
                     && let Some(before) = same
                 {
-                    is_fresh(before, granted.key, granted.proved_ms)?;
+                    check_proof_fresh(before, granted.key, granted.proved_ms)?;
                 }
-                Ok(Some(granted.record(same)))
+                Ok(Some(granted.to_record(same)))
             })
             .await?;
-        enlisted.ok_or_else(|| MembersError::Busy(key(name)))
+        enlisted.ok_or_else(|| MembershipError::Busy(member_key(name)))
     }
 
-    /// Lets an agent in that works where the fleet's keys are, without a token; however often.
+    /// Admits an agent on the machine with the fleet's keys, without a join token. May be called
+    /// again for the same agent.
     ///
     /// # Errors
-    /// When its key was revoked or its name is another's, or it cannot be written down.
-    pub async fn enlist_here(
+    /// Returns an error if the key was revoked, the name belongs to another member, or the record
+    /// cannot be written.
+    pub async fn admit_local_agent(
         &self,
         member: &Member,
         public_key: &str,
         (host, version): (&str, &str),
-    ) -> Result<v1::Membership, MembersError> {
-        let granted = Granted {
+    ) -> Result<v1::Membership, MembershipError> {
+        let granted = MemberGrant {
             standing: member.standing.clone(),
             key: public_key,
             proved_ms: 0,
             token: None,
             host,
             version,
-            now: now_ms(),
-            ttl_ms: self.ttl_ms(),
+            granted_ms: unix_millis(),
+            ttl_ms: self.member_ttl_ms(),
         };
-        // Whoever has the fleet's keys may give such an agent another key: a restored fleet has
-        // its records, and not its agents' kits.
+        // A caller with the fleet's keys may give such an agent another key: a restored fleet has
+        // the records but not the credentials of its agents.
         let is_here = |record: &MemberRecord| {
-            record.token.is_none() && matches!(record.standing, Standing::Agent { .. })
+            record.token.is_none() && matches!(record.standing, MemberKind::Agent { .. })
         };
-        self.check_the_key(&member.name, public_key).await?;
-        let old = self.let_go_of_the_old_key(&member.name, public_key, is_here).await?;
+        self.check_key_unused(&member.name, public_key).await?;
+        let old = self.revoke_previous_key(&member.name, public_key, is_here).await?;
         let name = || member.name.to_string();
         let enlisted = self
-            .rewrite(&key(&member.name), |before: Option<&MemberRecord>| match before {
-                Some(record) if !is_here(record) => Err(Refusal::NameTaken { name: name() }),
+            .rewrite_record(&member_key(&member.name), |before: Option<&MemberRecord>| match before
+            {
+                Some(record) if !is_here(record) => {
+                    Err(MembershipRefusal::NameTaken { name: name() })
+                }
                 Some(record) if record.key == public_key && record.revoked_ms.is_some() => {
-                    Err(Refusal::Revoked { name: name() })
+                    Err(MembershipRefusal::Revoked { name: name() })
                 }
                 before => {
-                    Ok(Some(granted.record(before.filter(|record| record.key == public_key))))
+                    Ok(Some(granted.to_record(before.filter(|record| record.key == public_key))))
                 }
             })
             .await?;
-        let record = enlisted.ok_or_else(|| MembersError::Busy(key(&member.name)))?;
+        let record = enlisted.ok_or_else(|| MembershipError::Busy(member_key(&member.name)))?;
         if let Some(old) = old {
-            // It was a member until now, and may have renewed since it was cut off.
-            self.cut_off(&member.name, &old).await?;
+            // The old key was valid until now, and may have been renewed after the first
+            // revocation.
+            self.revoke_access(&member.name, &old).await?;
         }
-        self.membership(&member.name, &record).await
+        self.issue_membership(&member.name, &record).await
     }
 
-    /// A key is one member's: its account follows from it.
-    async fn check_the_key(&self, name: &AgentId, public_key: &str) -> Result<(), MembersError> {
+    /// Checks that no other member has the key. The key determines the account.
+    async fn check_key_unused(
+        &self,
+        name: &AgentId,
+        public_key: &str,
+    ) -> Result<(), MembershipError> {
         let is_it = |(member, record): &(Member, MemberRecord)| {
             member.name != *name && record.key == public_key
         };
-        match self.everybody().await?.into_iter().find(is_it) {
+        match self.read_members().await?.into_iter().find(is_it) {
             Some((other, _)) => {
                 let (name, other) = (name.to_string(), other.name.to_string());
-                Err(Refusal::KeyTaken { name, other }.into())
+                Err(MembershipRefusal::KeyTaken { name, other }.into())
             }
             None => Ok(()),
         }
     }
 
-    /// Before a name gets a new key: with its record goes what is known of the old one, which the
-    /// bus may not have been told is over.
-    async fn let_go_of_the_old_key(
+    /// Revokes the previous key of a name before the name gets a new one, if `goes` accepts the
+    /// record. The record, which the new one replaces, is the only place where the old key is
+    /// known.
+    ///
+    /// Returns the previous record if its key was revoked.
+    async fn revoke_previous_key(
         &self,
         name: &AgentId,
         new: &str,
         goes: impl Fn(&MemberRecord) -> bool,
-    ) -> Result<Option<MemberRecord>, MembersError> {
-        match self.read::<MemberRecord>(&key(name)).await? {
+    ) -> Result<Option<MemberRecord>, MembershipError> {
+        match self.read_record::<MemberRecord>(&member_key(name)).await? {
             (_, Some(before)) if before.key != new && goes(&before) => {
-                self.cut_off(name, &before).await?;
+                self.revoke_access(name, &before).await?;
                 Ok(Some(before))
             }
             _ => Ok(None),
         }
     }
 
-    /// What an agent is let in for.
-    fn ttl_ms(&self) -> u64 {
-        u64::try_from(self.shared.terms.member_ttl.as_millis()).unwrap_or(u64::MAX)
+    /// Returns the validity of an agent's membership in milliseconds.
+    fn member_ttl_ms(&self) -> u64 {
+        u64::try_from(self.shared.config.member_ttl.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// New tokens for an agent that shows that it still has its key.
+    /// Issues new credentials for an agent that proves that it has its key.
     ///
     /// # Errors
-    /// When it is no member any more, or cannot prove that it is this one.
-    pub async fn renew(&self, request: &v1::RenewRequest) -> Result<v1::Membership, MembersError> {
-        let now = now_ms();
-        let name = AgentId::new(request.name.as_str()).map_err(Refusal::from)?;
+    /// Returns an error if the agent is no longer a member, is a user, or the proof is not valid or
+    /// was used before.
+    pub async fn renew_membership(
+        &self,
+        request: &v1::RenewRequest,
+    ) -> Result<v1::Membership, MembershipError> {
+        let now = unix_millis();
+        let name = AgentId::new(request.name.as_str()).map_err(MembershipRefusal::from)?;
         let proof = request.proof.clone().unwrap_or_default();
-        let no_member = || Refusal::NoMember { name: name.to_string() };
-        let (_, record) = self.read::<MemberRecord>(&key(&name)).await?;
+        let no_member = || MembershipRefusal::NoMember { name: name.to_string() };
+        let (_, record) = self.read_record::<MemberRecord>(&member_key(&name)).await?;
         let public_key = record.ok_or_else(no_member)?.key;
-        self.check(Purpose::Renew, &name, &public_key, &proof, now)?;
-        let ttl = self.ttl_ms();
+        self.check_proof(ProofPurpose::Renew, &name, &public_key, &proof, now)?;
+        let ttl = self.member_ttl_ms();
         let renewed = self
-            .rewrite(&key(&name), |record: Option<&MemberRecord>| {
+            .rewrite_record(&member_key(&name), |record: Option<&MemberRecord>| {
                 let record = record.ok_or_else(no_member)?;
                 if record.revoked_ms.is_some() || record.key != public_key {
-                    return Err(Refusal::Revoked { name: name.to_string() });
+                    return Err(MembershipRefusal::Revoked { name: name.to_string() });
                 }
-                let Standing::Agent { .. } = record.standing else {
-                    return Err(Refusal::NotRenewed { name: name.to_string() });
+                let MemberKind::Agent { .. } = record.standing else {
+                    return Err(MembershipRefusal::NotRenewed { name: name.to_string() });
                 };
-                is_fresh(record, &public_key, proof.at_ms)?;
+                check_proof_fresh(record, &public_key, proof.at_ms)?;
                 Ok(Some(MemberRecord {
                     renewed_ms: now,
                     expires_ms: now.saturating_add(ttl),
@@ -239,80 +275,88 @@ impl Members {
             })
             .await?;
         tracing::info!(%name, "renewed");
-        self.membership(&name, &renewed.ok_or_else(no_member)?).await
+        self.issue_membership(&name, &renewed.ok_or_else(no_member)?).await
     }
 
-    /// A user, whose key was made where the kit is.
+    /// Creates a user whose key pair was generated on the user's machine. `by` is the caller's name
+    /// for the log.
     ///
     /// # Errors
-    /// When the name is taken, a field cannot work, or it cannot be written down.
+    /// Returns an error if the name is taken, a field's value cannot work, or the record cannot be
+    /// written.
     pub async fn create_user(
         &self,
         by: &str,
         request: &v1::CreateUserRequest,
-    ) -> Result<v1::Membership, MembersError> {
-        let name = AgentId::new(request.name.as_str()).map_err(Refusal::from)?;
-        let scope: Scope = request.scope.parse().map_err(Refusal::from)?;
-        authority::check_user_key(&request.public_key).map_err(Refusal::from)?;
-        let granted = Granted {
-            standing: Standing::User { scope },
+    ) -> Result<v1::Membership, MembershipError> {
+        let name = AgentId::new(request.name.as_str()).map_err(MembershipRefusal::from)?;
+        let scope: UserScope = request.scope.parse().map_err(MembershipRefusal::from)?;
+        identity::check_user_key(&request.public_key).map_err(MembershipRefusal::from)?;
+        let granted = MemberGrant {
+            standing: MemberKind::User { scope },
             key: &request.public_key,
             proved_ms: 0,
             token: None,
             host: "",
             version: "",
-            now: now_ms(),
-            ttl_ms: milliseconds("expires", request.expires_in_s, USER_S_MAX)?,
+            granted_ms: unix_millis(),
+            ttl_ms: parse_duration_ms("expires", request.expires_in_s, USER_S_MAX)?,
         };
-        let record = self.enlist(&name, &granted).await?;
+        let record = self.write_member(&name, &granted).await?;
         tracing::info!(%name, %scope, by, "a user was made");
-        self.membership(&name, &record).await
+        self.issue_membership(&name, &record).await
     }
 
-    fn check(
+    /// Checks the proof that the caller has the private key.
+    fn check_proof(
         &self,
-        purpose: Purpose<'_>,
+        purpose: ProofPurpose<'_>,
         name: &AgentId,
         public_key: &str,
         proof: &v1::KeyProof,
         now_ms: u64,
-    ) -> Result<(), MembersError> {
-        let statement = Statement { purpose, fleet: self.fleet()?, name, at_ms: proof.at_ms };
-        statement.check(public_key, &proof.signature, now_ms).map_err(Refusal::from)?;
+    ) -> Result<(), MembershipError> {
+        let statement =
+            ProofStatement { purpose, fleet: self.fleet_fingerprint()?, name, at_ms: proof.at_ms };
+        statement
+            .check_signature(public_key, &proof.signature, now_ms)
+            .map_err(MembershipRefusal::from)?;
         Ok(())
     }
 }
 
-pub(super) fn key(name: &AgentId) -> String {
+/// Returns the key of a member's record in the bucket.
+pub(super) fn member_key(name: &AgentId) -> String {
     format!("{MEMBER}{name}")
 }
 
-/// What somebody was granted, to be written down.
-struct Granted<'a> {
-    standing: Standing,
+/// The rights granted to a member, before they are written as a record.
+struct MemberGrant<'a> {
+    standing: MemberKind,
     key: &'a str,
     proved_ms: u64,
     token: Option<&'a str>,
     host: &'a str,
     version: &'a str,
-    now: u64,
+    /// The time of the grant.
+    granted_ms: u64,
     ttl_ms: u64,
 }
 
-impl Granted<'_> {
-    /// `before` it had the same key.
-    fn record(&self, before: Option<&MemberRecord>) -> MemberRecord {
+impl MemberGrant<'_> {
+    /// Returns the record. `before` is the previous record with the same key.
+    fn to_record(&self, before: Option<&MemberRecord>) -> MemberRecord {
         MemberRecord {
             key: self.key.to_owned(),
             standing: self.standing.clone(),
-            joined_ms: before.map_or(self.now, |before| before.joined_ms),
-            renewed_ms: self.now,
-            expires_ms: self.now.saturating_add(self.ttl_ms),
-            // What was shown once is not shown again.
+            joined_ms: before.map_or(self.granted_ms, |before| before.joined_ms),
+            renewed_ms: self.granted_ms,
+            expires_ms: self.granted_ms.saturating_add(self.ttl_ms),
+            // Keep the newest time, so that no earlier proof is accepted again.
             proved_ms: before.map_or(0, |before| before.proved_ms).max(self.proved_ms),
             token: self.token.map(str::to_owned),
-            host: shortened(self.host),
-            version: shortened(self.version),
+            host: sanitise_text(self.host),
+            version: sanitise_text(self.version),
             revoked_ms: None,
         }
     }

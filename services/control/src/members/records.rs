@@ -1,24 +1,25 @@
-//! What is kept of members and join tokens, and what follows from it: pure functions of records
-//! and a time. Times are in milliseconds since 1970.
+//! The records of members and join tokens, and the decisions that follow from them: pure functions
+//! of records and a time. Times are in milliseconds since 1970.
 
 use std::collections::BTreeSet;
 
-use authority::{Role, Standing};
+use identity::{MemberKind, MemberRole};
 use serde::{Deserialize, Serialize};
 use wire::{AgentId, Pool};
 
-use super::Refusal;
+use super::MembershipRefusal;
 
-/// What the fleet's own members are called, whom no record speaks of.
-const RESERVED: [&str; 3] = ["admin", "coordinator", "system"];
+/// Names of the fleet's own members, which have no records.
+const RESERVED_NAMES: [&str; 3] = ["admin", "coordinator", "system"];
 
+/// A join token as stored: its rights, its validity and its uses. The secret is stored as a hash.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TokenRecord {
     pub(crate) secret_hash: String,
-    pub(crate) roles: BTreeSet<Role>,
+    pub(crate) roles: BTreeSet<MemberRole>,
     pub(crate) pool: Pool,
     pub(crate) uses: u32,
-    pub(crate) used_by: Vec<Use>,
+    pub(crate) used_by: Vec<TokenUse>,
     pub(crate) created_ms: u64,
     pub(crate) created_by: String,
     pub(crate) expires_ms: u64,
@@ -26,22 +27,23 @@ pub(crate) struct TokenRecord {
     pub(crate) revoked_ms: Option<u64>,
 }
 
-/// Who came in with a token.
+/// A member that joined with a token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Use {
+pub(crate) struct TokenUse {
     pub(crate) name: AgentId,
     pub(crate) key: String,
 }
 
+/// A member as stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemberRecord {
-    /// Its public key.
+    /// The member's public key.
     pub(crate) key: String,
-    pub(crate) standing: Standing,
+    pub(crate) standing: MemberKind,
     pub(crate) joined_ms: u64,
     pub(crate) renewed_ms: u64,
     pub(crate) expires_ms: u64,
-    /// Of the newest proof it gave: an older one is a repetition.
+    /// The time of the newest accepted proof. An older proof is a replay.
     #[serde(default)]
     pub(crate) proved_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,88 +56,110 @@ pub(crate) struct MemberRecord {
     pub(crate) revoked_ms: Option<u64>,
 }
 
-/// Whether a join costs a use.
+/// The cost of a join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Admission {
+pub(crate) enum TokenAdmission {
+    /// The join costs a use of the token.
     New,
-    /// It was paid for: the answer was lost.
-    Again,
+    /// The member has joined with this token before, and the answer was probably lost.
+    AlreadyPaid,
 }
 
 impl TokenRecord {
+    /// Returns the number of uses that remain.
     pub(crate) fn uses_left(&self) -> u32 {
         self.uses.saturating_sub(u32::try_from(self.used_by.len()).unwrap_or(u32::MAX))
     }
 
-    /// Whether whoever knows this secret may come in.
-    pub(crate) fn admit(
+    /// Checks that a member with this secret may join.
+    ///
+    /// # Errors
+    /// Returns a refusal if the secret is wrong, or the token is revoked, expired or used up.
+    pub(crate) fn check_admission(
         &self,
         id: &str,
         secret_hash: &str,
-        who: &Use,
+        who: &TokenUse,
         now_ms: u64,
-    ) -> Result<Admission, Refusal> {
+    ) -> Result<TokenAdmission, MembershipRefusal> {
         if self.secret_hash != secret_hash {
-            return Err(Refusal::NoToken);
+            return Err(MembershipRefusal::NoToken);
         }
         if self.revoked_ms.is_some() {
-            return Err(Refusal::TokenRevoked { id: id.to_owned() });
+            return Err(MembershipRefusal::TokenRevoked { id: id.to_owned() });
         }
         if now_ms >= self.expires_ms {
             let ago_s = (now_ms - self.expires_ms) / 1000;
-            return Err(Refusal::TokenExpired { id: id.to_owned(), ago_s });
+            return Err(MembershipRefusal::TokenExpired { id: id.to_owned(), ago_s });
         }
         if self.used_by.contains(who) {
-            return Ok(Admission::Again);
+            return Ok(TokenAdmission::AlreadyPaid);
         }
         match self.uses_left() {
-            0 => Err(Refusal::TokenUsedUp { id: id.to_owned(), uses: self.uses }),
-            _ => Ok(Admission::New),
+            0 => Err(MembershipRefusal::TokenUsedUp { id: id.to_owned(), uses: self.uses }),
+            _ => Ok(TokenAdmission::New),
         }
     }
 
-    /// The roles asked for, if the token is good for them; none means all.
-    pub(crate) fn roles(&self, wanted: &BTreeSet<Role>) -> Result<BTreeSet<Role>, Refusal> {
+    /// Returns the requested roles, or all roles of the token if none is requested.
+    ///
+    /// # Errors
+    /// Returns a refusal if the token does not offer a requested role.
+    pub(crate) fn select_roles(
+        &self,
+        wanted: &BTreeSet<MemberRole>,
+    ) -> Result<BTreeSet<MemberRole>, MembershipRefusal> {
         if wanted.is_empty() {
             return Ok(self.roles.clone());
         }
         match wanted.iter().find(|role| !self.roles.contains(role)) {
-            Some(role) => Err(Refusal::NotOffered { role: *role, offered: named(&self.roles) }),
+            Some(role) => Err(MembershipRefusal::RoleNotOffered {
+                role: *role,
+                offered: join_role_names(&self.roles),
+            }),
             None => Ok(wanted.clone()),
         }
     }
 }
 
-/// `trainer, verifier`
-pub(crate) fn named(roles: &BTreeSet<Role>) -> String {
+/// Formats roles, such as `trainer, verifier`.
+pub(crate) fn join_role_names(roles: &BTreeSet<MemberRole>) -> String {
     roles.iter().map(|role| role.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether the holder of this key may have this name, which may be somebody's already.
-pub(crate) fn may_have(
+/// Checks that the holder of a key may have a name. `before` is the current record of the name.
+///
+/// # Errors
+/// Returns a refusal if the name is reserved, belongs to an active member with another key, or the
+/// key was revoked.
+pub(crate) fn check_name_owner(
     name: &AgentId,
     key: &str,
     before: Option<&MemberRecord>,
-) -> Result<(), Refusal> {
+) -> Result<(), MembershipRefusal> {
     let name = || name.to_string();
-    if RESERVED.contains(&name().as_str()) {
-        return Err(Refusal::Reserved { name: name() });
+    if RESERVED_NAMES.contains(&name().as_str()) {
+        return Err(MembershipRefusal::Reserved { name: name() });
     }
     match before {
         Some(record) if record.key == key && record.revoked_ms.is_some() => {
-            Err(Refusal::Revoked { name: name() })
+            Err(MembershipRefusal::Revoked { name: name() })
         }
         Some(record) if record.key != key && record.revoked_ms.is_none() => {
-            Err(Refusal::NameTaken { name: name() })
+            Err(MembershipRefusal::NameTaken { name: name() })
         }
         _ => Ok(()),
     }
 }
 
-/// A proof works once.
-pub(crate) fn is_fresh(record: &MemberRecord, key: &str, at_ms: u64) -> Result<(), Refusal> {
+/// Checks that a proof is newer than the last accepted one, so that each proof works once.
+pub(crate) fn check_proof_fresh(
+    record: &MemberRecord,
+    key: &str,
+    at_ms: u64,
+) -> Result<(), MembershipRefusal> {
     if record.key == key && at_ms <= record.proved_ms {
-        return Err(Refusal::Repeated);
+        return Err(MembershipRefusal::ProofReused);
     }
     Ok(())
 }
@@ -149,7 +173,7 @@ mod tests {
     fn record() -> TokenRecord {
         TokenRecord {
             secret_hash: "hash".into(),
-            roles: [Role::Generator, Role::Evaluator].into(),
+            roles: [MemberRole::Generator, MemberRole::Evaluator].into(),
             pool: "default".parse().unwrap(),
             uses: 2,
             used_by: Vec::new(),
@@ -160,14 +184,14 @@ mod tests {
         }
     }
 
-    fn by(name: &str) -> Use {
-        Use { name: name.parse().unwrap(), key: format!("U-{name}") }
+    fn by(name: &str) -> TokenUse {
+        TokenUse { name: name.parse().unwrap(), key: format!("U-{name}") }
     }
 
     fn member(key: &str, revoked_ms: Option<u64>) -> MemberRecord {
         MemberRecord {
             key: key.into(),
-            standing: Standing::Coordinator,
+            standing: MemberKind::Coordinator,
             joined_ms: NOW,
             renewed_ms: NOW,
             expires_ms: NOW,
@@ -182,56 +206,63 @@ mod tests {
     #[test]
     fn a_token_is_good_for_its_uses_its_time_and_its_secret() {
         let mut token = record();
-        let admit = |token: &TokenRecord, who: &str, now| token.admit("t", "hash", &by(who), now);
-        assert_eq!(admit(&token, "a", NOW).unwrap(), Admission::New);
+        let admit =
+            |token: &TokenRecord, who: &str, now| token.check_admission("t", "hash", &by(who), now);
+        assert_eq!(admit(&token, "a", NOW).unwrap(), TokenAdmission::New);
         token.used_by = vec![by("a"), by("b")];
-        assert_eq!(admit(&token, "b", NOW).unwrap(), Admission::Again);
+        assert_eq!(admit(&token, "b", NOW).unwrap(), TokenAdmission::AlreadyPaid);
         let used_up = admit(&token, "c", NOW).unwrap_err();
-        assert!(matches!(used_up, Refusal::TokenUsedUp { uses: 2, .. }), "{used_up}");
+        assert!(matches!(used_up, MembershipRefusal::TokenUsedUp { uses: 2, .. }), "{used_up}");
         let late = admit(&record(), "a", NOW + 3000).unwrap_err();
-        assert!(matches!(late, Refusal::TokenExpired { ago_s: 2, .. }), "{late}");
-        let wrong = record().admit("t", "other", &by("a"), NOW).unwrap_err();
-        assert!(matches!(wrong, Refusal::NoToken), "{wrong}");
+        assert!(matches!(late, MembershipRefusal::TokenExpired { ago_s: 2, .. }), "{late}");
+        let wrong = record().check_admission("t", "other", &by("a"), NOW).unwrap_err();
+        assert!(matches!(wrong, MembershipRefusal::NoToken), "{wrong}");
         let revoked = TokenRecord { revoked_ms: Some(NOW), ..token };
-        assert!(matches!(admit(&revoked, "a", NOW), Err(Refusal::TokenRevoked { .. })));
+        assert!(matches!(admit(&revoked, "a", NOW), Err(MembershipRefusal::TokenRevoked { .. })));
     }
 
     #[test]
     fn roles_are_some_of_the_tokens_or_all_of_them() {
         let token = record();
-        assert_eq!(token.roles(&BTreeSet::new()).unwrap(), token.roles);
-        let some = [Role::Evaluator].into();
-        assert_eq!(token.roles(&some).unwrap(), some);
-        let error = token.roles(&[Role::Trainer].into()).unwrap_err().to_string();
+        assert_eq!(token.select_roles(&BTreeSet::new()).unwrap(), token.roles);
+        let some = [MemberRole::Evaluator].into();
+        assert_eq!(token.select_roles(&some).unwrap(), some);
+        let error = token.select_roles(&[MemberRole::Trainer].into()).unwrap_err().to_string();
         assert!(error.contains("trainer") && error.contains("generator, evaluator"), "{error}");
     }
 
     #[test]
     fn a_name_is_one_members_until_that_one_is_revoked() {
         let name = "box-3".parse().unwrap();
-        let has = |before: Option<&MemberRecord>| may_have(&name, "ours", before);
+        let has = |before: Option<&MemberRecord>| check_name_owner(&name, "ours", before);
         has(None).unwrap();
         has(Some(&member("ours", None))).unwrap();
         has(Some(&member("theirs", Some(NOW)))).unwrap();
-        assert!(matches!(has(Some(&member("theirs", None))), Err(Refusal::NameTaken { .. })));
-        assert!(matches!(has(Some(&member("ours", Some(NOW)))), Err(Refusal::Revoked { .. })));
-        let admin = may_have(&"admin".parse().unwrap(), "ours", None);
-        assert!(matches!(admin, Err(Refusal::Reserved { .. })));
+        assert!(matches!(
+            has(Some(&member("theirs", None))),
+            Err(MembershipRefusal::NameTaken { .. })
+        ));
+        assert!(matches!(
+            has(Some(&member("ours", Some(NOW)))),
+            Err(MembershipRefusal::Revoked { .. })
+        ));
+        let admin = check_name_owner(&"admin".parse().unwrap(), "ours", None);
+        assert!(matches!(admin, Err(MembershipRefusal::Reserved { .. })));
     }
 
     #[test]
     fn a_proof_works_once() {
         let record = member("ours", None);
-        assert!(is_fresh(&record, "ours", NOW).is_err());
-        is_fresh(&record, "ours", NOW + 1).unwrap();
-        is_fresh(&record, "a new key", NOW - 5).unwrap();
+        assert!(check_proof_fresh(&record, "ours", NOW).is_err());
+        check_proof_fresh(&record, "ours", NOW + 1).unwrap();
+        check_proof_fresh(&record, "a new key", NOW - 5).unwrap();
     }
 
     #[test]
     fn records_read_back_and_hold_no_secret() {
         let text = serde_json::to_string(&record()).unwrap();
         assert_eq!(serde_json::from_str::<TokenRecord>(&text).unwrap(), record());
-        let standing = Standing::Agent { roles: record().roles, pool: record().pool };
+        let standing = MemberKind::Agent { roles: record().roles, pool: record().pool };
         let record = MemberRecord { standing, ..member("ours", Some(NOW)) };
         let text = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<MemberRecord>(&text).unwrap(), record);

@@ -1,18 +1,20 @@
-//! Whether texts of a file are said by a user.
+//! The choice whether the plain texts of a file are user messages.
 
 use serde::Deserialize;
 
-/// `true`, `false`, or `{system: "…"}`.
+/// The chat settings: `true`, `false`, or `{system: "…"}`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(untagged, expecting = "expected true, false or {system: TEXT}")]
 pub enum ChatSpec {
     Whether(bool),
-    With(SettingsSpec),
+    With(ChatSettingsSpec),
 }
 
+/// The settings of wrapped texts.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct SettingsSpec {
+pub struct ChatSettingsSpec {
+    /// The system message before each wrapped text.
     pub system: Option<String>,
 }
 
@@ -23,11 +25,13 @@ impl Default for ChatSpec {
 }
 
 impl ChatSpec {
-    pub(crate) fn wraps(&self) -> bool {
+    /// Returns true if plain texts become user messages.
+    pub(crate) fn wraps_texts(&self) -> bool {
         !matches!(self, Self::Whether(false))
     }
 
-    pub(crate) fn system(&self) -> Option<&str> {
+    /// Returns the system message, if one is set.
+    pub(crate) fn system_message(&self) -> Option<&str> {
         match self {
             Self::Whether(_) => None,
             Self::With(settings) => settings.system.as_deref(),

@@ -1,89 +1,116 @@
-//! How a spec says which samples become training data.
+//! The selection settings of a spec: the choice of the samples that become training data.
 
 use serde::Deserialize;
 use wire::v1;
 
-use super::curve::Curve;
+use super::cycle_schedule::CycleSchedule;
 use crate::{
     SubmitError,
-    check::{Checked, count, ensure, within},
+    validation::{FieldResult, check_count, check_range, ensure_field},
 };
 
-/// A named policy, and what is to be different from it.
+/// A named selection strategy, with settings that override it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SelectionSpec {
-    pub policy: PolicySpec,
-    pub min_reward: Curve,
-    /// `min_reward` follows the pass rate.
+    /// The strategy.
+    pub policy: SelectionStrategySpec,
+    /// The least reward of a kept sample.
+    pub min_reward: CycleSchedule,
+    /// Settings to adapt `min_reward` to the pass rate of the previous cycle.
     pub adaptive: Option<AdaptiveSpec>,
-    /// 0: all. Default: the policy's.
+    /// Largest number of kept samples of a prompt. 0: no limit. Default: that of the strategy.
     pub keep_per_prompt: Option<u32>,
-    /// Of all that is left in a cycle. Default: the policy's.
-    pub keep_share: Option<Curve>,
-    /// Only prompts with samples that passed and others that did not. Default: the policy's.
+    /// The share of the remaining samples of a cycle to keep. 0: all. Default: that of the
+    /// strategy.
+    pub keep_share: Option<CycleSchedule>,
+    /// True to keep only samples of prompts with both passing and failing samples. Default: that of
+    /// the strategy.
     pub mixed: Option<bool>,
+    /// True to keep equal completions of a prompt. Default: that of the strategy.
     pub keep_duplicates: Option<bool>,
+    /// The Jaccard similarity of word trigrams from which two completions of a prompt are
+    /// duplicates. 0: only equal completions are.
     pub similarity: f64,
+    /// Least number of tokens of a completion.
     pub min_tokens: u32,
+    /// Largest number of tokens of a completion. 0: no limit.
     pub max_tokens: u32,
+    /// True to drop samples that were cut at `max_new_tokens`.
     pub finished: bool,
+    /// Least number of samples to keep. Missing ones are filled with the best of those dropped by
+    /// `keep_share`, then of those below `min_reward`.
     pub at_least: u32,
+    /// The least reward of samples that fill up to `at_least`.
     pub floor: f64,
+    /// Settings to train on samples of earlier cycles again.
     pub replay: Option<ReplaySpec>,
 }
 
-/// Selections that have names.
+/// The named selection strategies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum PolicySpec {
-    /// The best sample of each prompt (RAFT, arXiv:2304.06767).
+pub enum SelectionStrategySpec {
+    /// Keep the best sample of each prompt (RAFT, arXiv:2304.06767).
     #[default]
     Raft,
-    /// All that reach the least reward, up to ten a prompt (ReST-EM, arXiv:2312.06585).
+    /// Keep all samples that reach `min_reward`, up to ten of a prompt (ReST-EM, arXiv:2312.06585).
     RestEm,
-    /// All that reach it, of prompts that some samples pass and some fail (Reinforce-Rej,
-    /// arXiv:2504.11343).
+    /// Keep all samples that reach `min_reward`, of prompts with both passing and failing samples
+    /// (Reinforce-Rej, arXiv:2504.11343).
     ReinforceRej,
-    /// The better half of all that reach it, whatever the prompt, duplicates too: what halo-forge
-    /// does, but for ties, which there go to the first prompts.
+    /// Keep the better half of all samples that reach `min_reward`, regardless of the prompt and
+    /// including duplicates. halo-forge does the same, except that it prefers the first prompts
+    /// among equal rewards.
     TopPercent,
 }
 
+/// The adaptation of `min_reward`: it rises by `step` after a cycle in which more than `target` of
+/// the samples reached it, and falls after a cycle in which fewer did.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdaptiveSpec {
-    /// The pass rate to be had.
+    /// The pass rate to reach.
     #[serde(default = "three_tenths")]
     pub target: f64,
+    /// The change after each cycle.
     #[serde(default = "a_tenth")]
     pub step: f64,
+    /// Lower limit of `min_reward`.
     #[serde(default = "a_tenth")]
     pub low: f64,
+    /// Upper limit of `min_reward`.
     #[serde(default = "one")]
     pub high: f64,
 }
 
+/// The samples of earlier cycles that are trained on again.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplaySpec {
+    /// Number of earlier cycles.
     pub cycles: u32,
+    /// Largest number of replayed samples, as a share of the newly selected ones.
     #[serde(default = "half")]
     pub share: f64,
 }
 
+/// Returns the default of `adaptive.target`.
 fn three_tenths() -> f64 {
     0.3
 }
 
+/// Returns the default of `adaptive.step` and `adaptive.low`.
 fn a_tenth() -> f64 {
     0.1
 }
 
+/// Returns the default of `replay.share`.
 fn half() -> f64 {
     0.5
 }
 
+/// Returns the default of `adaptive.high`.
 fn one() -> f64 {
     1.0
 }
@@ -91,8 +118,8 @@ fn one() -> f64 {
 impl Default for SelectionSpec {
     fn default() -> Self {
         Self {
-            policy: PolicySpec::default(),
-            min_reward: Curve::Constant(0.5),
+            policy: SelectionStrategySpec::default(),
+            min_reward: CycleSchedule::Constant(0.5),
             adaptive: None,
             keep_per_prompt: None,
             keep_share: None,
@@ -109,8 +136,9 @@ impl Default for SelectionSpec {
     }
 }
 
-impl PolicySpec {
-    fn keep_per_prompt(self) -> u32 {
+impl SelectionStrategySpec {
+    /// Returns the strategy's `keep_per_prompt`.
+    fn default_keep_per_prompt(self) -> u32 {
         match self {
             Self::Raft => 1,
             Self::RestEm => 10,
@@ -118,39 +146,43 @@ impl PolicySpec {
         }
     }
 
-    fn keep_share(self) -> f64 {
+    /// Returns the strategy's `keep_share`.
+    fn default_keep_share(self) -> f64 {
         if self == Self::TopPercent { 0.5 } else { 0.0 }
     }
 }
 
 impl SelectionSpec {
-    /// A policy's name alone, or the section as a spec has it.
+    /// Parses the name of a strategy, or a selection section as YAML.
     ///
     /// # Errors
-    /// When it is neither.
+    /// Returns an error if the text is neither.
     pub fn parse(text: &str) -> Result<Self, SubmitError> {
         let named = text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         let yaml = if named { format!("policy: {text}") } else { text.to_owned() };
         serde_saphyr::from_str(&yaml).map_err(SubmitError::Yaml)
     }
 
-    /// Of so many samples of a prompt, at most so many are kept.
-    pub fn most_of(&self, samples: u32) -> u32 {
-        match self.resolve().keep_per_prompt {
+    /// Returns the largest number of samples that are kept of a prompt with `samples` samples.
+    pub fn kept_samples_max(&self, samples: u32) -> u32 {
+        match self.to_proto().keep_per_prompt {
             0 => samples,
             most => most.min(samples),
         }
     }
 
-    /// The rules as they are in the first cycle.
-    pub(crate) fn resolve(&self) -> v1::Selection {
+    /// Converts the section to its form in the `spec` fact, with the values of the first cycle.
+    pub(crate) fn to_proto(&self) -> v1::Selection {
         let policy = self.policy;
-        let share = self.keep_share.as_ref().map_or(policy.keep_share(), Curve::first);
+        let share = self
+            .keep_share
+            .as_ref()
+            .map_or(policy.default_keep_share(), CycleSchedule::first_value);
         v1::Selection {
-            keep_per_prompt: self.keep_per_prompt.unwrap_or(policy.keep_per_prompt()),
-            min_reward: self.min_reward.first(),
+            keep_per_prompt: self.keep_per_prompt.unwrap_or(policy.default_keep_per_prompt()),
+            min_reward: self.min_reward.first_value(),
             keep_share: share,
-            mixed: self.mixed.unwrap_or(policy == PolicySpec::ReinforceRej),
+            mixed: self.mixed.unwrap_or(policy == SelectionStrategySpec::ReinforceRej),
             similarity: self.similarity,
             min_tokens: self.min_tokens,
             max_tokens: self.max_tokens,
@@ -166,47 +198,51 @@ impl SelectionSpec {
             replay: self
                 .replay
                 .map(|replay| v1::selection::Replay { cycles: replay.cycles, share: replay.share }),
-            keep_duplicates: self.keep_duplicates.unwrap_or(policy == PolicySpec::TopPercent),
+            keep_duplicates: self
+                .keep_duplicates
+                .unwrap_or(policy == SelectionStrategySpec::TopPercent),
         }
     }
 
-    /// The rules as they are in one cycle of so many.
-    pub(crate) fn at(&self, cycle: u32, cycles: u32) -> v1::Selection {
-        let rules = self.resolve();
-        let share = self.keep_share.as_ref().map(|curve| curve.at(cycle, cycles));
+    /// Converts the section to its form in the `spec` fact, with the values of one cycle of
+    /// `cycles`.
+    pub(crate) fn to_proto_at(&self, cycle: u32, cycles: u32) -> v1::Selection {
+        let rules = self.to_proto();
+        let share = self.keep_share.as_ref().map(|curve| curve.value_at(cycle, cycles));
         v1::Selection {
-            min_reward: self.min_reward.at(cycle, cycles),
+            min_reward: self.min_reward.value_at(cycle, cycles),
             keep_share: share.unwrap_or(rules.keep_share),
             ..rules
         }
     }
 
-    pub(crate) fn check(&self, section: &str, cycles: u32) -> Checked {
+    /// Checks all fields for a run of `cycles` cycles.
+    pub(crate) fn check_fields(&self, section: &str, cycles: u32) -> FieldResult {
         let field = |name: &str| format!("{section}.{name}");
-        self.min_reward.check(&field("min_reward"), cycles, -1e9, 1e9)?;
-        count(&field("keep_per_prompt"), self.keep_per_prompt.unwrap_or(0), 0, 4096)?;
+        self.min_reward.check_range(&field("min_reward"), cycles, -1e9, 1e9)?;
+        check_count(&field("keep_per_prompt"), self.keep_per_prompt.unwrap_or(0), 0, 4096)?;
         if let Some(share) = &self.keep_share {
-            share.check(&field("keep_share"), cycles, 0.0, 1.0)?;
+            share.check_range(&field("keep_share"), cycles, 0.0, 1.0)?;
         }
-        within(&field("similarity"), self.similarity, 0.0, 1.0)?;
+        check_range(&field("similarity"), self.similarity, 0.0, 1.0)?;
         let remedy = "needs keep_duplicates: false";
-        let drops = !self.resolve().keep_duplicates;
-        ensure(drops || self.similarity <= 0.0, &field("similarity"), remedy)?;
+        let drops = !self.to_proto().keep_duplicates;
+        ensure_field(drops || self.similarity <= 0.0, &field("similarity"), remedy)?;
         let (least, most) = (self.min_tokens, self.max_tokens);
         let sane = most == 0 || least <= most;
         let remedy = format!("must be 0, for no limit, or at least min_tokens ({least})");
-        ensure(sane, &field("max_tokens"), remedy)?;
-        ensure(self.floor.is_finite(), &field("floor"), "must be a number")?;
+        ensure_field(sane, &field("max_tokens"), remedy)?;
+        ensure_field(self.floor.is_finite(), &field("floor"), "must be a number")?;
         if let Some(adaptive) = &self.adaptive {
             let field = |name: &str| field(&format!("adaptive.{name}"));
-            within(&field("target"), adaptive.target, 0.0, 1.0)?;
-            within(&field("step"), adaptive.step, 1e-6, 1e9)?;
-            within(&field("low"), adaptive.low, -1e9, adaptive.high)?;
-            within(&field("high"), adaptive.high, -1e9, 1e9)?;
+            check_range(&field("target"), adaptive.target, 0.0, 1.0)?;
+            check_range(&field("step"), adaptive.step, 1e-6, 1e9)?;
+            check_range(&field("low"), adaptive.low, -1e9, adaptive.high)?;
+            check_range(&field("high"), adaptive.high, -1e9, 1e9)?;
         }
         if let Some(replay) = &self.replay {
-            count(&field("replay.cycles"), replay.cycles, 1, 1000)?;
-            within(&field("replay.share"), replay.share, 0.001, 100.0)?;
+            check_count(&field("replay.cycles"), replay.cycles, 1, 1000)?;
+            check_range(&field("replay.share"), replay.share, 0.001, 100.0)?;
         }
         Ok(())
     }
@@ -218,8 +254,8 @@ mod tests {
 
     fn rules(yaml: &str) -> v1::Selection {
         let spec: SelectionSpec = serde_saphyr::from_str(yaml).unwrap();
-        assert_eq!(spec.check("selection", 4), Ok(()), "{yaml}");
-        spec.resolve()
+        assert_eq!(spec.check_fields("selection", 4), Ok(()), "{yaml}");
+        spec.to_proto()
     }
 
     #[test]
@@ -238,9 +274,12 @@ mod tests {
     #[test]
     fn a_name_alone_is_a_policy() {
         let named = SelectionSpec::parse("rest_em").unwrap();
-        assert_eq!(named.policy, PolicySpec::RestEm);
+        assert_eq!(named.policy, SelectionStrategySpec::RestEm);
         let section = SelectionSpec::parse("{policy: rest_em, keep_per_prompt: 3}").unwrap();
-        assert_eq!((section.most_of(8), section.most_of(2), named.most_of(8)), (3, 2, 8));
+        assert_eq!(
+            (section.kept_samples_max(8), section.kept_samples_max(2), named.kept_samples_max(8)),
+            (3, 2, 8)
+        );
         let error = SelectionSpec::parse("grpo").unwrap_err();
         assert!(format!("{error}").contains("grpo"), "{error}");
     }
@@ -257,7 +296,7 @@ mod tests {
             ("{policy: top_percent, similarity: 0.9}", "s.similarity"),
         ] {
             let spec: SelectionSpec = serde_saphyr::from_str(yaml).unwrap();
-            assert_eq!(spec.check("s", 4).unwrap_err().field, field, "{yaml}");
+            assert_eq!(spec.check_fields("s", 4).unwrap_err().field, field, "{yaml}");
         }
     }
 }

@@ -1,26 +1,26 @@
-//! How a spec says what judges its samples.
+//! The verifiers of a spec, which judge samples.
 
-mod answers;
-mod model;
-mod programs;
+mod answer_verifiers;
+mod llm_judge;
+mod program_verifiers;
 
 use serde::Deserialize;
 use wire::v1::{self, verifier::How};
 
 use self::{
-    answers::{ExactSpec, JsonSchemaSpec, NumericSpec, RegexSpec, ToolCallSpec},
-    model::LlmJudgeSpec,
-    programs::{CommandSpec, CompileSpec, PytestSpec, PythonSpec, StdioSpec},
+    answer_verifiers::{ExactSpec, JsonSchemaSpec, NumericSpec, RegexSpec, ToolCallSpec},
+    llm_judge::LlmJudgeSpec,
+    program_verifiers::{CommandSpec, CompileSpec, PytestSpec, PythonSpec, StdioSpec},
 };
 use crate::{
     FieldError,
-    check::{Checked, count, ensure, within},
+    validation::{FieldResult, check_count, check_range, ensure_field},
 };
 
-/// Verifiers of one chain.
+/// Largest number of verifiers in one chain.
 const STAGES_MAX: usize = 16;
 
-/// Exactly one field is set.
+/// A verifier. Exactly one field is set.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VerifierSpec {
@@ -38,33 +38,39 @@ pub struct VerifierSpec {
     pub llm_judge: Option<LlmJudgeSpec>,
 }
 
-/// Several, one after the other.
+/// Several verifiers that run one after the other.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChainSpec {
+    /// The verifiers in order.
     pub stages: Vec<StageSpec>,
+    /// True to skip the stages after a failed one.
     #[serde(default = "yes")]
     pub stop_at_failure: bool,
 }
 
+/// One verifier of a chain.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StageSpec {
     pub verifier: VerifierSpec,
+    /// The weight of the stage in the chain's reward.
     #[serde(default = "one")]
     pub weight: f64,
 }
 
+/// Returns the default of `stop_at_failure`.
 fn yes() -> bool {
     true
 }
 
+/// Returns the default of `weight`.
 fn one() -> f64 {
     1.0
 }
 
 impl VerifierSpec {
-    /// What verifiers a spec can name.
+    /// Names of all verifiers that a spec can use.
     pub const NAMES: [&str; 12] = [
         "exact",
         "numeric",
@@ -80,17 +86,19 @@ impl VerifierSpec {
         "llm_judge",
     ];
 
-    /// What judges, checked and with every default filled in. `field` is where it is written.
+    /// Checks the verifier and converts it to its form in the `spec` fact. `field` is the path of
+    /// the verifier in the spec.
     ///
     /// # Errors
-    /// When not exactly one verifier is named, or a field of it cannot work.
-    pub fn verifier(&self, field: &str) -> Result<v1::Verifier, FieldError> {
-        self.check(field)?;
-        Ok(self.resolve().unwrap_or_default())
+    /// Returns an error unless exactly one verifier is set and all of its fields are valid.
+    pub fn to_checked_proto(&self, field: &str) -> Result<v1::Verifier, FieldError> {
+        self.check_fields(field)?;
+        Ok(self.to_proto().unwrap_or_default())
     }
 
-    /// `None` unless exactly one verifier is named.
-    pub(crate) fn resolve(&self) -> Option<v1::Verifier> {
+    /// Converts the verifier to its form in the `spec` fact. Returns `None` unless exactly one
+    /// verifier is set.
+    pub(crate) fn to_proto(&self) -> Option<v1::Verifier> {
         let hows = [
             self.exact.as_ref().map(|spec| How::Exact(spec.into())),
             self.numeric.as_ref().map(|spec| How::Numeric(spec.into())),
@@ -112,8 +120,9 @@ impl VerifierSpec {
         }
     }
 
-    /// Of each list one field has to be in a prompt, for it to be judged at all.
-    pub(crate) fn reads(&self) -> Vec<&'static [&'static str]> {
+    /// Returns lists of prompt fields. Of each list, a prompt must have at least one field, or else
+    /// its samples cannot be judged.
+    pub(crate) fn required_fields(&self) -> Vec<&'static [&'static str]> {
         let answer: &[&str] = &["answer"];
         let tests: &[&str] = &["test", "tests", "test_list"];
         let cases: &[&str] = &["cases", "test_cases", "input_output"];
@@ -130,51 +139,68 @@ impl VerifierSpec {
             self.pytest.as_ref().map(|_| &tests[..2]),
             self.stdio.as_ref().map(|_| cases),
         ];
-        each.into_iter().flatten().chain(stages.flat_map(|stage| stage.verifier.reads())).collect()
+        each.into_iter()
+            .flatten()
+            .chain(stages.flat_map(|stage| stage.verifier.required_fields()))
+            .collect()
     }
 
-    pub(super) fn check(&self, field: &str) -> Checked {
+    /// The executables that it starts, its stages' too.
+    pub(crate) fn programs(&self) -> Vec<&str> {
+        let own = self.command.iter().filter_map(|command| command.argv.first());
+        let stages = self.chain.iter().flat_map(|chain| &chain.stages);
+        let below = stages.flat_map(|stage| stage.verifier.programs());
+        own.map(String::as_str).chain(below).collect()
+    }
+
+    /// Checks that exactly one verifier is set, and checks its fields.
+    pub(super) fn check_fields(&self, field: &str) -> FieldResult {
         let [others @ .., last] = Self::NAMES;
         let remedy = format!("write exactly one of {} and {last}", others.join(", "));
-        ensure(self.resolve().is_some(), field, remedy)?;
+        ensure_field(self.to_proto().is_some(), field, remedy)?;
         let at = |name: &str| format!("{field}.{name}");
         let Self { exact, numeric, regex, json_schema, tool_call: _, .. } = self;
-        exact.as_ref().map_or(Ok(()), |spec| spec.check(&at("exact")))?;
-        numeric.as_ref().map_or(Ok(()), |spec| spec.check(&at("numeric")))?;
-        regex.as_ref().map_or(Ok(()), |spec| spec.check(&at("regex")))?;
-        json_schema.as_ref().map_or(Ok(()), |spec| spec.check(&at("json_schema")))?;
+        exact.as_ref().map_or(Ok(()), |spec| spec.check_fields(&at("exact")))?;
+        numeric.as_ref().map_or(Ok(()), |spec| spec.check_fields(&at("numeric")))?;
+        regex.as_ref().map_or(Ok(()), |spec| spec.check_fields(&at("regex")))?;
+        json_schema.as_ref().map_or(Ok(()), |spec| spec.check_fields(&at("json_schema")))?;
         let Self { python, pytest, stdio, compile, command, chain, llm_judge, .. } = self;
-        python.as_ref().map_or(Ok(()), |spec| spec.check(&at("python")))?;
-        pytest.as_ref().map_or(Ok(()), |spec| spec.check(&at("pytest")))?;
-        stdio.as_ref().map_or(Ok(()), |spec| spec.check(&at("stdio")))?;
-        compile.as_ref().map_or(Ok(()), |spec| spec.check(&at("compile")))?;
-        command.as_ref().map_or(Ok(()), |spec| spec.check(&at("command")))?;
-        chain.as_ref().map_or(Ok(()), |spec| spec.check(&at("chain")))?;
-        llm_judge.as_ref().map_or(Ok(()), |spec| spec.check(&at("llm_judge")))
+        python.as_ref().map_or(Ok(()), |spec| spec.check_fields(&at("python")))?;
+        pytest.as_ref().map_or(Ok(()), |spec| spec.check_fields(&at("pytest")))?;
+        stdio.as_ref().map_or(Ok(()), |spec| spec.check_fields(&at("stdio")))?;
+        compile.as_ref().map_or(Ok(()), |spec| spec.check_fields(&at("compile")))?;
+        command.as_ref().map_or(Ok(()), |spec| spec.check_fields(&at("command")))?;
+        chain.as_ref().map_or(Ok(()), |spec| spec.check_fields(&at("chain")))?;
+        llm_judge.as_ref().map_or(Ok(()), |spec| spec.check_fields(&at("llm_judge")))
     }
 }
 
 impl ChainSpec {
-    fn check(&self, field: &str) -> Checked {
+    /// Checks the number of stages, their weights and their verifiers.
+    fn check_fields(&self, field: &str) -> FieldResult {
         let at = format!("{field}.stages");
         let stages = u32::try_from(self.stages.len()).unwrap_or(u32::MAX);
-        count(&at, stages, 1, STAGES_MAX as u32)?;
+        check_count(&at, stages, 1, STAGES_MAX as u32)?;
         for (index, stage) in self.stages.iter().enumerate() {
             let at = format!("{at}[{index}]");
-            within(&format!("{at}.weight"), stage.weight, 0.0, 1e6)?;
+            check_range(&format!("{at}.weight"), stage.weight, 0.0, 1e6)?;
             let field = format!("{at}.verifier");
-            ensure(stage.verifier.chain.is_none(), &field, "a chain in a chain: name its stages")?;
-            stage.verifier.check(&field)?;
+            ensure_field(
+                stage.verifier.chain.is_none(),
+                &field,
+                "a chain in a chain: name its stages",
+            )?;
+            stage.verifier.check_fields(&field)?;
         }
         let total: f64 = self.stages.iter().map(|stage| stage.weight).sum();
-        ensure(total > 0.0, &at, "one of them must have a weight above 0")
+        ensure_field(total > 0.0, &at, "one of them must have a weight above 0")
     }
 }
 
 impl From<&ChainSpec> for v1::verifier::Chain {
     fn from(spec: &ChainSpec) -> Self {
         let stage = |stage: &StageSpec| v1::verifier::chain::Stage {
-            verifier: stage.verifier.resolve(),
+            verifier: stage.verifier.to_proto(),
             weight: stage.weight,
         };
         let stages = spec.stages.iter().map(stage).collect();
@@ -188,7 +214,7 @@ mod tests {
 
     fn verifier(yaml: &str) -> Result<v1::Verifier, FieldError> {
         let spec: VerifierSpec = serde_saphyr::from_str(yaml).unwrap();
-        spec.verifier("verifier")
+        spec.to_checked_proto("verifier")
     }
 
     #[test]
@@ -211,6 +237,9 @@ mod tests {
             ("json_schema: { schema: { type: 7 } }", "verifier.json_schema.schema"),
             ("json_schema: { schema: { $ref: 'http://a/b' } }", "verifier.json_schema.schema"),
             ("command: { argv: [] }", "verifier.command.argv"),
+            ("command: { argv: [a], paths: [opt] }", "verifier.command.paths[0]"),
+            ("command: { argv: [a], paths: [/opt, /] }", "verifier.command.paths[1]"),
+            ("command: { argv: [a], paths: [/opt/../root] }", "verifier.command.paths[0]"),
             ("chain: { stages: [] }", "verifier.chain.stages"),
             ("chain: { stages: [{ verifier: {} }] }", "verifier.chain.stages[0].verifier"),
             (
@@ -232,6 +261,9 @@ mod tests {
     fn defaults_are_filled_in() {
         let How::Python(python) = verifier("python: {}").unwrap().how.unwrap() else { panic!() };
         assert_eq!(python.limits.unwrap().memory_mib, 1024);
+        let command = verifier("command: { argv: [a], paths: [/opt/judge] }").unwrap();
+        let How::Command(command) = command.how.unwrap() else { panic!() };
+        assert_eq!(command.paths, ["/opt/judge"]);
         let chain = "chain: { stages: [{ verifier: { exact: {} } }] }";
         let How::Chain(chain) = verifier(chain).unwrap().how.unwrap() else { panic!() };
         assert!(chain.stop_at_failure);

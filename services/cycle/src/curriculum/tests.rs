@@ -6,7 +6,7 @@ fn run(seen: &[(u32, u32, u32)]) -> Run {
     let spec = v1::Spec { seed: 3, ..Default::default() };
     let mut run = Run::new(RunId::new("r").unwrap(), spec, 0);
     for (line, judged, passed) in seen {
-        run.prompts.entry(*line).or_default().note(*judged, *passed);
+        run.prompt_histories.entry(*line).or_default().record_cycle(*judged, *passed);
     }
     run
 }
@@ -30,7 +30,7 @@ fn a_sweep_uses_every_prompt_before_any_comes_again() {
     let of = |seed: u64, cycle| {
         let mut run = run(&[]);
         run.spec.seed = seed;
-        lines(&draws(&run, &raft, cycle, 10))
+        lines(&select_prompts(&run, &raft, cycle, 10))
     };
     let (first, second) = (of(1, 1), of(1, 2));
     assert_eq!((first.len(), second.len()), (5, 5));
@@ -45,7 +45,10 @@ fn a_cycle_that_crosses_sweeps_has_as_many_prompts_as_any() {
     for seed in 0..50 {
         let mut run = run(&[]);
         run.spec.seed = seed;
-        assert!((1..9).all(|cycle| draws(&run, &raft, cycle, 5).len() == 3), "seed {seed}");
+        assert!(
+            (1..9).all(|cycle| select_prompts(&run, &raft, cycle, 5).len() == 3),
+            "seed {seed}"
+        );
     }
 }
 
@@ -56,7 +59,7 @@ fn prompts_of_the_wanted_difficulty_come_first() {
     let of = |target: f64| {
         let difficulty = v1::curriculum::Difficulty { target: vec![target], explore: 0.0 };
         let raft = raft(v1::Curriculum { difficulty: Some(difficulty), budget: None });
-        lines(&draws(&run(&seen), &raft, 1, 11))
+        lines(&select_prompts(&run(&seen), &raft, 1, 11))
     };
     assert_eq!(of(0.5), [3, 4, 5, 6, 7]);
     assert_eq!(of(0.0), [0, 1, 2, 3, 4]);
@@ -68,8 +71,8 @@ fn the_target_may_move_and_a_share_goes_by_turns() {
     let seen: Vec<_> = (0..=100).map(|line| (line, 100, line)).collect();
     let difficulty = v1::curriculum::Difficulty { target: vec![1.0, 0.0], explore: 0.4 };
     let raft = raft(v1::Curriculum { difficulty: Some(difficulty), budget: None });
-    let easy = lines(&draws(&run(&seen), &raft, 1, 101));
-    let hard = lines(&draws(&run(&seen), &raft, 2, 101));
+    let easy = lines(&select_prompts(&run(&seen), &raft, 1, 101));
+    let hard = lines(&select_prompts(&run(&seen), &raft, 2, 101));
     assert_eq!((easy.len(), hard.len()), (5, 5));
     assert!([98, 99, 100].iter().all(|line| easy.contains(line)), "{easy:?}");
     assert!([0, 1, 2].iter().all(|line| hard.contains(line)), "{hard:?}");
@@ -77,11 +80,11 @@ fn the_target_may_move_and_a_share_goes_by_turns() {
 
 #[test]
 fn what_is_older_counts_half_as_much() {
-    let mut seen = Seen::default();
-    assert_eq!(seen.rate().to_bits(), 0.5_f64.to_bits());
-    seen.note(8, 0);
-    seen.note(8, 8);
-    assert_eq!(seen, Seen { judged: 12.0, passed: 8.0 });
+    let mut seen = PromptHistory::default();
+    assert_eq!(seen.expected_pass_rate().to_bits(), 0.5_f64.to_bits());
+    seen.record_cycle(8, 0);
+    seen.record_cycle(8, 8);
+    assert_eq!(seen, PromptHistory { judged: 12.0, passed: 8.0 });
 }
 
 #[test]
@@ -89,7 +92,7 @@ fn a_budget_gives_more_to_the_uncertain_and_the_same_in_all() {
     let budget = v1::curriculum::Budget { min: 2, max: 20 };
     let raft = raft(v1::Curriculum { difficulty: None, budget: Some(budget) });
     let seen = [(0, 100, 0), (1, 100, 50), (2, 100, 100), (3, 100, 10), (4, 0, 0)];
-    let draws: BTreeMap<u32, u32> = draws(&run(&seen), &raft, 1, 5).into_iter().collect();
+    let draws: BTreeMap<u32, u32> = select_prompts(&run(&seen), &raft, 1, 5).into_iter().collect();
     assert_eq!(draws.values().sum::<u32>(), 5 * 8);
     assert!(draws.values().all(|count| (2..=20).contains(count)), "{draws:?}");
     assert_eq!(draws[&0], draws[&2], "{draws:?}");
@@ -102,6 +105,6 @@ fn a_budget_too_large_to_share_out_is_shared_evenly() {
     let budget = v1::curriculum::Budget { min: 1, max: u32::MAX };
     let mut raft = raft(v1::Curriculum { difficulty: None, budget: Some(budget) });
     raft.samples_per_prompt = u32::MAX;
-    let draws = draws(&run(&[]), &raft, 1, 5);
+    let draws = select_prompts(&run(&[]), &raft, 1, 5);
     assert!(draws.iter().all(|(_, count)| *count == u32::MAX), "{draws:?}");
 }

@@ -1,54 +1,62 @@
-//! What becomes of samples that were drawn with something else than was ordered.
+//! Quarantines: samples drawn with wrong weights become void and their jobs are replaced.
 
 use wire::{JobId, v1};
 
-use crate::state::{Cycle, Job, Run};
+use crate::state::{Cycle, PlannedJob, Run};
 
 impl Run {
-    /// Samples of something else than was ordered count no more, and are drawn again.
-    pub(super) fn quarantine(
+    /// Records a quarantine and replaces the jobs it lists. An invalid entry does not affect the
+    /// others.
+    pub(super) fn apply_quarantine(
         &mut self,
         number: u32,
         quarantine: &v1::Quarantine,
         sequence: u64,
     ) -> Result<(), String> {
         self.quarantines.push(quarantine.clone());
-        let mut outcome = self.proofs.note(&quarantine.agent, number, sequence);
+        let mut outcome = self.canary_votes.record_quarantine(&quarantine.agent, number, sequence);
         for named in &quarantine.jobs {
-            // One that is wrong says nothing of the others.
-            outcome = outcome.and(self.draw_again(named, &quarantine.agent));
+            // An invalid entry does not invalidate the others.
+            outcome = outcome.and(self.replace_listed_job(named, &quarantine.agent));
         }
         outcome
     }
 
-    fn draw_again(&mut self, named: &v1::quarantine::Job, agent: &str) -> Result<(), String> {
+    /// Replaces one job listed in a quarantine, or marks its samples void if no replacement is
+    /// listed or its id is taken. Returns an error if the samples are not the agent's.
+    fn replace_listed_job(
+        &mut self,
+        named: &v1::quarantine::Job,
+        agent: &str,
+    ) -> Result<(), String> {
         let id = JobId::new(named.job.as_str()).map_err(|error| error.to_string())?;
-        let (purpose, round) = (self.job(named.cycle, &id)?.purpose, self.round);
-        let cycle = self.cycle(named.cycle)?;
-        if cycle.is_past(purpose) {
+        let (purpose, round) = (self.require_job(named.cycle, &id)?.purpose, self.round);
+        let cycle = self.require_cycle(named.cycle)?;
+        if cycle.is_closed_for(purpose) {
             return Ok(());
         }
         let again = JobId::new(named.again.as_str()).ok();
-        let again =
-            again.filter(|again| !cycle.jobs.contains_key(again) && !cycle.redrawn.contains(again));
+        let again = again.filter(|again| {
+            !cycle.jobs.contains_key(again) && !cycle.replaced_jobs.contains(again)
+        });
         let samples = cycle.jobs.get_mut(&id).and_then(|job| job.samples.as_mut());
         let samples = samples.filter(|samples| samples.agent == agent);
         let samples = samples.ok_or_else(|| format!("samples of job {id} are not its agent's"))?;
         match again {
-            Some(again) => cycle.draw_again(&id, again, round),
-            None => samples.void = Some("of something else than was ordered".into()),
+            Some(again) => cycle.replace_job(&id, again, round),
+            None => samples.void_reason = Some("of other weights than were ordered".into()),
         }
         Ok(())
     }
 }
 
 impl Cycle {
-    /// Another job takes a job's place.
-    fn draw_again(&mut self, id: &JobId, again: JobId, round: u32) {
-        if let Some(job) = self.strike(id) {
-            self.redrawn.insert(id.clone());
-            self.jobs.insert(again.clone(), Job::new(job.purpose, job.suite, job.draws));
-            self.book(&again, round);
+    /// Replaces a job by a new one with the same draws.
+    fn replace_job(&mut self, id: &JobId, again: JobId, round: u32) {
+        if let Some(job) = self.remove_job(id) {
+            self.replaced_jobs.insert(id.clone());
+            self.jobs.insert(again.clone(), PlannedJob::new(job.purpose, job.suite, job.draws));
+            self.reindex_job(&again, round);
         }
     }
 }

@@ -3,51 +3,54 @@
 use std::collections::BTreeMap;
 
 use wire::{
-    derive,
+    derive_seed,
     v1::{self, samples::Finish, verdicts::Outcome},
 };
 
-use super::Candidate;
-use crate::state::{Cycle, Job};
+use super::SampleCandidate;
+use crate::state::{Cycle, PlannedJob};
 
-/// What there is to choose from, and what there is not.
+/// The candidates of a cycle, and the number of samples that cannot be candidates.
 #[derive(Default)]
-pub(super) struct Found<'a> {
-    /// All that were planned.
+pub(super) struct CandidateSet<'a> {
+    /// Number of planned samples.
     pub(super) considered: u32,
-    /// In the order of jobs.
-    pub(super) candidates: Vec<Candidate<'a>>,
-    /// Why the others are none.
+    /// Candidates in the order of jobs.
+    pub(super) candidates: Vec<SampleCandidate<'a>>,
+    /// Number of unusable samples by reason.
     pub(super) unusable: BTreeMap<String, u32>,
 }
 
-pub(super) fn of(cycle: &Cycle, seed: u64) -> Found<'_> {
-    let mut found = Found::default();
+/// Collects the candidates of a cycle; `seed` breaks ties.
+pub(super) fn collect_candidates(cycle: &Cycle, seed: u64) -> CandidateSet<'_> {
+    let mut found = CandidateSet::default();
     for (_, job) in cycle.jobs_for(v1::Purpose::Train) {
-        found.considered = found.considered.saturating_add(job.planned());
+        found.considered = found.considered.saturating_add(job.planned_samples());
         if job.set_aside.is_some() {
-            found.drop("set aside", job.planned());
+            found.count_unusable("set aside", job.planned_samples());
             continue;
         }
         let Some(samples) = &job.samples else { continue };
-        if samples.void.is_some() {
-            found.drop("void", job.planned());
+        if samples.void_reason.is_some() {
+            found.count_unusable("void", job.planned_samples());
             continue;
         }
-        found.gather(seed, job);
+        found.add_job(seed, job);
     }
     found
 }
 
-impl<'a> Found<'a> {
-    fn drop(&mut self, why: &str, count: u32) {
+impl<'a> CandidateSet<'a> {
+    /// Counts samples that cannot be used.
+    fn count_unusable(&mut self, why: &str, count: u32) {
         if count > 0 {
             let dropped = self.unusable.entry(why.to_owned()).or_default();
             *dropped = dropped.saturating_add(count);
         }
     }
 
-    fn gather(&mut self, seed: u64, job: &'a Job) {
+    /// Adds the judged samples of one job.
+    fn add_job(&mut self, seed: u64, job: &'a PlannedJob) {
         let verdicts = job.verdicts_by_sample();
         let prompts: BTreeMap<&str, (u32, &str)> = job
             .requests
@@ -61,15 +64,15 @@ impl<'a> Found<'a> {
             let verdict = verdicts.get(&(sample.prompt_id.as_str(), sample.index));
             let prompt = prompts.get(sample.prompt_id.as_str());
             let (Some(verdict), Some((line, prompt))) = (verdict, prompt) else {
-                self.drop("unjudged", 1);
+                self.count_unusable("unjudged", 1);
                 continue;
             };
             let judged = matches!(verdict.outcome(), Outcome::Pass | Outcome::Fail);
             if !judged || !verdict.reward.is_finite() {
-                self.drop("error", 1);
+                self.count_unusable("error", 1);
                 continue;
             }
-            self.candidates.push(Candidate {
+            self.candidates.push(SampleCandidate {
                 line: *line,
                 prompt_id: &sample.prompt_id,
                 prompt,
@@ -77,9 +80,9 @@ impl<'a> Found<'a> {
                 completion: &sample.text,
                 tokens: sample.tokens,
                 logprob: sample.logprob.filter(|sum| sum.is_finite() && *sum <= 0.0),
-                finished: sample.finish() == Finish::Stop,
+                is_finished: sample.finish() == Finish::Stop,
                 reward: verdict.reward,
-                tie: derive(seed, &[&sample.prompt_id, &sample.index.to_string()]),
+                tie_break: derive_seed(seed, &[&sample.prompt_id, &sample.index.to_string()]),
             });
         }
     }

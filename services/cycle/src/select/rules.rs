@@ -1,4 +1,5 @@
-//! Which of a cycle's judged samples are kept. Pure: candidates and rules in, places out.
+//! The selection rules: decide which of a cycle's judged samples are kept. Pure: takes candidates
+//! and rules, returns indices.
 
 use std::{
     cmp::Ordering,
@@ -7,50 +8,56 @@ use std::{
 
 use wire::v1;
 
-use super::{count, similar::Similar};
+use super::{near_duplicates::NearDuplicates, to_u32};
 
 /// A judged sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Candidate<'a> {
-    /// Of its prompt in the prompts file.
+pub(super) struct SampleCandidate<'a> {
+    /// Line of its prompt in the prompts file.
     pub line: u32,
     pub prompt_id: &'a str,
     pub prompt: &'a str,
     pub index: u32,
     pub completion: &'a str,
     pub tokens: u32,
-    /// In nats, never above 0; where it is known.
+    /// Log-probability of the completion in nats, never above 0; `None` if unknown.
     pub logprob: Option<f64>,
-    /// Ended by itself, before `max_new_tokens`.
-    pub finished: bool,
+    /// True if the completion ended by itself, before `max_new_tokens`.
+    pub is_finished: bool,
     pub reward: f64,
-    /// Of two with the same reward the smaller one is better.
-    pub tie: u64,
+    /// Tie-breaker between equal rewards; the smaller value ranks higher.
+    pub tie_break: u64,
 }
 
-/// Why a judged sample was not kept.
+/// Reason why a judged sample was not kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Why {
-    /// There is nothing in it to train on.
+pub(super) enum DropReason {
+    /// The completion is empty.
     Empty,
+    /// The completion was cut off.
     Unfinished,
+    /// The completion has fewer tokens than the minimum.
     Short,
+    /// The completion has more tokens than the maximum.
     Long,
-    /// Its reward is below the least.
+    /// The reward is below the minimum.
     Failed,
-    /// All of its prompt's samples reached the least reward.
+    /// All samples of the prompt reached the minimum reward.
     AllRight,
-    /// None of them did, but for `at_least` it would count.
+    /// No sample of the prompt reached the minimum reward, and the rules keep mixed prompts only.
     AllWrong,
+    /// A sample of the same prompt with the same completion ranks higher.
     Duplicate,
+    /// A sample of the same prompt with a nearly equal completion ranks higher.
     NearDuplicate,
-    /// Others of its prompt are better.
+    /// Enough samples of the same prompt rank higher.
     Outranked,
-    /// Others of its cycle are better.
+    /// Enough samples of the cycle rank higher.
     BelowShare,
 }
 
-impl Why {
+impl DropReason {
+    /// Returns the name of the reason, as in selection facts.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Empty => "empty",
@@ -68,17 +75,18 @@ impl Why {
     }
 }
 
-/// What the rules make of some candidates: each is kept or refused, by its place among them.
+/// The decision on each candidate, by its index: kept or refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Chosen {
-    /// By prompt and then from the best.
+pub(super) struct KeepDecisions {
+    /// Indices of the kept candidates, by prompt and then by descending rank.
     pub kept: Vec<usize>,
-    pub refused: BTreeMap<usize, Why>,
+    /// Reasons of the refused candidates, by index.
+    pub refused: BTreeMap<usize, DropReason>,
 }
 
-impl Chosen {
-    /// How many were refused, by why.
-    pub(super) fn dropped(&self) -> BTreeMap<Why, u32> {
+impl KeepDecisions {
+    /// Counts the refused candidates by reason.
+    pub(super) fn count_reasons(&self) -> BTreeMap<DropReason, u32> {
         let mut dropped = BTreeMap::new();
         for why in self.refused.values() {
             *dropped.entry(*why).or_default() += 1;
@@ -88,32 +96,44 @@ impl Chosen {
 }
 
 /// Applies the rules to all judged samples of a cycle.
-pub(super) fn choose(candidates: &[Candidate<'_>], rules: &v1::Selection) -> Chosen {
-    let mut desk = Desk { candidates, rules, refused: BTreeMap::new() };
+pub(super) fn choose_samples(
+    candidates: &[SampleCandidate<'_>],
+    rules: &v1::Selection,
+) -> KeepDecisions {
+    let mut desk = CandidateSelector { candidates, rules, refused: BTreeMap::new() };
     let mut kept: Vec<usize> = Vec::new();
-    for group in desk.groups().into_values() {
-        kept.extend(desk.of_prompt(group));
+    for group in desk.group_by_prompt().into_values() {
+        kept.extend(desk.select_for_prompt(group));
     }
-    desk.keep_share(&mut kept);
-    desk.fill(&mut kept);
-    kept.sort_by(|a, b| candidates[*a].line.cmp(&candidates[*b].line).then(desk.better(*a, *b)));
-    Chosen { kept, refused: desk.refused }
+    desk.keep_best_share(&mut kept);
+    desk.fill_to_minimum(&mut kept);
+    kept.sort_by(|a, b| {
+        candidates[*a].line.cmp(&candidates[*b].line).then(desk.compare_rank(*a, *b))
+    });
+    KeepDecisions { kept, refused: desk.refused }
 }
 
-struct Desk<'a> {
-    candidates: &'a [Candidate<'a>],
+/// One application of the rules. Per prompt: refuse unfit samples, rank the others, remove
+/// duplicates, keep the best. Then over the cycle: keep the best share, and fill up to the minimum
+/// number.
+struct CandidateSelector<'a> {
+    candidates: &'a [SampleCandidate<'a>],
     rules: &'a v1::Selection,
-    refused: BTreeMap<usize, Why>,
+    refused: BTreeMap<usize, DropReason>,
 }
 
-impl<'a> Desk<'a> {
-    fn better(&self, a: usize, b: usize) -> Ordering {
+impl<'a> CandidateSelector<'a> {
+    /// Compares two candidates by descending reward, then by tie-breaker and index.
+    fn compare_rank(&self, a: usize, b: usize) -> Ordering {
         let (a, b) = (&self.candidates[a], &self.candidates[b]);
-        b.reward.total_cmp(&a.reward).then(a.tie.cmp(&b.tie)).then(a.index.cmp(&b.index))
+        b.reward
+            .total_cmp(&a.reward)
+            .then(a.tie_break.cmp(&b.tie_break))
+            .then(a.index.cmp(&b.index))
     }
 
-    /// Places of each prompt's candidates.
-    fn groups(&self) -> BTreeMap<u32, Vec<usize>> {
+    /// Returns the indices of each prompt's candidates.
+    fn group_by_prompt(&self) -> BTreeMap<u32, Vec<usize>> {
         let mut groups: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for (place, candidate) in self.candidates.iter().enumerate() {
             groups.entry(candidate.line).or_default().push(place);
@@ -121,61 +141,65 @@ impl<'a> Desk<'a> {
         groups
     }
 
-    fn refuse(&mut self, places: impl IntoIterator<Item = usize>, why: Why) {
+    /// Refuses candidates for one reason.
+    fn refuse_all(&mut self, places: impl IntoIterator<Item = usize>, why: DropReason) {
         self.refused.extend(places.into_iter().map(|place| (place, why)));
     }
 
-    /// The best of one prompt, from the best.
-    fn of_prompt(&mut self, group: Vec<usize>) -> Vec<usize> {
+    /// Returns the kept candidates of one prompt, best first.
+    fn select_for_prompt(&mut self, group: Vec<usize>) -> Vec<usize> {
         let passes = |place: &usize| self.candidates[*place].reward >= self.rules.min_reward;
         let passed = group.iter().filter(|place| passes(place)).count();
         if self.rules.mixed && (passed == 0 || passed == group.len()) {
-            self.refuse(group, if passed == 0 { Why::AllWrong } else { Why::AllRight });
+            self.refuse_all(
+                group,
+                if passed == 0 { DropReason::AllWrong } else { DropReason::AllRight },
+            );
             return Vec::new();
         }
         let mut fit = Vec::new();
         for place in group {
-            match self.unfit(place) {
-                Some(why) => self.refuse([place], why),
+            match self.unfit_reason(place) {
+                Some(why) => self.refuse_all([place], why),
                 None => fit.push(place),
             }
         }
-        fit.sort_by(|a, b| self.better(*a, *b));
+        fit.sort_by(|a, b| self.compare_rank(*a, *b));
         if !self.rules.keep_duplicates {
-            fit = self.distinct(fit);
+            fit = self.remove_duplicates(fit);
         }
         if self.rules.keep_per_prompt > 0 {
             let kept = fit.len().min(self.rules.keep_per_prompt as usize);
             let outranked = fit.split_off(kept);
-            self.refuse(outranked, Why::Outranked);
+            self.refuse_all(outranked, DropReason::Outranked);
         }
         fit
     }
 
-    /// Why a sample cannot be kept whatever the others are.
-    fn unfit(&self, place: usize) -> Option<Why> {
+    /// Returns the reason why a sample cannot be kept regardless of the others, if any.
+    fn unfit_reason(&self, place: usize) -> Option<DropReason> {
         let (candidate, rules) = (&self.candidates[place], self.rules);
         let reasons = [
-            (candidate.completion.is_empty(), Why::Empty),
-            (rules.finished && !candidate.finished, Why::Unfinished),
-            (candidate.tokens < rules.min_tokens, Why::Short),
-            (rules.max_tokens > 0 && candidate.tokens > rules.max_tokens, Why::Long),
-            (candidate.reward < rules.min_reward, Why::Failed),
+            (candidate.completion.is_empty(), DropReason::Empty),
+            (rules.finished && !candidate.is_finished, DropReason::Unfinished),
+            (candidate.tokens < rules.min_tokens, DropReason::Short),
+            (rules.max_tokens > 0 && candidate.tokens > rules.max_tokens, DropReason::Long),
+            (candidate.reward < rules.min_reward, DropReason::Failed),
         ];
         reasons.into_iter().find(|(holds, _)| *holds).map(|(_, why)| why)
     }
 
-    /// The first of those that say the same.
-    fn distinct(&mut self, ranked: Vec<usize>) -> Vec<usize> {
+    /// Keeps the highest-ranked candidate of each group with equal or nearly equal completions.
+    fn remove_duplicates(&mut self, ranked: Vec<usize>) -> Vec<usize> {
         let mut seen = BTreeSet::new();
-        let mut similar = Similar::new(self.rules.similarity);
+        let mut similar = NearDuplicates::new(self.rules.similarity);
         let mut distinct = Vec::new();
         for place in ranked {
             let completion = self.candidates[place].completion;
             if !seen.insert(completion) {
-                self.refuse([place], Why::Duplicate);
-            } else if similar.is_near(completion) {
-                self.refuse([place], Why::NearDuplicate);
+                self.refuse_all([place], DropReason::Duplicate);
+            } else if similar.check_and_insert(completion) {
+                self.refuse_all([place], DropReason::NearDuplicate);
             } else {
                 distinct.push(place);
             }
@@ -183,39 +207,41 @@ impl<'a> Desk<'a> {
         distinct
     }
 
-    fn keep_share(&mut self, kept: &mut Vec<usize>) {
+    /// Keeps the best share of the cycle's candidates, at least one.
+    fn keep_best_share(&mut self, kept: &mut Vec<usize>) {
         let share = self.rules.keep_share;
         if !(share > 0.0 && share < 1.0) || kept.is_empty() {
             return;
         }
-        kept.sort_by(|a, b| self.better(*a, *b));
+        kept.sort_by(|a, b| self.compare_rank(*a, *b));
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "a share of a sample count"
         )]
-        let most = (f64::from(count(kept.len())) * share).floor() as usize;
+        let most = (f64::from(to_u32(kept.len())) * share).floor() as usize;
         let below = kept.split_off(most.clamp(1, kept.len()));
-        self.refuse(below, Why::BelowShare);
+        self.refuse_all(below, DropReason::BelowShare);
     }
 
-    /// Where too few are left, the best of those that others of the cycle outranked, and then of
-    /// those that failed, down to the floor.
-    fn fill(&mut self, kept: &mut Vec<usize>) {
+    /// Fills up to `at_least` samples: first with the best that were below the share, then with
+    /// failed ones whose reward is at least the floor.
+    fn fill_to_minimum(&mut self, kept: &mut Vec<usize>) {
         let missing = (self.rules.at_least as usize).saturating_sub(kept.len());
         if missing == 0 {
             return;
         }
-        let fills = |place: usize, why: Why| match why {
-            Why::BelowShare => true,
-            Why::Failed => self.candidates[place].reward >= self.rules.floor,
+        let fills = |place: usize, why: DropReason| match why {
+            DropReason::BelowShare => true,
+            DropReason::Failed => self.candidates[place].reward >= self.rules.floor,
             _ => false,
         };
         let refused = self.refused.iter().map(|(place, why)| (*place, *why));
         let mut spare: Vec<usize> =
             refused.filter(|(place, why)| fills(*place, *why)).map(|(place, _)| place).collect();
-        spare.sort_by(|a, b| self.better(*a, *b));
-        let mut there: BTreeSet<(u32, &str)> = kept.iter().map(|place| self.says(*place)).collect();
+        spare.sort_by(|a, b| self.compare_rank(*a, *b));
+        let mut there: BTreeSet<(u32, &str)> =
+            kept.iter().map(|place| self.completion_key(*place)).collect();
         let mut of_prompt: BTreeMap<u32, u32> = BTreeMap::new();
         for place in kept.iter() {
             *of_prompt.entry(self.candidates[*place].line).or_default() += 1;
@@ -228,7 +254,7 @@ impl<'a> Desk<'a> {
             }
             let count = of_prompt.entry(self.candidates[place].line).or_default();
             let fits = most == 0 || *count < most;
-            if fits && (there.insert(self.says(place)) || self.rules.keep_duplicates) {
+            if fits && (there.insert(self.completion_key(place)) || self.rules.keep_duplicates) {
                 *count += 1;
                 self.refused.remove(&place);
                 kept.push(place);
@@ -237,7 +263,8 @@ impl<'a> Desk<'a> {
         }
     }
 
-    fn says(&self, place: usize) -> (u32, &'a str) {
+    /// Returns the prompt line and the completion, which identify duplicates.
+    fn completion_key(&self, place: usize) -> (u32, &'a str) {
         (self.candidates[place].line, self.candidates[place].completion)
     }
 }

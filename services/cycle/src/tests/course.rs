@@ -6,7 +6,7 @@ use wire::v1::{
 };
 
 use super::log::{Log, raft};
-use crate::{Phase, audit};
+use crate::{RunPhase, audit_records};
 
 fn log(cycles: u32, change: impl FnOnce(&mut v1::spec::Raft)) -> Log {
     let mut spec = raft(cycles);
@@ -25,7 +25,7 @@ fn gates(then: Then) -> v1::Gates {
 }
 
 fn clean(log: &Log) {
-    assert_eq!(audit(log.records()).unwrap().findings, []);
+    assert_eq!(audit_records(log.records()).unwrap().findings, []);
 }
 
 /// The adapter each cycle's training samples were ordered of.
@@ -119,7 +119,7 @@ fn earlier_winners_are_trained_on_again_where_the_rules_say_so() {
 #[test]
 fn with_a_staleness_of_one_the_next_cycle_is_sampled_while_this_one_trains() {
     let mut log = log(3, |raft| raft.staleness = 1);
-    log.until(Phase::Train);
+    log.until(RunPhase::Train);
     assert_eq!(log.run().current_cycle(), 1);
     log.generate();
     assert!(log.run().cycles[&2].has_all_samples(v1::Purpose::Train), "not sampled ahead");
@@ -147,7 +147,7 @@ fn a_cycle_that_forgets_is_rolled_back_to_the_best_one() {
     let finding = &done(3).findings[0];
     assert_eq!((finding.gate.as_str(), finding.value), ("perplexity of text", 9.9));
     assert_eq!((done(3).then(), done(3).best), (Then::RollBack, 1), "the pass rate never rose");
-    assert_eq!(run.parent(4).unwrap().cycle, 1);
+    assert_eq!(run.parent_checkpoint(4).unwrap().cycle, 1);
     assert_eq!(sampled_with(&log, 4), ["adapter-1"]);
     assert_eq!(run.done.as_ref().unwrap().status(), v1::done::Status::Succeeded);
     clean(&log);
@@ -196,7 +196,7 @@ fn a_run_that_gets_no_better_ends_when_patience_does() {
     let run = log.run();
     assert_eq!(run.stopped_after(), Some(4));
     let message = run.done.unwrap().message;
-    assert_eq!(message, "stopped after cycle 4: none since cycle 2 was better than it");
+    assert_eq!(message, "stopped after cycle 4: no improvement since cycle 2");
     clean(&log);
 }
 
@@ -205,8 +205,8 @@ fn what_was_seen_of_prompts_is_known_from_the_log_alone() {
     let mut log = log(2, |raft| raft.prompts_per_cycle = 5);
     log.run_to_the_end();
     let run = log.run();
-    assert_eq!(run.prompts.len(), 10, "two cycles of five prompts each");
-    assert!(run.prompts.values().all(|seen| (seen.judged, seen.passed) == (8.0, 3.0)));
+    assert_eq!(run.prompt_histories.len(), 10, "two cycles of five prompts each");
+    assert!(run.prompt_histories.values().all(|seen| (seen.judged, seen.passed) == (8.0, 3.0)));
     let selected = run.cycles[&1].selected.as_ref().unwrap();
     // Three different answers in eight samples.
     assert!((selected.diversity - 3.0 / 8.0).abs() < 1e-12);
@@ -215,12 +215,12 @@ fn what_was_seen_of_prompts_is_known_from_the_log_alone() {
 #[test]
 fn the_next_cycle_is_drawn_while_this_one_is_measured() {
     let mut log = log(3, |_| ());
-    log.until(Phase::Train);
+    log.until(RunPhase::Train);
     assert!(sampled_with(&log, 2).is_empty());
     log.train();
     log.coordinate();
     assert_eq!(sampled_with(&log, 2), ["adapter-1"], "not ordered when the adapter was there");
-    assert_eq!((log.run().current_cycle(), log.run().phase()), (1, Phase::Generate));
+    assert_eq!((log.run().current_cycle(), log.run().current_phase()), (1, RunPhase::Generate));
     // Without evals: the next is drawn, judged and trained, and nothing behind it.
     for _ in 0..5 {
         log.generate();
@@ -240,7 +240,7 @@ fn the_next_cycle_is_drawn_while_this_one_is_measured() {
 fn a_cycle_whose_figures_may_take_its_checkpoint_back_is_waited_for() {
     for (then, waits) in [(Then::Tell, false), (Then::RollBack, true), (Then::Stop, true)] {
         let mut log = log(2, |raft| raft.gates = Some(gates(then)));
-        log.until(Phase::Train);
+        log.until(RunPhase::Train);
         log.train();
         log.coordinate();
         assert_eq!(sampled_with(&log, 2).is_empty(), waits, "{then:?}");
@@ -253,7 +253,7 @@ fn a_cycle_whose_figures_may_take_its_checkpoint_back_is_waited_for() {
 fn a_cycle_that_keeps_nothing_ends_after_the_one_before_it() {
     let mut log = log(3, |_| ());
     log.nothing_passes_in_cycle(2);
-    log.until(Phase::Train);
+    log.until(RunPhase::Train);
     log.train();
     for _ in 0..5 {
         log.coordinate();

@@ -6,10 +6,13 @@ use std::{
     cell::Cell,
 };
 
-use wire::{Body, Fact, Place, Record, RunId, Subject, v1};
+use wire::{Fact, FactBody, FactKey, Record, RunId, Subject, v1};
 
 use super::log::{prompts, raft};
-use crate::{Auditor, Desk, Fleet, Held, Inputs, Member, Run, Sizing, Waiting, visits::visits};
+use crate::{
+    FleetMember, FleetSnapshot, HeldJob, JobSizing, PlannerInputs, ReissueTimeouts, Run,
+    RunAuditor, RunSet, cost_probe::visit_count,
+};
 
 /// Counts what each thread asks for.
 struct Counting;
@@ -45,22 +48,22 @@ struct Cost {
 }
 
 fn cost_of<T>(work: impl FnOnce() -> T) -> (T, Cost) {
-    let before = (visits(), ALLOCATED.get());
+    let before = (visit_count(), ALLOCATED.get());
     let done = work();
-    let (visits, allocated) = (visits() - before.0, ALLOCATED.get() - before.1);
+    let (visits, allocated) = (visit_count() - before.0, ALLOCATED.get() - before.1);
     (done, Cost { visits, allocated })
 }
 
 /// A coordinator that decides at every fact, and its agents, which answer one order after another.
 struct Fleeting {
-    desk: Desk,
+    desk: RunSet,
     id: RunId,
     records: Vec<Record>,
     /// How far agents have read.
     answered: usize,
-    prompts: Vec<wire::Prompt>,
-    heldout: Vec<wire::Prompt>,
-    fleet: Fleet,
+    prompts: Vec<wire::PromptEntry>,
+    heldout: Vec<wire::PromptEntry>,
+    fleet: FleetSnapshot,
 }
 
 impl Fleeting {
@@ -68,39 +71,46 @@ impl Fleeting {
         let mut spec = raft(1);
         let Some(v1::spec::Kind::Raft(raft)) = &mut spec.kind else { panic!("a raft run") };
         (raft.prompt_count, raft.samples_per_prompt) = (count, 8);
-        let member = |n: usize| Member {
+        let member = |n: usize| FleetMember {
             agent: format!("g{n}"),
             tokens_per_s: 100.0,
             // Those that others hold are looked for as well.
-            holds: (0..n)
-                .map(|job| Held { run: "r1".parse().unwrap(), cycle: 1, job: format!("t{job:05}") })
+            held_jobs: (0..n)
+                .map(|job| HeldJob {
+                    run: "r1".parse().unwrap(),
+                    cycle: 1,
+                    job: format!("t{job:05}"),
+                })
                 .collect(),
-            left: 8,
+            remaining_samples: 8,
             sample_s: 1.0,
         };
         let mut fleeting = Self {
-            desk: Desk::default(),
+            desk: RunSet::default(),
             id: RunId::new("r1").unwrap(),
             records: Vec::new(),
             answered: 0,
             prompts: prompts("p", count as usize),
             heldout: prompts("h", 10),
-            fleet: Fleet { generators: (0..4).map(member).collect(), ..Fleet::default() },
+            fleet: FleetSnapshot {
+                generators: (0..4).map(member).collect(),
+                ..FleetSnapshot::default()
+            },
         };
-        fleeting.desk.caught_up();
-        fleeting.write(Place::Spec, Body::Spec(spec));
+        fleeting.desk.mark_caught_up();
+        fleeting.write(FactKey::Spec, FactBody::Spec(spec));
         fleeting
     }
 
-    fn write(&mut self, place: Place, body: Body) {
+    fn write(&mut self, place: FactKey, body: FactBody) {
         let sequence = self.records.len() as u64 + 1;
         let fact = Fact { subject: Subject::new(&self.id, place), body };
         let record = Record { sequence, time_ms: sequence, author: None, fact };
-        self.desk.fold(&record);
+        self.desk.fold_record(&record);
         self.records.push(record);
         // As often as time passes.
         if sequence.is_multiple_of(100) {
-            self.desk.stir();
+            self.desk.mark_dirty();
         }
     }
 
@@ -110,20 +120,20 @@ impl Fleeting {
 
     fn decides(&mut self) -> bool {
         let before = self.records.len();
-        let sizing = Sizing { samples_min: 8, samples_max: 8, ..Sizing::default() };
-        for id in self.desk.due() {
-            let inputs = Inputs {
+        let sizing = JobSizing { samples_min: 8, samples_max: 8, ..JobSizing::default() };
+        for id in self.desk.take_dirty() {
+            let inputs = PlannerInputs {
                 prompts: &self.prompts,
                 heldout: &self.heldout,
                 suites: &Default::default(),
                 fleet: &self.fleet,
                 sizing: &sizing,
-                waiting: &Waiting::default(),
-                again: true,
+                timeouts: &ReissueTimeouts::default(),
+                check_stragglers: true,
                 now_ms: self.records.len() as u64,
             };
-            for command in self.desk.decide(&id, inputs) {
-                let Subject { place, .. } = command.fact.subject;
+            for command in self.desk.next_commands(&id, inputs) {
+                let Subject { key: place, .. } = command.fact.subject;
                 self.write(place, command.fact.body);
             }
         }
@@ -140,7 +150,7 @@ impl Fleeting {
                 self.decide();
             }
         }
-        assert!(self.desk.open().next().is_none(), "the run came to a halt");
+        assert!(self.desk.iter_open().next().is_none(), "the run came to a halt");
         self.records
     }
 }
@@ -173,13 +183,13 @@ fn samples(order: &v1::GenerateOrder) -> v1::Samples {
     }
 }
 
-fn answer(record: &Record) -> Option<(Place, Body)> {
-    match (&record.fact.subject.place, &record.fact.body) {
-        (_, Body::GenerateOrder(order)) if order.attempt == 1 => {
-            let place = Place::Samples { cycle: order.cycle, job: order.job.parse().unwrap() };
-            Some((place, Body::Samples(samples(order))))
+fn answer(record: &Record) -> Option<(FactKey, FactBody)> {
+    match (&record.fact.subject.key, &record.fact.body) {
+        (_, FactBody::GenerateOrder(order)) if order.attempt == 1 => {
+            let place = FactKey::Samples { cycle: order.cycle, job: order.job.parse().unwrap() };
+            Some((place, FactBody::Samples(samples(order))))
         }
-        (Place::Samples { cycle, job }, Body::Samples(samples)) => {
+        (FactKey::Samples { cycle, job }, FactBody::Samples(samples)) => {
             let judge = |sample: &v1::samples::Sample| v1::verdicts::Verdict {
                 prompt_id: sample.prompt_id.clone(),
                 index: sample.index,
@@ -196,9 +206,9 @@ fn answer(record: &Record) -> Option<(Place, Body)> {
                 verdicts: samples.samples.iter().map(judge).collect(),
                 ..Default::default()
             };
-            Some((Place::Verdicts { cycle: *cycle, job: job.clone() }, Body::Verdicts(body)))
+            Some((FactKey::Verdicts { cycle: *cycle, job: job.clone() }, FactBody::Verdicts(body)))
         }
-        (_, Body::TrainOrder(order)) => {
+        (_, FactBody::TrainOrder(order)) => {
             let base = order.base.as_ref().and_then(|base| base.tree.clone());
             let body = v1::Checkpoint {
                 run: order.run.clone(),
@@ -212,10 +222,10 @@ fn answer(record: &Record) -> Option<(Place, Body)> {
                 base,
                 ..Default::default()
             };
-            let place = Place::Checkpoint { cycle: order.cycle, step: 10 };
-            Some((place, Body::Checkpoint(body)))
+            let place = FactKey::Checkpoint { cycle: order.cycle, step: 10 };
+            Some((place, FactBody::Checkpoint(body)))
         }
-        (Place::Checkpoint { cycle, step }, Body::Checkpoint(checkpoint)) => {
+        (FactKey::Checkpoint { cycle, step }, FactBody::Checkpoint(checkpoint)) => {
             let manifest = checkpoint.tree.clone().unwrap_or_default().manifest;
             let body = v1::Eval {
                 run: checkpoint.run.clone(),
@@ -227,7 +237,7 @@ fn answer(record: &Record) -> Option<(Place, Body)> {
                 ..Default::default()
             };
             let suite = "text".parse().unwrap();
-            Some((Place::Eval { cycle: *cycle, step: *step, suite }, Body::Eval(body)))
+            Some((FactKey::Eval { cycle: *cycle, step: *step, suite }, FactBody::Eval(body)))
         }
         _ => None,
     }
@@ -238,15 +248,15 @@ fn costs(count: u32) -> (usize, [Cost; 3]) {
     let (records, live) = cost_of(|| Fleeting::new(count).run());
     let (run, replay) = cost_of(|| {
         let mut run = Run::start(&records[0]).unwrap();
-        records.iter().for_each(|record| run.fold(record));
+        records.iter().for_each(|record| run.fold_record(record));
         run
     });
     assert_eq!(run.anomalies, []);
     assert_eq!(run.done.unwrap().status(), v1::done::Status::Succeeded);
     let (audit, audited) = cost_of(|| {
-        let mut auditor = Auditor::default();
-        records.iter().for_each(|record| auditor.take(record));
-        auditor.finish().unwrap()
+        let mut auditor = RunAuditor::default();
+        records.iter().for_each(|record| auditor.audit_record(record));
+        auditor.finish_audit().unwrap()
     });
     assert_eq!(audit.findings, []);
     (records.len(), [live, replay, audited])

@@ -2,11 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use wire::{Body, Fact, Place, Prompt, Record, RunId, Subject, v1};
+use wire::{Fact, FactBody, FactKey, PromptEntry, Record, RunId, Subject, v1};
 
-use crate::{Fleet, Held, Inputs, Member, Phase, Run, Sizing, Waiting, decide};
+use crate::{
+    FleetMember, FleetSnapshot, HeldJob, JobSizing, PlannerInputs, ReissueTimeouts, Run, RunPhase,
+    next_commands,
+};
 
-pub(super) const WAITING: Waiting = Waiting { unheld_ms: 90_000, overdue_ms: 60_000 };
+pub(super) const WAITING: ReissueTimeouts =
+    ReissueTimeouts { unclaimed_ms: 90_000, overdue_ms: 60_000 };
 
 pub(super) struct Log {
     pub(super) id: RunId,
@@ -23,15 +27,15 @@ pub(super) struct Log {
     /// Of the cycles whose samples tell their logprob, in nats a token.
     pub(super) surprise: BTreeMap<u32, f64>,
     /// What the agents say they hold, and how late it is.
-    pub(super) fleet: Fleet,
+    pub(super) fleet: FleetSnapshot,
     pub(super) now_ms: u64,
 }
 
 fn blob(name: &str) -> Option<v1::Blob> {
-    Some(v1::Blob { digest: wire::Digest::of(name.as_bytes()).to_string(), bytes: 1 })
+    Some(v1::Blob { digest: wire::Digest::hash_bytes(name.as_bytes()).to_string(), bytes: 1 })
 }
 
-fn tree(manifest: &str) -> Option<v1::Tree> {
+pub(super) fn tree(manifest: &str) -> Option<v1::Tree> {
     Some(v1::Tree { path: format!("trees/{manifest}"), manifest: manifest.into() })
 }
 
@@ -76,15 +80,15 @@ pub(super) fn watched() -> v1::Spec {
     spec(v1::spec::Kind::Watched(v1::spec::Watched { source, host }))
 }
 
-pub(super) fn prompts(prefix: &str, count: usize) -> Vec<Prompt> {
+pub(super) fn prompts(prefix: &str, count: usize) -> Vec<PromptEntry> {
     let lines: Vec<String> =
         (0..count).map(|n| format!(r#"{{"id":"{prefix}{n}","prompt":"{n}+1="}}"#)).collect();
-    Prompt::parse_all(lines.join("\n").as_bytes()).unwrap()
+    PromptEntry::parse_all(lines.join("\n").as_bytes()).unwrap()
 }
 
 /// Of the same ids as the run's own held-out prompts.
-pub(super) fn suites(run: &Run) -> BTreeMap<String, Vec<Prompt>> {
-    let suites = run.raft().map_or(&[][..], |raft| &raft.prompt_suites);
+pub(super) fn suites(run: &Run) -> BTreeMap<String, Vec<PromptEntry>> {
+    let suites = run.raft_spec().map_or(&[][..], |raft| &raft.prompt_suites);
     suites.iter().map(|suite| (suite.name.clone(), prompts("h", suite.count as usize))).collect()
 }
 
@@ -101,13 +105,17 @@ impl Log {
             forgetful: BTreeSet::new(),
             forgotten: BTreeSet::new(),
             surprise: BTreeMap::new(),
-            fleet: Fleet::default(),
+            fleet: FleetSnapshot::default(),
             now_ms: 0,
         };
         for agent in ["g1", "g2"] {
-            log.fleet.generators.push(Member { agent: agent.into(), ..Member::default() });
+            log.fleet
+                .generators
+                .push(FleetMember { agent: agent.into(), ..FleetMember::default() });
         }
-        log.write(Place::Spec, Body::Spec(spec));
+        let is_watched = matches!(spec.kind, Some(v1::spec::Kind::Watched(_)));
+        let place = if is_watched { FactKey::WatchedSpec } else { FactKey::Spec };
+        log.write(place, FactBody::Spec(spec));
         log
     }
 
@@ -117,7 +125,7 @@ impl Log {
 
     pub(super) fn run(&self) -> Run {
         let mut run = Run::start(&self.records[0]).unwrap();
-        self.records.iter().for_each(|record| run.fold(record));
+        self.records.iter().for_each(|record| run.fold_record(record));
         run
     }
 
@@ -125,7 +133,7 @@ impl Log {
         self.barren.insert(cycle);
     }
 
-    fn write(&mut self, place: Place, body: Body) {
+    fn write(&mut self, place: FactKey, body: FactBody) {
         let subject = Subject::new(&self.id, place);
         if self.subjects.insert(subject.to_string()) {
             let sequence = self.records.len() as u64 + 1;
@@ -140,21 +148,21 @@ impl Log {
         let (train, heldout) = (prompts("p", 20), prompts("h", 10));
         let suites = suites(&self.run());
         loop {
-            let sizing = Sizing::default();
-            let inputs = Inputs {
+            let sizing = JobSizing::default();
+            let inputs = PlannerInputs {
                 prompts: &train,
                 heldout: &heldout,
                 suites: &suites,
                 fleet: &self.fleet,
                 sizing: &sizing,
-                waiting: &WAITING,
-                again: true,
+                timeouts: &WAITING,
+                check_stragglers: true,
                 now_ms: self.now_ms.max(100 * self.records.len() as u64),
             };
-            let commands = decide(&self.run(), inputs);
+            let commands = next_commands(&self.run(), inputs);
             let before = self.records.len();
             for command in commands {
-                self.write(command.fact.subject.place, command.fact.body);
+                self.write(command.fact.subject.key, command.fact.body);
             }
             if self.records.len() == before {
                 return;
@@ -164,14 +172,14 @@ impl Log {
 
     pub(super) fn generate_orders(&self) -> impl Iterator<Item = &v1::GenerateOrder> {
         self.records.iter().filter_map(|record| match &record.fact.body {
-            Body::GenerateOrder(order) => Some(order),
+            FactBody::GenerateOrder(order) => Some(order),
             _ => None,
         })
     }
 
     pub(super) fn train_orders(&self) -> impl Iterator<Item = &v1::TrainOrder> {
         self.records.iter().filter_map(|record| match &record.fact.body {
-            Body::TrainOrder(order) => Some(order),
+            FactBody::TrainOrder(order) => Some(order),
             _ => None,
         })
     }
@@ -230,8 +238,8 @@ impl Log {
             samples: samples.collect(),
             ..Default::default()
         };
-        let place = Place::Samples { cycle: order.cycle, job: order.job.parse().unwrap() };
-        self.write(place, Body::Samples(body));
+        let place = FactKey::Samples { cycle: order.cycle, job: order.job.parse().unwrap() };
+        self.write(place, FactBody::Samples(body));
     }
 
     pub(super) fn lie_about_the_policy_once(&mut self) {
@@ -256,7 +264,7 @@ impl Log {
 
     pub(super) fn verify(&mut self) {
         for record in self.records.clone() {
-            let Body::Samples(samples) = &record.fact.body else { continue };
+            let FactBody::Samples(samples) = &record.fact.body else { continue };
             let heldout = samples.purpose() == v1::Purpose::Heldout;
             let barren = self.barren.contains(&samples.cycle)
                 || (heldout && self.forgetful.contains(&samples.cycle))
@@ -283,8 +291,9 @@ impl Log {
                 verdicts: samples.samples.iter().map(judge).collect(),
                 ..Default::default()
             };
-            let place = Place::Verdicts { cycle: samples.cycle, job: samples.job.parse().unwrap() };
-            self.write(place, Body::Verdicts(body));
+            let place =
+                FactKey::Verdicts { cycle: samples.cycle, job: samples.job.parse().unwrap() };
+            self.write(place, FactBody::Verdicts(body));
         }
     }
 
@@ -296,7 +305,7 @@ impl Log {
     pub(super) fn train_and_show(&mut self, canary: &[f32]) {
         use v1::checkpoint::Content;
         for record in self.records.clone() {
-            let Body::TrainOrder(order) = &record.fact.body else { continue };
+            let FactBody::TrainOrder(order) = &record.fact.body else { continue };
             let parent = order.adapter.clone().or(order.base.clone().unwrap().tree);
             let lora = order.training.as_ref().is_some_and(|training| training.lora.is_some());
             let body = v1::Checkpoint {
@@ -312,7 +321,10 @@ impl Log {
                 canary: canary.to_owned(),
                 ..Default::default()
             };
-            self.write(Place::Checkpoint { cycle: order.cycle, step: 10 }, Body::Checkpoint(body));
+            self.write(
+                FactKey::Checkpoint { cycle: order.cycle, step: 10 },
+                FactBody::Checkpoint(body),
+            );
         }
     }
 
@@ -329,12 +341,12 @@ impl Log {
             parent: tree("base"),
             ..Default::default()
         };
-        self.write(Place::Checkpoint { cycle: 0, step }, Body::Checkpoint(body));
+        self.write(FactKey::WatchedCheckpoint { step }, FactBody::Checkpoint(body));
     }
 
     pub(super) fn evaluate(&mut self) {
         for record in self.records.clone() {
-            let Body::Checkpoint(checkpoint) = &record.fact.body else { continue };
+            let FactBody::Checkpoint(checkpoint) = &record.fact.body else { continue };
             let manifest = checkpoint.tree.clone().unwrap().manifest;
             let (cycle, step) = (checkpoint.cycle, checkpoint.step);
             let suite = "text".parse().unwrap();
@@ -347,19 +359,19 @@ impl Log {
                 manifest,
                 ..Default::default()
             };
-            self.write(Place::Eval { cycle, step, suite }, Body::Eval(body));
+            self.write(FactKey::Eval { cycle, step, suite }, FactBody::Eval(body));
         }
     }
 
     pub(super) fn control(&mut self, action: v1::control::Action) {
         self.controls += 1;
         let control = v1::Control { action: action.into(), reason: String::new() };
-        self.write(Place::Control { number: self.controls }, Body::Control(control));
+        self.write(FactKey::Control { number: self.controls }, FactBody::Control(control));
     }
 
     pub(super) fn quarantine(&mut self, quarantine: v1::Quarantine) {
         let agent = quarantine.agent.parse().unwrap();
-        self.write(Place::Quarantine { agent, number: 1 }, Body::Quarantine(quarantine));
+        self.write(FactKey::Quarantine { agent, number: 1 }, FactBody::Quarantine(quarantine));
     }
 
     pub(super) fn fail(&mut self, kind: &str, id: &str, message: &str) {
@@ -377,8 +389,8 @@ impl Log {
         let failure = v1::Failure { run: self.id.to_string(), ..failure };
         let kind = failure.kind.parse().unwrap();
         let attempt = failure.attempt.max(1);
-        let place = Place::Failure { kind, id: failure.id.clone(), attempt };
-        self.write(place, Body::Failure(failure));
+        let place = FactKey::Failure { kind, id: failure.id.clone(), attempt };
+        self.write(place, FactBody::Failure(failure));
     }
 
     /// Samples of all orders but those of these jobs.
@@ -399,7 +411,7 @@ impl Log {
     /// One agent says it works on a job of a cycle; the other is idle.
     pub(super) fn hold(&mut self, cycle: u32, job: &str) {
         let run = self.id.clone();
-        self.fleet.generators[0].holds = [Held { run, cycle, job: job.to_owned() }].into();
+        self.fleet.generators[0].held_jobs = [HeldJob { run, cycle, job: job.to_owned() }].into();
     }
 
     fn agents(&mut self) {
@@ -409,10 +421,10 @@ impl Log {
         self.evaluate();
     }
 
-    pub(super) fn until(&mut self, phase: Phase) {
+    pub(super) fn until(&mut self, phase: RunPhase) {
         for _ in 0..100 {
             self.coordinate();
-            if self.run().phase() == phase {
+            if self.run().current_phase() == phase {
                 return;
             }
             self.agents();
@@ -421,6 +433,6 @@ impl Log {
     }
 
     pub(super) fn run_to_the_end(&mut self) {
-        self.until(Phase::Done);
+        self.until(RunPhase::Done);
     }
 }

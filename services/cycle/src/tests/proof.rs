@@ -1,9 +1,9 @@
 //! Boxes that show what they sample with, and one of them something else.
 
-use wire::{Body, v1};
+use wire::{FactBody, v1};
 
 use super::log::{Log, raft};
-use crate::{Phase, agreement, audit};
+use crate::{RunPhase, audit_records, canary_agreement};
 
 /// What a text is worth to the policy that was ordered, to a box that rounds otherwise, and to
 /// another policy.
@@ -33,7 +33,7 @@ fn generate(log: &mut Log, boxes: &[(&str, [f32; 3])]) {
 
 fn done(log: &Log) -> Vec<(u32, String)> {
     let samples = log.records().iter().filter_map(|record| match &record.fact.body {
-        Body::Samples(samples) => Some((samples.cycle, samples.job.clone())),
+        FactBody::Samples(samples) => Some((samples.cycle, samples.job.clone())),
         _ => None,
     });
     samples.collect()
@@ -41,7 +41,7 @@ fn done(log: &Log) -> Vec<(u32, String)> {
 
 fn quarantines(log: &Log) -> Vec<&v1::Quarantine> {
     let found = log.records().iter().filter_map(|record| match &record.fact.body {
-        Body::Quarantine(quarantine) => Some(quarantine),
+        FactBody::Quarantine(quarantine) => Some(quarantine),
         _ => None,
     });
     found.collect()
@@ -51,7 +51,7 @@ fn quarantines(log: &Log) -> Vec<&v1::Quarantine> {
 fn finish(log: &mut Log, boxes: &[(&str, [f32; 3])], trainer: &[f32]) {
     for _ in 0..100 {
         log.coordinate();
-        if log.run().phase() == Phase::Done {
+        if log.run().current_phase() == RunPhase::Done {
             return;
         }
         let out: Vec<String> = quarantines(log).iter().map(|found| found.agent.clone()).collect();
@@ -85,9 +85,9 @@ fn a_box_of_three_that_samples_with_something_else_is_told_and_its_samples_are_d
     });
     assert!(!by.contains(&"b".to_owned()), "none of its samples count: {by:?}");
     assert_eq!(considered, 2 * 160, "and none is missing");
-    let report = audit(log.records()).unwrap();
+    let report = audit_records(log.records()).unwrap();
     assert_eq!(report.findings, []);
-    assert_eq!(report.tally.accepted_samples, report.tally.planned_samples);
+    assert_eq!(report.counts.accepted_samples, report.counts.planned_samples);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn an_order_asks_for_what_shows_its_policy_best() {
     assert!(trained.contains("+1=answer 1"), "of an adapter, what it was trained on: {trained}");
     assert_eq!(texts(1, v1::Purpose::Heldout).first(), Some(trained));
     assert_eq!(log.train_orders().next().unwrap().canary, *trained);
-    assert_eq!(audit(log.records()).unwrap().findings, []);
+    assert_eq!(audit_records(log.records()).unwrap().findings, []);
 
     let mut log = Log::new(raft(1));
     log.run_to_the_end();
@@ -118,16 +118,16 @@ fn an_order_asks_for_what_shows_its_policy_best() {
 #[test]
 fn of_two_boxes_nobody_knows_who_is_right_but_for_what_was_trained_here() {
     let mut log = Log::new(proven(1));
-    log.until(Phase::Generate);
+    log.until(RunPhase::Generate);
     generate(&mut log, &[("a", RIGHT), ("b", WRONG)]);
     log.coordinate();
     assert!(quarantines(&log).is_empty());
-    let found = agreement(&log.run(), 1, v1::Purpose::Train).unwrap();
-    assert!(!found.decided && found.shown.len() == 2, "{found:?}");
+    let found = canary_agreement(&log.run(), 1, v1::Purpose::Train).unwrap();
+    assert!(!found.decided && found.values.len() == 2, "{found:?}");
     log.verify();
     log.coordinate();
-    let told = audit(log.records()).unwrap().caveats;
-    assert!(told[0].contains("nobody knows who is right"), "{told:?}");
+    let told = audit_records(log.records()).unwrap().caveats;
+    assert!(told[0].contains("no majority shows which are right"), "{told:?}");
     log.train_and_show(&WRONG);
     log.coordinate();
     assert!(log.jobs(1, v1::Purpose::Heldout).len() > 1);
@@ -139,7 +139,7 @@ fn of_two_boxes_nobody_knows_who_is_right_but_for_what_was_trained_here() {
     finish(&mut log, &[("a", RIGHT), ("b", RIGHT)], &NEAR);
     assert!(quarantines(&log).is_empty());
     let mut log = Log::new(proven(1));
-    log.until(Phase::Generate);
+    log.until(RunPhase::Generate);
     generate(&mut log, &[("a", RIGHT)]);
     log.verify();
     log.coordinate();
@@ -155,7 +155,7 @@ fn of_two_boxes_nobody_knows_who_is_right_but_for_what_was_trained_here() {
 fn a_box_alone_is_no_witness_against_itself() {
     for figures in [[WRONG, RIGHT], [RIGHT, WRONG]] {
         let mut log = Log::new(proven(1));
-        log.until(Phase::Generate);
+        log.until(RunPhase::Generate);
         generate(&mut log, &figures.map(|figure| ("a", figure)));
         log.coordinate();
         assert!(quarantines(&log).is_empty(), "{:?}", quarantines(&log));
@@ -165,22 +165,22 @@ fn a_box_alone_is_no_witness_against_itself() {
 #[test]
 fn samples_that_show_nothing_are_void_and_so_are_those_of_another_tokenizer() {
     let mut log = Log::new(proven(1));
-    log.until(Phase::Generate);
+    log.until(RunPhase::Generate);
     log.generate();
     let dropped = |log: &mut Log| {
         log.run_to_the_end();
-        let anomaly = log.run().anomalies.first().map(|anomaly| anomaly.what.clone());
+        let anomaly = log.run().anomalies.first().map(|anomaly| anomaly.description.clone());
         (log.run().cycles[&1].selected.as_ref().unwrap().dropped.get("void").copied(), anomaly)
     };
     let (void, why) = dropped(&mut log);
     assert_eq!(void, Some(160));
-    assert!(why.unwrap().contains("show nothing"));
+    assert!(why.unwrap().contains("have no canary log-probs"));
 }
 
 #[test]
 fn a_quarantine_that_follows_from_nothing_is_found() {
     let mut log = Log::new(proven(1));
-    log.until(Phase::Generate);
+    log.until(RunPhase::Generate);
     generate(&mut log, &[("a", RIGHT), ("b", NEAR)]);
     let false_one = v1::Quarantine {
         agent: "b".into(),
@@ -191,6 +191,6 @@ fn a_quarantine_that_follows_from_nothing_is_found() {
     log.quarantine(false_one);
     log.verify();
     log.coordinate();
-    let found = audit(log.records()).unwrap().findings;
-    assert!(found.iter().any(|found| found.what.contains("does not follow")), "{found:?}");
+    let found = audit_records(log.records()).unwrap().findings;
+    assert!(found.iter().any(|found| found.description.contains("does not follow")), "{found:?}");
 }

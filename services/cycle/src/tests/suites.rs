@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{
-    Body, Record,
+    FactBody, Record,
     v1::{
         self,
         gates::{Gate, Then},
@@ -11,7 +11,7 @@ use wire::{
 };
 
 use super::log::{Log, prompts, raft, suites};
-use crate::{Auditor, audit};
+use crate::{RunAuditor, audit_records};
 
 fn log(cycles: u32, change: impl FnOnce(&mut v1::spec::Raft)) -> Log {
     let mut spec = raft(cycles);
@@ -31,14 +31,20 @@ fn log(cycles: u32, change: impl FnOnce(&mut v1::spec::Raft)) -> Log {
 }
 
 fn findings(log: &Log, records: &[Record]) -> Vec<String> {
-    let mut auditor = Auditor::default();
-    auditor.know_prompts(v1::Purpose::Train, "", prompts("p", 20));
-    auditor.know_prompts(v1::Purpose::Heldout, "", prompts("h", 10));
+    let mut auditor = RunAuditor::default();
+    auditor.add_prompts(v1::Purpose::Train, "", prompts("p", 20));
+    auditor.add_prompts(v1::Purpose::Heldout, "", prompts("h", 10));
     for (name, prompts) in suites(&log.run()) {
-        auditor.know_prompts(v1::Purpose::Heldout, &name, prompts);
+        auditor.add_prompts(v1::Purpose::Heldout, &name, prompts);
     }
-    records.iter().for_each(|record| auditor.take(record));
-    auditor.finish().unwrap().findings.into_iter().map(|finding| finding.what).collect()
+    records.iter().for_each(|record| auditor.audit_record(record));
+    auditor
+        .finish_audit()
+        .unwrap()
+        .findings
+        .into_iter()
+        .map(|finding| finding.description)
+        .collect()
 }
 
 #[test]
@@ -96,7 +102,7 @@ fn a_suite_that_gets_worse_turns_the_run_though_the_others_hold() {
     assert_eq!(done.findings[0].gate, "pass rate of sums");
     assert_eq!((done.findings[0].value, done.findings[0].best), (0.0, 0.25));
     assert_eq!((done.best, done.then()), (0, Then::RollBack));
-    let parent = run.parent(3).unwrap();
+    let parent = run.parent_checkpoint(3).unwrap();
     assert_eq!(parent.cycle, 0, "equal cycles: the oldest is the best");
 }
 
@@ -123,7 +129,7 @@ fn no_job_of_a_plan_is_called_as_if_it_were_drawn_again() {
     let mut log = log(1, |_| {});
     log.run_to_the_end();
     let plans = log.records().iter().filter_map(|record| match &record.fact.body {
-        Body::Plan(plan) => Some(plan),
+        FactBody::Plan(plan) => Some(plan),
         _ => None,
     });
     let names: Vec<&str> =
@@ -137,20 +143,20 @@ fn what_is_said_to_be_of_another_suite_counts_for_none() {
     let mut log = log(1, |_| {});
     log.run_to_the_end();
     let of_sums = |record: &&mut Record| record.fact.subject.to_string().contains(".s01_");
-    let tampered = |change: fn(&mut Body)| {
+    let tampered = |change: fn(&mut FactBody)| {
         let mut records = log.records().to_vec();
         records.iter_mut().filter(of_sums).for_each(|record| change(&mut record.fact.body));
         findings(&log, &records)
     };
     let samples = tampered(|body| {
-        if let Body::Samples(samples) = body {
+        if let FactBody::Samples(samples) = body {
             samples.suite = "code".into();
         }
     });
     assert!(samples.iter().any(|what| what.contains("void: its suite is not")), "{samples:#?}");
     assert!(samples.iter().any(|what| what.contains("its counts do not")), "{samples:#?}");
     let verdicts = tampered(|body| {
-        if let Body::Verdicts(verdicts) = body {
+        if let FactBody::Verdicts(verdicts) = body {
             verdicts.suite = String::new();
         }
     });
@@ -158,7 +164,7 @@ fn what_is_said_to_be_of_another_suite_counts_for_none() {
     assert!(!verdicts.is_empty());
     let mut records = log.records().to_vec();
     for record in &mut records {
-        if let Body::Plan(plan) = &mut record.fact.body {
+        if let FactBody::Plan(plan) = &mut record.fact.body {
             plan.jobs.iter_mut().for_each(|job| job.suite = job.suite.replace("sums", "sams"));
         }
     }
@@ -176,7 +182,7 @@ fn a_cycle_s_entropy_is_that_of_its_samples_tokens_where_they_tell_it() {
     });
     log.surprise = [(0, 0.1), (1, 1.25), (3, 0.25)].into();
     log.run_to_the_end();
-    assert_eq!(audit(log.records()).unwrap().findings, []);
+    assert_eq!(audit_records(log.records()).unwrap().findings, []);
     let run = log.run();
     let entropy = |cycle: u32| {
         let selected = run.cycles[&cycle].selected.as_ref().unwrap();
@@ -208,6 +214,6 @@ fn a_logprob_that_can_be_none_is_not_counted() {
         log.run_to_the_end();
         let selected = log.run().cycles[&1].selected.clone().unwrap();
         assert_eq!((selected.entropy, selected.entropy_samples), (None, 0), "{nonsense}");
-        assert_eq!(audit(log.records()).unwrap().findings, []);
+        assert_eq!(audit_records(log.records()).unwrap().findings, []);
     }
 }

@@ -1,9 +1,9 @@
 //! Logs that somebody changed: an audit finds each change and names the fact.
 
-use wire::{Body, Place, Record, v1};
+use wire::{FactBody, FactKey, Record, v1};
 
 use super::log::{Log, prompts, raft, sft, watched};
-use crate::{Audit, Auditor};
+use crate::{RunAudit, RunAuditor};
 
 /// What is done to a clean log, and what the audit must say: where, and what of it.
 struct Case {
@@ -19,12 +19,12 @@ fn raft_log() -> Vec<Record> {
     log.records().to_vec()
 }
 
-fn audit(records: &[Record]) -> Audit {
-    let mut auditor = Auditor::default();
-    auditor.know_prompts(v1::Purpose::Train, "", prompts("p", 20));
-    auditor.know_prompts(v1::Purpose::Heldout, "", prompts("h", 10));
-    records.iter().for_each(|record| auditor.take(record));
-    auditor.finish().unwrap()
+fn audit(records: &[Record]) -> RunAudit {
+    let mut auditor = RunAuditor::default();
+    auditor.add_prompts(v1::Purpose::Train, "", prompts("p", 20));
+    auditor.add_prompts(v1::Purpose::Heldout, "", prompts("h", 10));
+    records.iter().for_each(|record| auditor.audit_record(record));
+    auditor.finish_audit().unwrap()
 }
 
 /// The first body of that kind under a subject that starts so.
@@ -33,7 +33,7 @@ macro_rules! body {
         let found = $records.iter_mut().find_map(|record| {
             let subject = record.fact.subject.to_string();
             match &mut record.fact.body {
-                Body::$kind(body) if subject.starts_with($subject) => Some(body),
+                FactBody::$kind(body) if subject.starts_with($subject) => Some(body),
                 _ => None,
             }
         });
@@ -45,8 +45,8 @@ fn position(records: &[Record], subject: &str) -> usize {
     records.iter().position(|r| r.fact.subject.to_string().starts_with(subject)).unwrap()
 }
 
-fn of_place(records: &mut [Record], fits: fn(&Place) -> bool) -> Vec<&mut Record> {
-    records.iter_mut().filter(|record| fits(&record.fact.subject.place)).collect()
+fn of_place(records: &mut [Record], fits: fn(&FactKey) -> bool) -> Vec<&mut Record> {
+    records.iter_mut().filter(|record| fits(&record.fact.subject.key)).collect()
 }
 
 const CASES: [Case; 25] = [
@@ -124,7 +124,7 @@ const CASES: [Case; 25] = [
     Case {
         name: "two jobs' verdicts change places",
         tamper: |records| {
-            let wanted = |place: &Place| matches!(place, Place::Verdicts { cycle: 1, job } if job.as_str().starts_with('t'));
+            let wanted = |place: &FactKey| matches!(place, FactKey::Verdicts { cycle: 1, job } if job.as_str().starts_with('t'));
             let mut found = of_place(records, wanted).into_iter();
             let (one, two) = (found.next().unwrap(), found.next().unwrap());
             std::mem::swap(&mut one.fact.body, &mut two.fact.body);
@@ -279,7 +279,7 @@ fn whatever_is_changed_in_a_log_is_found_and_named() {
         let findings = audit(&records).findings;
         let named = findings.iter().any(|finding| {
             finding.sequence.is_some()
-                && finding.what.contains(what)
+                && finding.description.contains(what)
                 && finding.subject.as_ref().is_some_and(|found| found.starts_with(subject))
         });
         assert!(named, "{name}: {findings:#?}");
@@ -304,10 +304,10 @@ fn a_supervised_run_belongs_to_its_spec() {
     assert_eq!(audit(&clean).findings, []);
     let mut records = clean.clone();
     body!(records, Checkpoint, "flotilla.r1.checkpoint.0").parent = None;
-    assert_eq!(audit(&records).findings[0].what, "its parent is not the spec's base");
+    assert_eq!(audit(&records).findings[0].description, "its parent is not the spec's base");
     let mut records = clean;
     body!(records, TrainOrder, "flotilla.r1.order.train").dataset = None;
-    assert_eq!(audit(&records).findings[0].what, "its dataset is not the spec's");
+    assert_eq!(audit(&records).findings[0].description, "its dataset is not the spec's");
 }
 
 /// What is done to a checkpoint, and what the audit must say of it.
@@ -330,21 +330,24 @@ fn a_watched_run_stands_on_its_specs_base() {
         (|c| c.parent = None, "its parent is not the spec's base"),
         (|c| c.r#final = true, "its step, steps and final contradict"),
         (|c| c.tree = None, "it names no tree"),
-        (|c| c.resume = Some(v1::Tree::default()), "nobody resumes a watched run"),
+        (|c| c.resume = Some(v1::Tree::default()), "a watched run cannot be resumed"),
     ];
     for (change, what) in changes {
         let mut records = clean.clone();
-        change(body!(records, Checkpoint, "flotilla.r1.checkpoint.0.20"));
+        change(body!(records, Checkpoint, "flotilla.r1.checkpoint.watched.20"));
         let findings = audit(&records).findings;
-        assert!(findings.iter().any(|finding| finding.what == what), "{what}: {findings:#?}");
+        assert!(
+            findings.iter().any(|finding| finding.description == what),
+            "{what}: {findings:#?}"
+        );
     }
     let mut records = clean.clone();
-    body!(records, Spec, "flotilla.r1.spec").base.as_mut().unwrap().tree = stranger();
+    body!(records, Spec, "flotilla.r1.watched").base.as_mut().unwrap().tree = stranger();
     let findings = audit(&records).findings;
     assert_eq!(findings.len(), 6, "base and parent of three checkpoints: {findings:#?}");
     let mut records = clean;
-    records.remove(position(&records, "flotilla.r1.checkpoint.0.20"));
-    assert_eq!(audit(&records).findings[0].what, "an eval before its checkpoint");
+    records.remove(position(&records, "flotilla.r1.checkpoint.watched.20"));
+    assert_eq!(audit(&records).findings[0].description, "an eval before its checkpoint");
 }
 
 #[test]
@@ -352,6 +355,6 @@ fn an_audit_without_the_prompts_still_compares_what_was_planned() {
     let mut records = raft_log();
     let order = body!(records, GenerateOrder, "flotilla.r1.order.generate.default.1");
     order.requests[0].count += 1;
-    let findings = crate::audit(&records).unwrap().findings;
-    assert!(findings[0].what.contains("is not what was planned"), "{findings:#?}");
+    let findings = crate::audit_records(&records).unwrap().findings;
+    assert!(findings[0].description.contains("differs from the plan"), "{findings:#?}");
 }

@@ -6,7 +6,7 @@ use wire::{
 };
 
 use super::log::{Log, WAITING, raft};
-use crate::{Held, Phase, audit};
+use crate::{HeldJob, RunPhase, audit_records};
 
 fn attempts(log: &Log, job: &str) -> usize {
     log.generate_orders().filter(|order| order.cycle == 1 && order.job == job).count()
@@ -14,7 +14,7 @@ fn attempts(log: &Log, job: &str) -> usize {
 
 fn at_generate() -> Log {
     let mut log = Log::new(raft(1));
-    log.until(Phase::Generate);
+    log.until(RunPhase::Generate);
     log
 }
 
@@ -31,12 +31,12 @@ fn a_job_that_is_given_up_is_set_aside_and_the_cycle_goes_on_without_it() {
     let lost = jobs[1].as_str();
     log.fail("generate", &format!("1-{lost}"), "no memory");
     log.generate_all_but(&[lost]);
-    log.until(Phase::Train);
+    log.until(RunPhase::Train);
     // Too late: what was selected stays.
     log.generate();
     log.run_to_the_end();
     let run = log.run();
-    let planned = run.cycles[&1].jobs[&lost.parse().unwrap()].planned();
+    let planned = run.cycles[&1].jobs[&lost.parse().unwrap()].planned_samples();
     let selected = run.cycles[&1].selected.as_ref().unwrap();
     assert_eq!(selected.dropped["set aside"], planned);
     let dropped: u32 = selected.dropped.values().sum();
@@ -44,7 +44,7 @@ fn a_job_that_is_given_up_is_set_aside_and_the_cycle_goes_on_without_it() {
     let done = run.done.as_ref().unwrap();
     assert_eq!(done.status(), v1::done::Status::Succeeded);
     assert!(done.message.contains(&format!("{planned} samples were set aside")), "{done:?}");
-    assert_eq!(audit(log.records()).unwrap().findings, []);
+    assert_eq!(audit_records(log.records()).unwrap().findings, []);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn an_order_nobody_holds_is_written_again_ever_less_often() {
     assert!(times.len() >= 3, "{times:?}");
     assert!(times.windows(3).all(|t| t[2] - t[1] > t[1] - t[0]), "{times:?}");
     log.run_to_the_end();
-    assert_eq!(audit(log.records()).unwrap().findings, []);
+    assert_eq!(audit_records(log.records()).unwrap().findings, []);
 }
 
 #[test]
@@ -133,11 +133,11 @@ fn an_order_somebody_held_a_moment_ago_is_not_lost() {
     let mut log = at_generate();
     let job = log.jobs(1, Train)[0].clone();
     log.now_ms = 1_000_000;
-    let held = Held { run: log.id.clone(), cycle: 1, job: job.clone() };
-    log.fleet.held_ago_ms.insert((WorkKind::Generate, held.clone()), 5_000);
+    let held = HeldJob { run: log.id.clone(), cycle: 1, job: job.clone() };
+    log.fleet.last_held_ago_ms.insert((WorkKind::Generate, held.clone()), 5_000);
     log.coordinate();
     assert_eq!(attempts(&log, &job), 1, "it is on its way to another agent");
-    log.fleet.held_ago_ms.insert((WorkKind::Generate, held), WAITING.unheld_ms);
+    log.fleet.last_held_ago_ms.insert((WorkKind::Generate, held), WAITING.unclaimed_ms);
     log.coordinate();
     assert_eq!(attempts(&log, &job), 2);
 }
@@ -183,7 +183,8 @@ fn at_tail(slow: f64, fast: f64, left: u32) -> (Log, String) {
     let last = log.jobs(1, Train).last().unwrap().clone();
     log.generate_all_but(&[&last]);
     log.hold(1, &last);
-    (log.fleet.generators[0].tokens_per_s, log.fleet.generators[0].left) = (slow, left);
+    (log.fleet.generators[0].tokens_per_s, log.fleet.generators[0].remaining_samples) =
+        (slow, left);
     log.fleet.generators[1].tokens_per_s = fast;
     (log, last)
 }
@@ -208,11 +209,11 @@ fn the_last_jobs_of_a_box_that_fell_silent_are_not_waited_for() {
     let (mut log, last) = at_tail(1.0, 1.0, 8);
     log.now_ms = 100 * log.records().len() as u64 + 60_000;
     log.fleet.generators.remove(0);
-    let held = Held { run: log.id.clone(), cycle: 1, job: last.clone() };
-    log.fleet.held_ago_ms.insert((WorkKind::Generate, held.clone()), 3_000);
+    let held = HeldJob { run: log.id.clone(), cycle: 1, job: last.clone() };
+    log.fleet.last_held_ago_ms.insert((WorkKind::Generate, held.clone()), 3_000);
     log.coordinate();
     assert_eq!(attempts(&log, &last), 1, "it may speak again");
-    log.fleet.held_ago_ms.insert((WorkKind::Generate, held), 7_000);
+    log.fleet.last_held_ago_ms.insert((WorkKind::Generate, held), 7_000);
     log.coordinate();
     assert_eq!(attempts(&log, &last), 2);
 }

@@ -1,27 +1,31 @@
-//! How long the doctor looks at this box. It starts no process, so this is all of it.
+//! Measures how long the doctor takes to inspect this host. It starts no process, so this is its
+//! whole cost.
 
 use std::time::Instant;
 
-use hardware::{Profile, doctor, files::Live, snapshot::Snapshot};
+use hardware::{HardwareProfile, doctor, host_files::LiveFiles, host_snapshot::HostSnapshot};
 
-use super::Figure;
+use super::BenchFigure;
 
+/// Repetitions; the median counts.
 const TIMES: usize = 50;
 
+/// Accepted median, in milliseconds.
 const LIMIT_MS: f64 = 50.0;
 
-pub(super) fn measure() -> anyhow::Result<Figure> {
+/// Measures a hardware snapshot, the profile and the doctor's checks.
+pub(super) fn measure_doctor() -> anyhow::Result<BenchFigure> {
     let mut taken = Vec::with_capacity(TIMES);
     let mut found = 0;
     for _ in 0..TIMES {
         let began = Instant::now();
-        let seen = Snapshot::take(&Live::new("/"));
-        let profile = Profile::of(&seen)?;
-        found = doctor::check(&seen, &profile).len();
+        let seen = HostSnapshot::take_snapshot(&LiveFiles::new("/"));
+        let profile = HardwareProfile::for_host(&seen)?;
+        found = doctor::check_host(&seen, &profile).len();
         taken.push(began.elapsed().as_secs_f64() * 1e3);
     }
     taken.sort_by(f64::total_cmp);
-    Ok(Figure {
+    Ok(BenchFigure {
         name: "doctor: median",
         measured: taken[TIMES / 2],
         unit: "ms",

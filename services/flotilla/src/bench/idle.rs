@@ -1,42 +1,43 @@
-//! What an agent costs a box while it has nothing to do.
+//! Measures the memory of an agent without work.
 
 use std::time::Duration;
 
 use anyhow::Context;
 
-use super::{Figure, processes, rig::Rig};
-use crate::{commands::agent::ROLES, output};
+use super::{BenchFigure, fixture::FleetFixture, procfs};
+use crate::{commands::agent::ROLE_NAMES, output};
 
-/// Until its caches and timers have settled.
-const AFTER: Duration = Duration::from_secs(5);
+/// Delay until the agent's caches and timers have settled.
+const SETTLE_TIME: Duration = Duration::from_secs(5);
 
-/// 30 MB.
+/// Accepted resident memory, in megabytes.
 const LIMIT_MB: f64 = 30.0;
 
-pub(super) async fn measure(rig: &Rig) -> anyhow::Result<[Figure; 2]> {
-    output::say(&format!("idle: an agent of all roles, {} s …", AFTER.as_secs()));
-    let agent = rig.agent("bench-idle", &ROLES.join(",")).await?;
-    tokio::time::sleep(AFTER).await;
-    let resident = processes::status_bytes(agent.pid, "VmRSS")?;
-    let anonymous = processes::status_bytes(agent.pid, "RssAnon")?;
+/// Measures the resident memory of an agent of all roles, and the size of this program.
+pub(super) async fn measure_idle_agent(rig: &FleetFixture) -> anyhow::Result<[BenchFigure; 2]> {
+    output::print_message(&format!("idle: an agent of all roles, {} s …", SETTLE_TIME.as_secs()));
+    let agent = rig.start_agent("bench-idle", &ROLE_NAMES.join(",")).await?;
+    tokio::time::sleep(SETTLE_TIME).await;
+    let resident = procfs::read_status_bytes(agent.pid, "VmRSS")?;
+    let anonymous = procfs::read_status_bytes(agent.pid, "RssAnon")?;
     agent.stop().await;
     let program = std::env::current_exe().context("find this program")?;
     let size = std::fs::metadata(&program).context("measure this program")?.len();
     Ok([
-        Figure {
+        BenchFigure {
             name: "idle",
-            measured: megabytes(resident),
+            measured: to_megabytes(resident),
             unit: "MB",
             limit: Some(LIMIT_MB),
             how: format!(
                 "resident memory of an agent of all roles after {} s; {:.1} MB without the program's own pages",
-                AFTER.as_secs(),
-                megabytes(anonymous)
+                SETTLE_TIME.as_secs(),
+                to_megabytes(anonymous)
             ),
         },
-        Figure {
+        BenchFigure {
             name: "binary",
-            measured: megabytes(size),
+            measured: to_megabytes(size),
             unit: "MB",
             limit: None,
             how: "this program's file".into(),
@@ -44,7 +45,8 @@ pub(super) async fn measure(rig: &Rig) -> anyhow::Result<[Figure; 2]> {
     ])
 }
 
+/// Converts bytes to megabytes (10^6).
 #[expect(clippy::cast_precision_loss, reason = "sizes far below 2^52")]
-fn megabytes(bytes: u64) -> f64 {
+fn to_megabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e6
 }

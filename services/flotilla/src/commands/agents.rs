@@ -1,4 +1,4 @@
-//! `flotilla agents …`.
+//! `flotilla agents`: list, drain and revoke agents.
 
 use std::{
     process::ExitCode,
@@ -7,37 +7,39 @@ use std::{
 
 use wire::{AgentId, v1};
 
-use crate::{cli::AgentsCommand, fleet::FleetArgs, output};
+use crate::{args::AgentsCommand, fleet::FleetArgs, output};
 
-/// Agents record their status every ten seconds.
-const GONE_AFTER_S: i64 = 30;
+/// Seconds without a status after which an agent counts as silent. Agents publish one every 10 s.
+const SILENT_AFTER_S: i64 = 30;
 
-pub(crate) async fn agents(
+/// Runs a `flotilla agents` subcommand.
+pub(crate) async fn run_agents_command(
     fleet: &FleetArgs,
     command: AgentsCommand,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     if let AgentsCommand::Revoke { agent } = &command {
-        super::members::revoke(fleet, agent).await?;
+        super::members::revoke_member(fleet, agent).await?;
         return Ok(ExitCode::SUCCESS);
     }
-    let control = fleet.control().await?;
+    let control = fleet.connect_control().await?;
     match command {
         AgentsCommand::List => {
-            let agents = control.agents().await?;
+            let agents = control.list_agents().await?;
             if json {
                 output::print_json(&agents)?;
             } else {
-                list(&agents);
+                print_agents(&agents);
             }
         }
-        AgentsCommand::Drain { agent } => control.drain(&AgentId::new(agent)?).await?,
+        AgentsCommand::Drain { agent } => control.drain_agent(&AgentId::new(agent)?).await?,
         AgentsCommand::Revoke { .. } => {}
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn list(agents: &[v1::AgentStatus]) {
+/// Prints the agents as a table.
+fn print_agents(agents: &[v1::AgentStatus]) {
     let rows = agents.iter().map(|agent| {
         let jobs: Vec<String> = agent
             .jobs
@@ -54,15 +56,15 @@ fn list(agents: &[v1::AgentStatus]) {
             agent.host.clone(),
             agent.roles.join(", "),
             agent.pool.clone(),
-            state(agent),
+            state_text(agent),
             rate,
-            output::bytes(agent.rss_bytes),
+            output::format_bytes(agent.rss_bytes),
             agent.version.clone(),
             agent.profile.clone(),
             agent.engines.join("; "),
-            agent.telemetry.as_ref().map_or("-".into(), doing),
+            agent.telemetry.as_ref().map_or("-".into(), telemetry_text),
             jobs.join("; "),
-            trouble(agent),
+            trouble_text(agent),
         ]
     });
     let headings = [
@@ -80,11 +82,12 @@ fn list(agents: &[v1::AgentStatus]) {
         "jobs",
         "trouble",
     ];
-    output::print(&output::table(headings, rows));
+    output::print_text(&output::format_table(headings, rows));
 }
 
-/// What keeps it from working, and what would keep it from roles it was asked to do.
-pub(crate) fn trouble(agent: &v1::AgentStatus) -> String {
+/// Returns the agent's trouble and its withheld roles with their remedies, on one line. Empty if it
+/// has neither.
+pub(crate) fn trouble_text(agent: &v1::AgentStatus) -> String {
     let withheld = agent.withheld.iter().map(|v1::Withheld { role, finding, seen, remedy }| {
         format!("{role} withheld, {finding}: {seen}; {remedy}")
     });
@@ -92,8 +95,9 @@ pub(crate) fn trouble(agent: &v1::AgentStatus) -> String {
     said.into_iter().chain(withheld).collect::<Vec<_>>().join("; ")
 }
 
-/// `GPU 97 % 71 °C 212 W`, one after the other; the processor where there is none.
-pub(crate) fn doing(now: &v1::Telemetry) -> String {
+/// Returns the load, temperature and power of each GPU: `GPU 97 % 71 °C 212 W`. Without a GPU, the
+/// load of the CPU.
+pub(crate) fn telemetry_text(now: &v1::Telemetry) -> String {
     let one = |value: Option<f64>, unit: &str| value.map(|value| format!(" {value:.0} {unit}"));
     let gpu = |gpu: &v1::telemetry::Gpu| {
         if gpu.asleep {
@@ -111,16 +115,17 @@ pub(crate) fn doing(now: &v1::Telemetry) -> String {
     now.gpus.iter().map(gpu).collect::<Vec<_>>().join(", ")
 }
 
-/// What it said last, unless it fell silent without saying goodbye.
-pub(crate) fn state(agent: &v1::AgentStatus) -> String {
+/// Returns the agent's last state, or `silent for N s` if it stopped publishing without a final
+/// status.
+pub(crate) fn state_text(agent: &v1::AgentStatus) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
     let silent_s = agent.seen_at.as_ref().map_or(i64::MAX, |at| now.saturating_sub(at.seconds));
     match agent.state() {
         v1::agent_status::State::Ready | v1::agent_status::State::Draining
-            if silent_s > GONE_AFTER_S =>
+            if silent_s > SILENT_AFTER_S =>
         {
-            format!("silent for {silent_s} s")
+            format!("last seen {silent_s} s ago")
         }
         state => state.as_str_name().to_lowercase(),
     }
@@ -142,9 +147,9 @@ mod tests {
         };
         let asleep = Gpu { asleep: true, ..Gpu::default() };
         let now = v1::Telemetry { gpus: vec![gpu, asleep], ..v1::Telemetry::default() };
-        assert_eq!(doing(&now), "GPU 97 % 71 °C 212 W, GPU asleep");
+        assert_eq!(telemetry_text(&now), "GPU 97 % 71 °C 212 W, GPU asleep");
         let now = v1::Telemetry { cpu_busy: Some(0.534), ..v1::Telemetry::default() };
-        assert_eq!(doing(&now), "CPU 53 %");
-        assert_eq!(doing(&v1::Telemetry::default()), "-");
+        assert_eq!(telemetry_text(&now), "CPU 53 %");
+        assert_eq!(telemetry_text(&v1::Telemetry::default()), "-");
     }
 }

@@ -1,50 +1,52 @@
-//! `flotilla audit RUN`.
+//! `flotilla audit`: checks of a run's log and files.
 
 use std::process::ExitCode;
 
-use control::{AuditReport, Depth, Finding, Progress, Where};
+use control::{AuditDepth, AuditFinding, AuditReport, FindingSource, TaskProgress};
 use wire::RunId;
 
-use crate::{cli::AuditArgs, fleet::FleetArgs, meter::Meter, output};
+use crate::{args::AuditArgs, fleet::FleetArgs, output, progress_meter::ProgressMeter};
 
-use super::FINDINGS;
+use super::EXIT_FINDINGS;
 
-/// Nothing was found, but not everything could be looked at.
-const NOT_CHECKED: u8 = 4;
+/// Exit code if there are no findings but some checks could not be made.
+const EXIT_NOT_CHECKED: u8 = 4;
 
-pub(crate) async fn audit(
+/// Audits a run and prints the report.
+pub(crate) async fn audit_run(
     fleet: &FleetArgs,
     args: &AuditArgs,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     let run = RunId::new(args.run.as_str())?;
     let depth = match (args.no_store, args.deep) {
-        (true, _) => Depth::Log,
-        (false, false) => Depth::Files,
-        (false, true) => Depth::Bytes,
+        (true, _) => AuditDepth::Log,
+        (false, false) => AuditDepth::Files,
+        (false, true) => AuditDepth::Bytes,
     };
-    let control = fleet.control().await?;
-    let meter = Meter::new();
-    let show = |Progress { unit, done, total }| meter.show("audit", unit, done, total);
-    let report = control.audit(&run, depth, &show).await?;
-    meter.end();
+    let control = fleet.connect_control().await?;
+    let meter = ProgressMeter::new();
+    let show = |TaskProgress { unit, done, total }| meter.show_progress("audit", unit, done, total);
+    let report = control.audit_run(&run, depth, &show).await?;
+    meter.finish_bar();
     if json {
         output::print_json(&report)?;
     } else {
-        print(&report);
+        print_report(&report);
     }
     Ok(if !report.is_clean() {
-        ExitCode::from(FINDINGS)
+        ExitCode::from(EXIT_FINDINGS)
     } else if !report.not_checked.is_empty() {
-        ExitCode::from(NOT_CHECKED)
+        ExitCode::from(EXIT_NOT_CHECKED)
     } else {
         ExitCode::SUCCESS
     })
 }
 
-fn print(report: &AuditReport) {
+/// Prints a report as text.
+fn print_report(report: &AuditReport) {
     let AuditReport { run, tally, .. } = report;
-    output::print(&format!(
+    output::print_line(&format!(
         "{run}: {} facts; samples: {} planned, {} accepted, {} judged, {} kept; \
          {} checkpoints, {} evals",
         tally.facts,
@@ -55,19 +57,20 @@ fn print(report: &AuditReport) {
         tally.checkpoints,
         tally.evals
     ));
-    report.findings.iter().for_each(|finding| output::print(&describe(finding)));
+    report.findings.iter().for_each(|finding| output::print_line(&describe_finding(finding)));
     if report.findings_left_out > 0 {
-        output::print(&format!("and {} findings more", report.findings_left_out));
+        output::print_line(&format!("and {} more findings", report.findings_left_out));
     }
-    report.caveats.iter().for_each(|caveat| output::print(&format!("caveat: {caveat}")));
-    report.notes.iter().for_each(|note| output::print(&format!("note: {note}")));
-    report.not_checked.iter().for_each(|why| output::print(&format!("not checked: {why}")));
+    report.caveats.iter().for_each(|caveat| output::print_line(&format!("caveat: {caveat}")));
+    report.notes.iter().for_each(|note| output::print_line(&format!("note: {note}")));
+    report.not_checked.iter().for_each(|why| output::print_line(&format!("not checked: {why}")));
     let clean = if report.is_clean() { "clean; " } else { "" };
-    output::print(&format!("{clean}checked: {}", report.checked.join(", ")));
+    output::print_line(&format!("{clean}checked: {}", report.checked.join(", ")));
 }
 
-fn describe(finding: &Finding) -> String {
-    let Finding { place, what, subject, sequence, url, expected, found } = finding;
+/// Returns a finding on one line.
+fn describe_finding(finding: &AuditFinding) -> String {
+    let AuditFinding { place, what, subject, sequence, url, expected, found } = finding;
     let fact = match (subject, sequence) {
         (Some(subject), Some(sequence)) => format!("{subject} (sequence {sequence})"),
         (Some(subject), None) => subject.clone(),
@@ -75,8 +78,8 @@ fn describe(finding: &Finding) -> String {
         (None, None) => "the run".to_owned(),
     };
     let mut line = match (place, url) {
-        (Where::Store, Some(url)) => format!("finding: {url} {what}"),
-        (Where::Store | Where::Log, _) => format!("finding: {fact}: {what}"),
+        (FindingSource::Store, Some(url)) => format!("finding: {url} {what}"),
+        (FindingSource::Store | FindingSource::Log, _) => format!("finding: {fact}: {what}"),
     };
     for (name, value) in [("expected", expected), ("found", found)] {
         if let Some(value) = value {

@@ -1,6 +1,6 @@
-//! `flotilla backup` and `flotilla restore`: a fleet's log, members and keys, as they are.
+//! `flotilla backup` and `flotilla restore`: copies of a fleet's log, members and keys.
 //!
-//! The store is not among them: it has a backup of its own, and every file in it is compared
+//! The object store is not included: it needs a backup of its own, and every file in it is compared
 //! with the log when it is read.
 
 use std::{
@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use bus::{
-    Bus, Snapshot,
+    Bus, StreamSnapshot,
     server::{ManagedServer, ServerOptions},
 };
 use serde::{Deserialize, Serialize};
@@ -19,90 +19,107 @@ use tokio::io::AsyncWriteExt;
 use wire::Digest;
 
 use crate::{
-    cli::{BackupArgs, RestoreArgs},
+    args::{BackupArgs, RestoreArgs},
     fleet::{self, FleetArgs, FleetFile},
-    keys::{self, Keys},
+    fleet_keys::{self, FleetKeys},
     output,
 };
 
-const ABOUT: &str = "backup.json";
-const VERSION: u32 = 1;
-/// In a directory that a backup is being restored to; gone when that is done.
-const UNFINISHED: &str = "restoring";
+/// Name of the manifest in a backup.
+const MANIFEST_FILE: &str = "backup.json";
+/// Format version of the manifest.
+const MANIFEST_VERSION: u32 = 1;
+/// Name of a marker file in the directory of a restore, removed when the restore is complete.
+const UNFINISHED_MARKER: &str = "restoring";
 
-/// What a backup holds; written last.
+/// The manifest of a backup, written last.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct About {
+struct BackupManifest {
     version: u32,
-    /// In seconds since 1970.
+    /// Time of the backup, in seconds since 1970.
     made_at: u64,
-    /// Where the fleet's files were.
+    /// URL of the fleet's object store.
     store: String,
-    /// Whether it lets in its members alone.
+    /// True if the fleet is closed.
     closed: bool,
-    streams: Vec<Copied>,
+    streams: Vec<StreamBackup>,
 }
 
+/// A stream in a backup: its snapshot, file and digest.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Copied {
-    snapshot: Snapshot,
+struct StreamBackup {
+    snapshot: StreamSnapshot,
     file: String,
     digest: String,
 }
 
-pub(crate) async fn backup(
+/// Copies a running fleet's streams, and its keys if they are on this machine, to a new directory.
+pub(crate) async fn back_up_fleet(
     fleet: &FleetArgs,
     args: &BackupArgs,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
-    empty(&args.out, &[])?;
-    // As private as the log is.
+    ensure_empty(&args.out, &[])?;
+    // The backup is as private as the log.
     std::fs::set_permissions(&args.out, std::fs::Permissions::from_mode(0o700))
         .with_context(|| format!("use {}", args.out.display()))?;
-    let bus = fleet.bus("backup", "user").await?;
-    let store = fleet::config(&bus).await?.store;
+    let bus = fleet.connect_bus("backup", "user").await?;
+    let store = fleet::read_fleet_config(&bus).await?.store;
     let mut streams = Vec::new();
-    for stream in Bus::streams() {
-        streams.extend(copy(&bus, &stream, &args.out).await?);
+    for stream in Bus::stream_names() {
+        streams.extend(copy_stream(&bus, &stream, &args.out).await?);
     }
     if let Some(directory) = &fleet.dir
-        && Keys::open(directory)?.is_some()
+        && FleetKeys::open(directory)?.is_some()
     {
         copy_keys(directory, &args.out)?;
     }
-    let closed = fleet.identity()?.is_some();
-    let about = About { version: VERSION, made_at: keys::now(), store, closed, streams };
-    write_about(&args.out, &about)?;
-    tell("copied", &about, json)?;
-    output::say(&format!(
-        "files are not in it: keep a copy of {} too. Whoever has its keys/ is the fleet",
+    let closed = fleet.read_identity()?.is_some();
+    let about = BackupManifest {
+        version: MANIFEST_VERSION,
+        made_at: fleet_keys::unix_time_s(),
+        store,
+        closed,
+        streams,
+    };
+    write_manifest(&args.out, &about)?;
+    print_streams("copied", &about, json)?;
+    output::print_message(&format!(
+        "files are not in it: keep a copy of {} too. Anyone with its keys/ controls the fleet",
         about.store
     ));
     Ok(ExitCode::SUCCESS)
 }
 
-pub(crate) async fn restore(
+/// Restores a backup into a new directory.
+///
+/// The streams' digests are checked first. A marker file shows an interrupted restore until it is
+/// complete.
+pub(crate) async fn restore_fleet(
     fleet: &FleetArgs,
     args: &RestoreArgs,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
-    let about = read_about(&args.from)?;
+    let about = read_manifest(&args.from)?;
     for copied in &about.streams {
-        check(&args.from, copied).await?;
+        check_stream_file(&args.from, copied).await?;
     }
-    let directory =
-        fleet.dir.as_ref().context("pass --dir DIR, where the fleet is to be (A103)")?;
-    empty(directory, &[keys::DIRECTORY])?;
+    let directory = fleet
+        .dir
+        .as_ref()
+        .context("pass --dir DIR, the directory to restore the fleet to (A103)")?;
+    ensure_empty(directory, &[fleet_keys::KEYS_DIRECTORY])?;
     let directory = directory.canonicalize().context("find the fleet's directory")?;
-    let unfinished = directory.join(UNFINISHED);
+    let unfinished = directory.join(UNFINISHED_MARKER);
     std::fs::write(&unfinished, "").with_context(|| format!("write {}", unfinished.display()))?;
-    // Keys that are there already are those of a fleet that takes this one's place.
-    if Keys::open(&directory)?.is_none() && args.from.join(keys::DIRECTORY).is_dir() {
+    // Existing keys are those of a new fleet that replaces the one in the backup.
+    if FleetKeys::open(&directory)?.is_none() && args.from.join(fleet_keys::KEYS_DIRECTORY).is_dir()
+    {
         copy_keys(&args.from, &directory)?;
     }
-    let keys = Keys::open(&directory)?;
+    let keys = FleetKeys::open(&directory)?;
     if about.closed && keys.is_none() {
         bail!(
             "the backup is a closed fleet's, without its keys; make new ones with `flotilla init \
@@ -112,42 +129,43 @@ pub(crate) async fn restore(
     let nats = directory.join("nats");
     let options = ServerOptions {
         binary: args.nats_server.clone(),
-        closed: keys.as_ref().map(|keys| keys.close(&nats)).transpose()?,
+        closed_fleet: keys.as_ref().map(|keys| keys.nats_server_config(&nats)).transpose()?,
         ..ServerOptions::new(nats)
     };
     let mut server = ManagedServer::start(&options).await?;
     FleetFile {
-        nats: server.url(),
+        nats: server.client_url(),
         gateway: "127.0.0.1:0".into(),
         store: about.store.clone(),
         pid: 0,
-        identity: keys.as_ref().map(Keys::admin),
+        identity: keys.as_ref().map(FleetKeys::admin_identity),
     }
     .write(&directory)?;
     let here = FleetArgs { dir: Some(directory.clone()), ..FleetArgs::default() };
-    let bus = here.bus("restore", "user").await?;
+    let bus = here.connect_bus("restore", "user").await?;
     for copied in &about.streams {
         let path = args.from.join(&copied.file);
         let file = tokio::fs::File::open(&path).await;
         let mut file = file.with_context(|| format!("read {}", path.display()))?;
-        bus.restore(&copied.snapshot, &mut file).await?;
+        bus.restore_stream(&copied.snapshot, &mut file).await?;
     }
     bus.close().await;
     server.stop().await;
     std::fs::remove_file(&unfinished)
         .with_context(|| format!("remove {}", unfinished.display()))?;
-    tell("restored", &about, json)?;
-    output::say(&format!(
-        "`flotilla up --dir {} --store {}` goes on with it",
+    print_streams("restored", &about, json)?;
+    output::print_message(&format!(
+        "start it with `flotilla up --dir {} --store {}`",
         directory.display(),
         about.store
     ));
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a restore that was cut off left behind is part of a log at best.
-pub(super) fn refuse_half_restored(directory: &Path) -> anyhow::Result<()> {
-    if directory.join(UNFINISHED).exists() {
+/// Checks that a directory is not the result of an interrupted restore, which would have only part
+/// of the log.
+pub(super) fn refuse_unfinished_restore(directory: &Path) -> anyhow::Result<()> {
+    if directory.join(UNFINISHED_MARKER).exists() {
         bail!(
             "the restore into {} was not finished; remove that directory and restore again (A110)",
             directory.display()
@@ -156,8 +174,9 @@ pub(super) fn refuse_half_restored(directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A directory of its own, lest two backups be taken for one.
-fn empty(directory: &Path, but_for: &[&str]) -> anyhow::Result<()> {
+/// Creates a directory and checks that it is empty except for `but_for`, so that two backups are
+/// never mixed.
+fn ensure_empty(directory: &Path, but_for: &[&str]) -> anyhow::Result<()> {
     std::fs::create_dir_all(directory).with_context(|| format!("use {}", directory.display()))?;
     let entries =
         std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?;
@@ -170,13 +189,14 @@ fn empty(directory: &Path, but_for: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn copy(bus: &Bus, stream: &str, out: &Path) -> anyhow::Result<Option<Copied>> {
+/// Copies a stream to a file. `None` if the stream does not exist.
+async fn copy_stream(bus: &Bus, stream: &str, out: &Path) -> anyhow::Result<Option<StreamBackup>> {
     let file = format!("{stream}.snapshot");
     let path = out.join(&file);
     let created = tokio::fs::File::create(&path).await;
     let created = created.with_context(|| format!("write {}", path.display()))?;
     let mut writer = tokio::io::BufWriter::new(created);
-    let Some(snapshot) = bus.snapshot(stream, &mut writer).await? else {
+    let Some(snapshot) = bus.snapshot_stream(stream, &mut writer).await? else {
         tokio::fs::remove_file(&path)
             .await
             .with_context(|| format!("remove {}", path.display()))?;
@@ -184,23 +204,29 @@ async fn copy(bus: &Bus, stream: &str, out: &Path) -> anyhow::Result<Option<Copi
     };
     writer.shutdown().await.context("write the snapshot")?;
     writer.into_inner().sync_all().await.context("write the snapshot")?;
-    let digest = digest(&path).await?.to_string();
-    Ok(Some(Copied { snapshot, file, digest }))
+    let digest = hash_file(&path).await?.to_string();
+    Ok(Some(StreamBackup { snapshot, file, digest }))
 }
 
-async fn check(from: &Path, copied: &Copied) -> anyhow::Result<()> {
+/// Checks that a file of the backup has the digest in the manifest.
+async fn check_stream_file(from: &Path, copied: &StreamBackup) -> anyhow::Result<()> {
     let path = from.join(&copied.file);
     if Path::new(&copied.file).components().count() != 1 {
-        bail!("{}: {:?} is no file of a backup (A110)", from.join(ABOUT).display(), copied.file);
+        bail!(
+            "{}: {:?} is not a file of a backup; restore from a complete backup (A110)",
+            from.join(MANIFEST_FILE).display(),
+            copied.file
+        );
     }
-    let found = digest(&path).await?.to_string();
+    let found = hash_file(&path).await?.to_string();
     if found != copied.digest {
         bail!("{} is damaged: its digest is {found}, not {} (A110)", path.display(), copied.digest);
     }
     Ok(())
 }
 
-async fn digest(path: &Path) -> anyhow::Result<Digest> {
+/// Returns the BLAKE3 digest of a file.
+async fn hash_file(path: &Path) -> anyhow::Result<Digest> {
     let path = path.to_owned();
     tokio::task::spawn_blocking(move || {
         let hashed = || {
@@ -213,12 +239,12 @@ async fn digest(path: &Path) -> anyhow::Result<Digest> {
     .await?
 }
 
-/// With their modes: a directory that others may read is no place for keys.
+/// Copies the key directory with its permissions, because keys must stay private.
 fn copy_keys(from: &Path, to: &Path) -> anyhow::Result<()> {
-    let from = from.join(keys::DIRECTORY);
+    let from = from.join(fleet_keys::KEYS_DIRECTORY);
     let mut left: Vec<PathBuf> = vec![from.clone()];
     while let Some(directory) = left.pop() {
-        let at = to.join(keys::DIRECTORY).join(directory.strip_prefix(&from)?);
+        let at = to.join(fleet_keys::KEYS_DIRECTORY).join(directory.strip_prefix(&from)?);
         let mut copied = || -> std::io::Result<()> {
             std::fs::create_dir_all(&at)?;
             std::fs::set_permissions(&at, std::fs::metadata(&directory)?.permissions())?;
@@ -237,22 +263,26 @@ fn copy_keys(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn write_about(out: &Path, about: &About) -> anyhow::Result<()> {
-    let path = out.join(ABOUT);
+/// Writes the manifest of a backup.
+fn write_manifest(out: &Path, about: &BackupManifest) -> anyhow::Result<()> {
+    let path = out.join(MANIFEST_FILE);
     std::fs::write(&path, serde_json::to_vec_pretty(about)?)
         .with_context(|| format!("write {}", path.display()))
 }
 
-fn read_about(from: &Path) -> anyhow::Result<About> {
-    let path = from.join(ABOUT);
-    let text = std::fs::read(&path).with_context(|| {
-        format!("read {}: is that a backup, and was it finished?", path.display())
-    })?;
-    let about: About = serde_json::from_slice(&text)
-        .with_context(|| format!("{} does not describe a backup", path.display()))?;
-    if about.version != VERSION {
+/// Reads the manifest of a backup.
+///
+/// # Errors
+/// If it is missing, damaged or of another version.
+fn read_manifest(from: &Path) -> anyhow::Result<BackupManifest> {
+    let path = from.join(MANIFEST_FILE);
+    let text = std::fs::read(&path)
+        .with_context(|| format!("read {}: not a backup, or an unfinished one", path.display()))?;
+    let about: BackupManifest = serde_json::from_slice(&text)
+        .with_context(|| format!("{} is not a valid backup manifest", path.display()))?;
+    if about.version != MANIFEST_VERSION {
         bail!(
-            "{} is of version {}; this program knows {VERSION}: upgrade it (A110)",
+            "{} has version {}, this program supports {MANIFEST_VERSION}: upgrade flotilla (A110)",
             path.display(),
             about.version
         );
@@ -260,16 +290,16 @@ fn read_about(from: &Path) -> anyhow::Result<About> {
     Ok(about)
 }
 
-fn tell(what: &str, about: &About, json: bool) -> anyhow::Result<()> {
+/// Prints what was done with each stream, or the manifest as JSON.
+fn print_streams(what: &str, about: &BackupManifest, json: bool) -> anyhow::Result<()> {
     if json {
-        output::print(&serde_json::to_string(about)?);
-        return Ok(());
+        return output::print_json(about);
     }
-    for Copied { snapshot, .. } in &about.streams {
-        output::print(&format!(
+    for StreamBackup { snapshot, .. } in &about.streams {
+        output::print_line(&format!(
             "{what} {}: {} entries, up to {}",
             snapshot.stream,
-            snapshot.entries(),
+            snapshot.entry_count(),
             snapshot.last_sequence()
         ));
     }

@@ -1,4 +1,4 @@
-//! `flotilla convert …`.
+//! `flotilla convert`: conversions of models and adapters.
 
 use std::{
     panic::resume_unwind,
@@ -8,113 +8,134 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use formats::convert::{self, ConvertError, Dtype, Listing, Progress};
+use formats::convert::{self, ConversionDtype, ConvertError, ConvertProgress, FileListing};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cli::{AdapterDtype, ConvertCommand, ModelDtype, OutArgs},
-    local, output, signals,
+    args::{AdapterDtype, ConvertCommand, ConvertOutputArgs, ModelDtype},
+    local_models, output, signals,
 };
 
-/// Between lines where no bar can be shown.
-const LINE_EVERY: Duration = Duration::from_secs(5);
-/// Characters of a setting that are shown.
-const SETTING_CHARS: usize = 100;
+/// Interval between progress lines without a terminal.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
+/// Maximum number of characters shown of a setting.
+const SETTING_CHARS_MAX: usize = 100;
 
-pub(crate) async fn convert(command: ConvertCommand, json: bool) -> anyhow::Result<ExitCode> {
+/// Runs a `flotilla convert` subcommand.
+pub(crate) async fn run_convert_command(
+    command: ConvertCommand,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
     match command {
         ConvertCommand::Lora { base, adapter, dtype, out } => {
-            let to = free(out)?;
+            let to = check_output(out)?;
             let doing = format!("convert the adapter {}", adapter.display());
-            write(to.clone(), doing, json, move |_| {
-                convert::lora(&local::model(&base)?, &adapter, &to, dtype.into())
+            run_conversion(to.clone(), doing, json, move |_| {
+                convert::convert_lora(
+                    &local_models::find_local_model(&base)?,
+                    &adapter,
+                    &to,
+                    dtype.into(),
+                )
             })
             .await?;
         }
         ConvertCommand::Model { model, dtype, out } => {
-            let to = free(out)?;
+            let to = check_output(out)?;
             let doing = format!("convert the model {}", model.display());
-            write(to.clone(), doing, json, move |progress| {
-                convert::model(&local::model(&model)?, &to, dtype.into(), progress)
+            run_conversion(to.clone(), doing, json, move |progress| {
+                convert::convert_model(
+                    &local_models::find_local_model(&model)?,
+                    &to,
+                    dtype.into(),
+                    progress,
+                )
             })
             .await?;
         }
         ConvertCommand::Merge { base, adapter, out } => {
             let doing = format!("merge the adapter {}", adapter.display());
-            write(out.clone(), doing, json, move |progress| {
-                convert::merge(&local::model(&base)?, &adapter, &out, progress)
+            run_conversion(out.clone(), doing, json, move |progress| {
+                convert::merge_adapter(
+                    &local_models::find_local_model(&base)?,
+                    &adapter,
+                    &out,
+                    progress,
+                )
             })
             .await?;
         }
         ConvertCommand::Show { path } => {
-            let listing = convert::show(&path);
-            show(&listing.with_context(|| format!("list {}", path.display()))?, json)?;
+            let listing = convert::list_contents(&path);
+            print_listing(&listing.with_context(|| format!("list {}", path.display()))?, json)?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Nothing is overwritten unasked.
-fn free(out: OutArgs) -> anyhow::Result<PathBuf> {
+/// Returns the output path, if nothing would be overwritten without `--force`.
+fn check_output(out: ConvertOutputArgs) -> anyhow::Result<PathBuf> {
     match out.out.symlink_metadata() {
         Ok(metadata) if metadata.is_dir() => {
             bail!("--out {}: is a directory; name a file (A104)", out.out.display());
         }
         Ok(_) if !out.force => {
-            bail!("--out {}: is there already; --force replaces it (A104)", out.out.display());
+            bail!("--out {}: file exists; pass --force to overwrite it (A104)", out.out.display());
         }
         _ => Ok(out.out),
     }
 }
 
-/// What a conversion unwinds with when the process was told to stop; what it wrote so far goes
-/// with it.
-struct Stopped;
+/// The panic payload that unwinds a conversion after a stop signal, so that its partial output is
+/// removed.
+struct ConversionStopped;
 
-/// `doing` names the work in an error.
-async fn write(
+/// Runs a conversion on a blocking thread with progress, and reports its result. `doing` names the
+/// work in errors.
+async fn run_conversion(
     out: PathBuf,
     doing: String,
     json: bool,
-    work: impl FnOnce(&mut Progress<'_>) -> Result<(), ConvertError> + Send + 'static,
+    work: impl FnOnce(&mut ConvertProgress<'_>) -> Result<(), ConvertError> + Send + 'static,
 ) -> anyhow::Result<()> {
     let stop = signals::stop_token()?;
     let name = out.display().to_string();
-    let mut meter = Meter::new(name, stop);
+    let mut meter = ConversionMeter::new(name, stop);
     let began = Instant::now();
     let done = tokio::task::spawn_blocking(move || {
-        let done = work(&mut |done, total| meter.show(done, total));
+        let done = work(&mut |done, total| meter.show_progress(done, total));
         meter.bar.finish_and_clear();
         done
     });
     match done.await {
         Ok(done) => done.context(doing)?,
         Err(error) => match error.try_into_panic() {
-            Ok(panic) if panic.is::<Stopped>() => {
-                bail!("{doing}: told to stop; nothing is left (A108)")
+            Ok(panic) if panic.is::<ConversionStopped>() => {
+                bail!("{doing}: interrupted; partial output removed (A108)")
             }
             Ok(panic) => resume_unwind(panic),
             Err(error) => return Err(error.into()),
         },
     }
-    report(&out, began.elapsed(), json)
+    report_output(&out, began.elapsed(), json)
 }
 
-fn report(out: &Path, took: Duration, json: bool) -> anyhow::Result<()> {
-    let bytes = size(out).with_context(|| format!("look at {}", out.display()))?;
+/// Reports the size of the output and the time it took.
+fn report_output(out: &Path, took: Duration, json: bool) -> anyhow::Result<()> {
+    let bytes = output_size(out).with_context(|| format!("look at {}", out.display()))?;
     let seconds = took.as_secs_f64();
     if json {
         return output::print_json(&json!({"out": out, "bytes": bytes, "seconds": seconds}));
     }
-    let size = output::bytes(bytes);
-    output::say(&format!("{}: {size} in {seconds:.1} s", out.display()));
+    let size = output::format_bytes(bytes);
+    output::print_message(&format!("{}: {size} in {seconds:.1} s", out.display()));
     Ok(())
 }
 
-/// Of a file, or of those in a directory.
-fn size(path: &Path) -> std::io::Result<u64> {
+/// Returns the size in bytes of a file, or of the files in a directory.
+fn output_size(path: &Path) -> std::io::Result<u64> {
     let metadata = path.metadata()?;
     if metadata.is_file() {
         return Ok(metadata.len());
@@ -122,17 +143,18 @@ fn size(path: &Path) -> std::io::Result<u64> {
     std::fs::read_dir(path)?.map(|entry| Ok(entry?.metadata()?.len())).sum()
 }
 
-/// A bar on a terminal, lines elsewhere.
-struct Meter {
+/// The progress of a conversion: a bar on a terminal, lines elsewhere.
+struct ConversionMeter {
     name: String,
     bar: ProgressBar,
     stop: CancellationToken,
     last: Instant,
 }
 
-impl Meter {
+impl ConversionMeter {
+    /// Creates a meter for the output `name`.
     fn new(name: String, stop: CancellationToken) -> Self {
-        let target = match output::on_terminal() {
+        let target = match output::stderr_is_terminal() {
             true => ProgressDrawTarget::stderr(),
             false => ProgressDrawTarget::hidden(),
         };
@@ -143,27 +165,29 @@ impl Meter {
         Self { name, bar, stop, last: Instant::now() }
     }
 
-    fn show(&mut self, done: u64, total: u64) {
+    /// Shows the progress in bytes. Unwinds with `ConversionStopped` if a stop was requested.
+    fn show_progress(&mut self, done: u64, total: u64) {
         if self.stop.is_cancelled() {
-            resume_unwind(Box::new(Stopped));
+            resume_unwind(Box::new(ConversionStopped));
         }
         self.bar.set_length(total);
         self.bar.set_position(done);
-        if !output::on_terminal() && self.last.elapsed() > LINE_EVERY {
-            let (done, total) = (output::bytes(done), output::bytes(total));
-            output::say(&format!("{}: {done} of {total}", self.name));
+        if !output::stderr_is_terminal() && self.last.elapsed() > LINE_INTERVAL {
+            let (done, total) = (output::format_bytes(done), output::format_bytes(total));
+            output::print_message(&format!("{}: {done} of {total}", self.name));
             self.last = Instant::now();
         }
     }
 }
 
-fn show(listing: &Listing, json: bool) -> anyhow::Result<()> {
+/// Prints the fields and tensors of a model file.
+fn print_listing(listing: &FileListing, json: bool) -> anyhow::Result<()> {
     let total: u64 = listing.tensors.iter().map(|tensor| tensor.bytes).sum();
     let values = |shape: &[u64]| shape.iter().fold(1_u64, |all, size| all.saturating_mul(*size));
     let parameters: u64 = listing.tensors.iter().map(|tensor| values(&tensor.shape)).sum();
     if json {
         let fields: serde_json::Map<String, Value> = listing.fields.iter().cloned().collect();
-        let tensor = |tensor: &convert::Listed| {
+        let tensor = |tensor: &convert::ListedTensor| {
             json!({"name": tensor.name, "kind": tensor.kind, "shape": tensor.shape,
                    "bytes": tensor.bytes})
         };
@@ -173,38 +197,39 @@ fn show(listing: &Listing, json: bool) -> anyhow::Result<()> {
             "parameters": parameters, "bytes": total,
         }));
     }
-    let fields = listing.fields.iter().map(|(name, value)| [name.clone(), setting(value)]);
-    output::print(&output::table(["field", "value"], fields));
-    output::print("");
+    let fields = listing.fields.iter().map(|(name, value)| [name.clone(), setting_text(value)]);
+    output::print_text(&output::format_table(["field", "value"], fields));
+    output::print_line("");
     let rows = listing.tensors.iter().map(|tensor| {
         let (name, kind) = (tensor.name.clone(), tensor.kind.clone());
         [name, kind, format!("{:?}", tensor.shape), tensor.bytes.to_string()]
     });
-    output::print(&output::table(["tensor", "kind", "shape", ">bytes"], rows));
-    output::print(&format!(
-        "\n{}: {} tensors, {parameters} parameters, {}",
+    output::print_text(&output::format_table(["tensor", "kind", "shape", ">bytes"], rows));
+    output::print_line("");
+    output::print_line(&format!(
+        "{}: {} tensors, {parameters} parameters, {}",
         listing.format,
         listing.tensors.len(),
-        output::bytes(total)
+        output::format_bytes(total)
     ));
     Ok(())
 }
 
-/// On one line, cut where it is long.
-fn setting(value: &Value) -> String {
+/// Returns a setting on one line of at most 100 characters.
+fn setting_text(value: &Value) -> String {
     let list = value.get("count").zip(value.get("first"));
     let text = match (value, list) {
-        (Value::String(text), _) => text.replace('\n', "\\n"),
+        (Value::String(text), _) => text.clone(),
         (_, Some((count, first))) => format!("{count} × {first}"),
         _ => value.to_string(),
     };
-    match text.char_indices().nth(SETTING_CHARS) {
+    match text.char_indices().nth(SETTING_CHARS_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
 }
 
-impl From<AdapterDtype> for Dtype {
+impl From<AdapterDtype> for ConversionDtype {
     fn from(dtype: AdapterDtype) -> Self {
         match dtype {
             AdapterDtype::F32 => Self::F32,
@@ -214,7 +239,7 @@ impl From<AdapterDtype> for Dtype {
     }
 }
 
-impl From<ModelDtype> for Dtype {
+impl From<ModelDtype> for ConversionDtype {
     fn from(dtype: ModelDtype) -> Self {
         match dtype {
             ModelDtype::F32 => Self::F32,

@@ -1,33 +1,36 @@
-//! `flotilla data …`, and what is told of a run's files before it starts.
+//! `flotilla data` and `flotilla run import`, and reports about the files of a run.
 
 use std::{path::Path, process::ExitCode};
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
-use control::{Held, Imported, Note};
+use control::{HeldoutSize, ImportNote, ImportedSpec};
 use serde_json::json;
 use wire::v1::{DataFile, DataReport, data_file::Lengths};
 
 use crate::{
-    cli::{DataCommand, HeldArgs},
+    args::{DataCommand, HeldoutArgs},
     output,
 };
 
-pub(crate) fn data(command: DataCommand, json: bool) -> anyhow::Result<ExitCode> {
+/// Runs a `flotilla data` subcommand.
+pub(crate) fn run_data_command(command: DataCommand, json: bool) -> anyhow::Result<ExitCode> {
     match command {
         DataCommand::Stats { files } => {
             ensure!(!files.is_empty(), "name at least one file (A100)");
             let mut report = DataReport::default();
             for path in files {
-                let (file, warnings) =
-                    control::file_report(&path.display().to_string(), &read(&path)?)?;
+                let (file, warnings) = control::report_data_file(
+                    &path.display().to_string(),
+                    &read_data_file(&path)?,
+                )?;
                 report.files.push(file);
                 report.warnings.extend(warnings);
             }
             if json {
                 output::print_json(&report)?;
             } else {
-                told(&report).iter().for_each(|line| output::print(line));
+                report_lines(&report).iter().for_each(|line| output::print_line(line));
             }
         }
         DataCommand::Split { file, held, seed, out_train, out_heldout } => {
@@ -37,41 +40,46 @@ pub(crate) fn data(command: DataCommand, json: bool) -> anyhow::Result<ExitCode>
                 for other in others {
                     let other_is = other.display();
                     ensure!(
-                        !is_same(out, other),
-                        "{name} is {other_is}, which it would overwrite (A104)"
+                        !is_same_file(out, other),
+                        "{name} would overwrite {other_is}; choose another path (A104)"
                     );
                 }
             }
-            let bytes = read(&file)?;
-            let held = wanted(&held)?;
-            let sides = control::split_file(&file.display().to_string(), &bytes, held, seed)?;
+            let bytes = read_data_file(&file)?;
+            let held = parse_heldout_size(&held)?;
+            let sides =
+                control::split_prompt_file(&file.display().to_string(), &bytes, held, seed)?;
             let [(train, trained), (heldout, held_out)] = sides;
-            write(&out_train, &train)?;
-            write(&out_heldout, &heldout)?;
+            write_atomically(&out_train, &train)?;
+            write_atomically(&out_heldout, &heldout)?;
             if json {
                 output::print_json(&json!({"train": trained, "heldout": held_out}))?;
             } else {
-                output::print(&format!("{trained} prompts to train on, {held_out} held out"));
+                output::print_line(&format!("{trained} prompts to train on, {held_out} held out"));
             }
         }
         DataCommand::Dedup { file, out } => {
-            let (bytes, removed) = control::dedup(&file.display().to_string(), &read(&file)?)?;
-            write(&out, &bytes)?;
+            let (bytes, removed) = control::remove_duplicate_prompts(
+                &file.display().to_string(),
+                &read_data_file(&file)?,
+            )?;
+            write_atomically(&out, &bytes)?;
             if json {
                 output::print_json(&json!({"removed": removed}))?;
             } else {
-                output::print(&format!("{removed} prompts left out"));
+                output::print_line(&format!("{removed} prompts removed"));
             }
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Of a run's name.
+/// Maximum length of the name of an imported run.
 const NAME_CHARS_MAX: usize = 48;
 
-/// `flotilla run import`: the spec is data, what became of each key is for people.
-pub(super) fn import(
+/// Runs `flotilla run import`: prints or writes the spec, and prints the status of each key on
+/// stderr.
+pub(super) fn import_config(
     config: &Path,
     prompts: Option<&str>,
     out: Option<&Path>,
@@ -80,46 +88,52 @@ pub(super) fn import(
     let what = || format!("import {}", config.display());
     let yaml = std::fs::read_to_string(config).with_context(what)?;
     let stem = config.file_stem().unwrap_or_default().to_string_lossy();
-    let name = wire::slug(&stem).unwrap_or_else(|| "run".into());
+    let name = wire::make_slug(&stem).unwrap_or_else(|| "run".into());
     let name: String = name.chars().take(NAME_CHARS_MAX).collect();
-    let Imported { spec, notes } = control::import(&yaml, &name, prompts).with_context(what)?;
+    let ImportedSpec { spec, notes } =
+        control::import_halo_forge(&yaml, &name, prompts).with_context(what)?;
     if let Some(path) = out {
-        write(path, spec.as_bytes())?;
+        write_atomically(path, spec.as_bytes())?;
     }
     if json {
-        let notes = notes
-            .iter()
-            .map(|note| json!({"key": note.key, "fate": note.fate.as_str(), "said": note.said}));
+        let notes = notes.iter().map(
+            |note| json!({"key": note.key, "fate": note.status.as_str(), "said": note.explanation}),
+        );
         let notes: Vec<_> = notes.collect();
         return output::print_json(&json!({"spec": spec, "notes": notes}));
     }
-    for Note { key, fate, said } in &notes {
-        output::say(&format!("{} {key}: {said}", fate.as_str()));
+    for ImportNote { key, status: fate, explanation: said } in &notes {
+        output::print_message(&format!("{} {key}: {said}", fate.as_str()));
     }
     if out.is_none() {
-        output::print(spec.trim_end());
+        output::print_text(spec.trim_end());
     }
     Ok(())
 }
 
-fn wanted(held: &HeldArgs) -> anyhow::Result<Held> {
+/// Returns the held-out size of the arguments.
+///
+/// # Errors
+/// If neither is given, or the share is not from 0 to 1.
+fn parse_heldout_size(held: &HeldoutArgs) -> anyhow::Result<HeldoutSize> {
     match (held.share, held.count) {
         (Some(share), _) => {
             ensure!(
                 (0.0..=1.0).contains(&share),
                 "--share must be from 0 to 1, not {share} (A101)"
             );
-            Ok(Held::Share(share))
+            Ok(HeldoutSize::Share(share))
         }
-        (None, Some(count)) => Ok(Held::Count(count)),
+        (None, Some(count)) => Ok(HeldoutSize::Count(count)),
         (None, None) => anyhow::bail!("name --share or --count (A100)"),
     }
 }
 
-/// Largest file that is looked at.
+/// Maximum size of a data file.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
-fn read(path: &Path) -> anyhow::Result<Bytes> {
+/// Reads a data file of at most 1 GiB.
+fn read_data_file(path: &Path) -> anyhow::Result<Bytes> {
     let what = || format!("read {}", path.display());
     let bytes = std::fs::metadata(path).with_context(what)?.len();
     ensure!(
@@ -130,8 +144,8 @@ fn read(path: &Path) -> anyhow::Result<Bytes> {
     Ok(std::fs::read(path).with_context(what)?.into())
 }
 
-/// Whole or not at all.
-fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+/// Writes a file completely or not at all.
+fn write_atomically(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     std::fs::write(&partial, bytes)
@@ -139,27 +153,28 @@ fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         .with_context(|| format!("write {}", path.display()))
 }
 
-/// Also by other names, as far as the files are there.
-fn is_same(a: &Path, b: &Path) -> bool {
+/// Returns true if two paths name the same file, also through links if the files exist.
+fn is_same_file(a: &Path, b: &Path) -> bool {
     let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
     real(a) == real(b)
 }
 
-/// One line a file and a warning, for people.
-pub(crate) fn told(report: &DataReport) -> Vec<String> {
-    let mut lines: Vec<String> = report.files.iter().flat_map(of_file).collect();
+/// Returns a report as lines of text: two per file, one per warning.
+pub(crate) fn report_lines(report: &DataReport) -> Vec<String> {
+    let mut lines: Vec<String> = report.files.iter().flat_map(file_lines).collect();
     if report.samples_per_cycle > 0 {
         let heldout = match report.heldout_samples_per_cycle {
             0 => String::new(),
             held => format!(", and {held} of held-out prompts"),
         };
-        lines.push(format!("{} samples a cycle{heldout}", report.samples_per_cycle));
+        lines.push(format!("{} samples per cycle{heldout}", report.samples_per_cycle));
     }
     lines.extend(report.warnings.iter().map(|warning| format!("warning: {warning}")));
     lines
 }
 
-fn of_file(file: &DataFile) -> [String; 2] {
+/// Returns the two lines of one file: counts, then lengths and fields.
+fn file_lines(file: &DataFile) -> [String; 2] {
     let field = if file.field.is_empty() { "" } else { &format!("{}: ", file.field) };
     let what = if file.completion_bytes.is_some() { "examples" } else { "prompts" };
     let mut head = format!("{field}{}: {} {what}", file.file, file.lines);
@@ -211,7 +226,7 @@ mod tests {
             warnings: vec!["w".into()],
         };
         assert_eq!(
-            told(&report),
+            report_lines(&report),
             [
                 "raft.prompts: p.jsonl: 12 prompts, 2 duplicates",
                 "  prompts of 3 to 9 bytes (median 5, 95 % up to 8); fields answer (11), prompt",

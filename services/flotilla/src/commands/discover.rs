@@ -2,23 +2,27 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use crate::{cli::DiscoverArgs, discovery, output};
+use crate::{args::DiscoverArgs, discovery, output};
 
-pub(crate) async fn discover(args: &DiscoverArgs, json: bool) -> anyhow::Result<ExitCode> {
-    let all = discovery::look(Duration::from_secs_f64(args.wait), |_| false).await?;
+/// Listens for announcements and prints the fleets.
+pub(crate) async fn list_announced_fleets(
+    args: &DiscoverArgs,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let all = discovery::find_fleets(Duration::from_secs_f64(args.wait), |_| false).await?;
     if json {
         output::print_json(&all)?;
         return Ok(ExitCode::SUCCESS);
     }
     if all.is_empty() {
-        output::say(
-            "no fleet is announced on this network; `flotilla up --announce` announces one",
+        output::print_message(
+            "no fleet found on this network; announce one with `flotilla up --announce`",
         );
     }
     let rows = all.into_iter().map(|fleet| {
         let authority = if fleet.authority.is_empty() { "open".into() } else { fleet.authority };
         [fleet.name, fleet.gateways.join(" "), authority]
     });
-    output::table(["fleet", "gateway", "authority"], rows);
+    output::print_text(&output::format_table(["fleet", "gateway", "authority"], rows));
     Ok(ExitCode::SUCCESS)
 }

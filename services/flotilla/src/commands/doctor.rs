@@ -1,81 +1,87 @@
-//! `flotilla doctor`: what is wrong with this box, or with one that was captured.
+//! `flotilla doctor`: problems of this box, or of a captured one.
 
 mod capture;
 mod estimate;
-mod job;
+mod training_plan;
 
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, bail};
 use hardware::{
-    Profile,
-    doctor::{self, Finding, Severity},
-    files::{Live, Recording},
-    snapshot::Snapshot,
+    HardwareProfile,
+    doctor::{self, DoctorFinding, Severity},
+    host_files::{LiveFiles, RecordingFiles},
+    host_snapshot::HostSnapshot,
 };
 use serde_json::json;
 
-use super::agent::ROLES;
+use super::agent::ROLE_NAMES;
 use crate::{
-    cli::{DoctorArgs, DoctorCommand},
-    commands::FINDINGS,
+    args::{DoctorArgs, DoctorCommand},
+    commands::EXIT_FINDINGS,
     output,
 };
 
-pub(crate) fn doctor(args: &DoctorArgs, json: bool) -> anyhow::Result<ExitCode> {
+/// Checks a box and prints the findings. Exits with `EXIT_FINDINGS` if a finding is a failure.
+pub(crate) fn run_doctor(args: &DoctorArgs, json: bool) -> anyhow::Result<ExitCode> {
     match &args.command {
-        Some(DoctorCommand::Estimate(args)) => return estimate::estimate(args, json),
-        Some(DoctorCommand::Profile { name }) => return profile(name.as_deref()),
+        Some(DoctorCommand::Estimate(args)) => return estimate::run_estimate(args, json),
+        Some(DoctorCommand::Profile { name }) => return print_profile(name.as_deref()),
         None => {}
     }
-    let seen = look(args)?;
+    let seen = take_snapshot(args)?;
     let profile = match args.profile.as_deref() {
-        Some(name) => Profile::named(name)?,
-        None => Profile::of(&seen)?,
+        Some(name) => HardwareProfile::load_named(name)?,
+        None => HardwareProfile::for_host(&seen)?,
     };
-    let mut findings = doctor::check(&seen, &profile);
+    let mut findings = doctor::check_host(&seen, &profile);
     if let Some(role) = &args.role {
-        findings = doctor::of_role(findings, role);
+        findings = doctor::filter_by_role(findings, role);
     }
     if let Some(file) = &args.run {
-        let plan = job::plan(file, args, &seen, &profile)?;
-        findings.extend(doctor::for_plan(&seen, &profile, &plan));
+        let plan = training_plan::read_plan(file, args, &seen, &profile)?;
+        findings.extend(doctor::check_plan(&seen, &profile, &plan));
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     }
     if json {
-        let roles: serde_json::Map<_, _> =
-            ROLES.iter().map(|role| ((*role).to_owned(), json!(obstacles(&seen, role)))).collect();
+        let roles: serde_json::Map<_, _> = ROLE_NAMES
+            .iter()
+            .map(|role| ((*role).to_owned(), json!(blocking_findings(&seen, role))))
+            .collect();
         output::print_json(&json!({
             "profile": profile.name, "findings": findings, "withheld_by": roles, "snapshot": seen,
         }))?;
     } else {
-        print(&seen, &profile, &findings);
+        print_findings(&seen, &profile, &findings);
     }
-    let failed = doctor::worst(&findings) == Some(Severity::Fail);
-    Ok(if failed { ExitCode::from(FINDINGS) } else { ExitCode::SUCCESS })
+    let failed = doctor::worst_severity(&findings) == Some(Severity::Fail);
+    Ok(if failed { ExitCode::from(EXIT_FINDINGS) } else { ExitCode::SUCCESS })
 }
 
-fn profile(name: Option<&str>) -> anyhow::Result<ExitCode> {
+/// Prints the text of a hardware profile, of this box's by default.
+fn print_profile(name: Option<&str>) -> anyhow::Result<ExitCode> {
     let own = match name {
         Some(name) => name.to_owned(),
-        None => Profile::choose(None)?.name,
+        None => HardwareProfile::choose_profile(None)?.name,
     };
-    output::print(Profile::text(&own)?.trim_end());
+    output::print_text(HardwareProfile::built_in_text(&own)?.trim_end());
     Ok(ExitCode::SUCCESS)
 }
 
-fn look(args: &DoctorArgs) -> anyhow::Result<Snapshot> {
+/// Takes a snapshot of this box, or of a capture file. Writes a capture if asked to.
+fn take_snapshot(args: &DoctorArgs) -> anyhow::Result<HostSnapshot> {
     if let Some(path) = &args.from {
-        let capture = capture::read(path).with_context(|| format!("read {}", path.display()))?;
-        return Ok(Snapshot::take(&capture));
+        let capture =
+            capture::read_capture(path).with_context(|| format!("read {}", path.display()))?;
+        return Ok(HostSnapshot::take_snapshot(&capture));
     }
-    let live = live(args)?;
-    let recording = Recording::new(&live);
-    let mut seen = Snapshot::take(&recording);
+    let live = live_files(args)?;
+    let recording = RecordingFiles::new(&live);
+    let mut seen = HostSnapshot::take_snapshot(&recording);
     if let Some(path) = &args.capture {
-        capture::write(&recording.finish(), path)
+        capture::write_capture(&recording.into_capture(), path)
             .with_context(|| format!("write {}", path.display()))?;
-        output::say(&format!("what was read is in {}", path.display()));
+        output::print_message(&format!("captured to {}", path.display()));
     }
     if let (Some(python), Some(interpreter)) = (&mut seen.python, &args.python) {
         python.interpreter.clone_from(interpreter);
@@ -83,16 +89,16 @@ fn look(args: &DoctorArgs) -> anyhow::Result<Snapshot> {
     Ok(seen)
 }
 
-/// This box, and what of it lies where the user says.
-fn live(args: &DoctorArgs) -> anyhow::Result<Live> {
-    let mut live = Live::new("/");
+/// Returns access to this box's files, with its home, data and Python directories.
+fn live_files(args: &DoctorArgs) -> anyhow::Result<LiveFiles> {
+    let mut live = LiveFiles::new("/");
     if let Some(home) = std::env::var_os("HOME").map(PathBuf::from) {
         live = live.with_home(&home).with_data(&home.join(".flotilla"));
     }
     if let Some(python) = &args.python {
         if !python.is_file() {
             bail!(
-                "--python {}: there is no such file; give an interpreter such as VENV/bin/python (A104)",
+                "--python {}: no such file; pass an interpreter such as VENV/bin/python (A104)",
                 python.display()
             );
         }
@@ -101,56 +107,60 @@ fn live(args: &DoctorArgs) -> anyhow::Result<Live> {
     Ok(live)
 }
 
-fn print(seen: &Snapshot, profile: &Profile, findings: &[Finding]) {
+/// Prints the box, its findings and the state of each role.
+fn print_findings(seen: &HostSnapshot, profile: &HardwareProfile, findings: &[DoctorFinding]) {
     print_box(seen, profile);
-    for Finding { id, severity, seen, why, remedy, source } in findings {
-        output::print(&format!("\n{} {id}: {seen}", word(*severity)));
-        output::print(&format!("     why: {why}"));
-        output::print(&format!("  remedy: {remedy}"));
-        output::print(&format!("  source: {source}"));
+    for DoctorFinding { id, severity, seen, why, remedy, source } in findings {
+        output::print_line("");
+        output::print_line(&format!("{} {id}: {seen}", severity_word(*severity)));
+        output::print_line(&format!("     why: {why}"));
+        output::print_line(&format!("  remedy: {remedy}"));
+        output::print_line(&format!("  source: {source}"));
     }
-    let roles = ROLES.map(|role| match obstacles(seen, role).as_slice() {
+    let roles = ROLE_NAMES.map(|role| match blocking_findings(seen, role).as_slice() {
         [] => format!("{role} yes"),
         ids => format!("{role} NO ({})", ids.join(", ")),
     });
     let count = |severity| findings.iter().filter(|one| one.severity == severity).count();
     let counts = [Severity::Fail, Severity::Warn, Severity::Info]
-        .map(|severity| format!("{} {}", count(severity), word(severity)));
-    output::print(&format!("\n{}: {}", counts.join(", "), roles.join(", ")));
+        .map(|severity| format!("{} {}", count(severity), severity_word(severity)));
+    output::print_line("");
+    output::print_line(&format!("{}: {}", counts.join(", "), roles.join(", ")));
 }
 
-fn print_box(seen: &Snapshot, profile: &Profile) {
-    output::print(&format!("{}: {}", profile.name, profile.summary));
+/// Prints the hardware and software of a box.
+fn print_box(seen: &HostSnapshot, profile: &HardwareProfile) {
+    output::print_line(&format!("{}: {}", profile.name, profile.summary));
     let kernel = &seen.kernel;
-    output::print(&format!("{}, kernel {}", kernel.distribution, kernel.release));
-    output::print(&format!(
+    output::print_line(&format!("{}, kernel {}", kernel.distribution, kernel.release));
+    output::print_line(&format!(
         "{}, {} cores, {} of memory",
         seen.cpu.model,
         seen.cpu.logical,
-        output::bytes(seen.memory.total)
+        output::format_bytes(seen.memory.total)
     ));
     for gpu in &seen.gpus {
         let memory = if gpu.unified_memory { gpu.gtt_total } else { gpu.vram_total };
-        output::print(&format!(
+        output::print_line(&format!(
             "{} at {}, HIP device {}, {}{}",
             gpu.gfx,
             gpu.pci,
             gpu.ordinal,
-            output::bytes(memory),
+            output::format_bytes(memory),
             if gpu.suspended { ", asleep" } else { "" }
         ));
     }
     for (directory, version) in &seen.rocm {
-        output::print(&format!("ROCm {version} in {directory}"));
+        output::print_line(&format!("ROCm {version} in {directory}"));
     }
     if let Some(torch) = seen.python.as_ref().and_then(|python| python.torch.as_ref()) {
-        output::print(&format!("torch {}", torch.version));
+        output::print_line(&format!("torch {}", torch.version));
     }
 }
 
-/// The failures that keep a role from its work.
-fn obstacles(seen: &Snapshot, role: &str) -> Vec<&'static str> {
-    let mut ids: Vec<_> = doctor::for_role(seen, role)
+/// Returns the ids of the failures that block a role.
+fn blocking_findings(seen: &HostSnapshot, role: &str) -> Vec<&'static str> {
+    let mut ids: Vec<_> = doctor::findings_for_role(seen, role)
         .iter()
         .filter(|finding| finding.severity == Severity::Fail)
         .map(|finding| finding.id)
@@ -159,7 +169,8 @@ fn obstacles(seen: &Snapshot, role: &str) -> Vec<&'static str> {
     ids
 }
 
-fn word(severity: Severity) -> &'static str {
+/// Returns the word printed for a severity.
+fn severity_word(severity: Severity) -> &'static str {
     match severity {
         Severity::Fail => "FAIL",
         Severity::Warn => "WARN",

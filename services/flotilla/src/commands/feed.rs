@@ -1,101 +1,110 @@
-//! `flotilla feed`: the log, retold to trackers.
+//! `flotilla feed`: exports of runs to trackers.
 
 use std::{collections::BTreeSet, path::Path, process::ExitCode};
 
 use anyhow::{Context, bail};
 use bus::Bus;
-use feeds::{File, MlFlow, Options, Otlp, Sink, TensorBoard, Trackio, Webhook};
+use exporters::{
+    ExportOptions, FileExporter, MlflowExporter, OtlpExporter, RunExporter, TensorBoardExporter,
+    TrackioExporter, WebhookExporter,
+};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use wire::RunId;
 
 use crate::{
-    cli::{FedArgs, FeedCommand, TrackerTokenArgs},
+    args::{FeedCommand, FeedRunArgs, TrackerTokenArgs},
     fleet::FleetArgs,
-    meter::Meter,
-    output, signals,
+    output,
+    progress_meter::ProgressMeter,
+    signals,
 };
 
-pub(crate) async fn feed(
+/// Runs a `flotilla feed` subcommand.
+pub(crate) async fn run_feed_command(
     fleet: &FleetArgs,
     command: FeedCommand,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     let stop = signals::stop_token()?;
-    let feeding = Feeding { fleet, json, stop };
+    let feeding = FeedSession { fleet, json, stop };
     match command {
         FeedCommand::Mlflow { url, experiment, token, what } => {
-            let sink = MlFlow::new(parse(&url)?, experiment, read(&token)?)?;
-            feeding.feed(sink, &what, false).await
+            let sink = MlflowExporter::new(parse_http_url(&url)?, experiment, read_token(&token)?)?;
+            feeding.export_runs(sink, &what, false).await
         }
         FeedCommand::Tensorboard { logdir, what } => {
-            feeding.feed(TensorBoard::new(logdir), &what, false).await
+            feeding.export_runs(TensorBoardExporter::new(logdir), &what, false).await
         }
         FeedCommand::Trackio { url, project, token, what } => {
-            let sink = Trackio::new(parse(&url)?, project, read(&token)?)?;
-            feeding.feed(sink, &what, false).await
+            let sink = TrackioExporter::new(parse_http_url(&url)?, project, read_token(&token)?)?;
+            feeding.export_runs(sink, &what, false).await
         }
         FeedCommand::Otlp { url, state, mut headers, token, what } => {
-            let token = read(&token)?;
+            let token = read_token(&token)?;
             headers.extend(token.map(|token| ("authorization".into(), format!("Bearer {token}"))));
-            let sink = Otlp::new(parse(&url)?, &headers, state)?;
-            feeding.feed(sink, &what, true).await
+            let sink = OtlpExporter::new(parse_http_url(&url)?, &headers, state)?;
+            feeding.export_runs(sink, &what, true).await
         }
         FeedCommand::Webhook { url, state, everything, token, what } => {
-            let sink = Webhook::new(parse(&url)?, read(&token)?, state)?;
-            feeding.feed(sink, &what, everything).await
+            let sink = WebhookExporter::new(parse_http_url(&url)?, read_token(&token)?, state)?;
+            feeding.export_runs(sink, &what, everything).await
         }
         FeedCommand::Files { directory, everything, what } => {
-            feeding.feed(File::new(directory)?, &what, everything).await
+            feeding.export_runs(FileExporter::new(directory)?, &what, everything).await
         }
     }
 }
 
-struct Feeding<'a> {
+/// An export of runs to one tracker.
+struct FeedSession<'a> {
     fleet: &'a FleetArgs,
     json: bool,
     stop: CancellationToken,
 }
 
-impl Feeding<'_> {
-    async fn feed(
+impl FeedSession<'_> {
+    /// Exports runs until stopped, or until all present facts are exported with `--once`.
+    async fn export_runs(
         self,
-        sink: impl Sink,
-        what: &FedArgs,
+        sink: impl RunExporter,
+        what: &FeedRunArgs,
         everything: bool,
     ) -> anyhow::Result<ExitCode> {
         let runs =
             what.runs.iter().map(|run| RunId::new(run.as_str())).collect::<Result<_, _>>()?;
-        let options = Options { runs, everything, once: what.once };
-        let bus: Bus = self.fleet.control().await?.bus().clone();
-        let (meter, mut told, mut runs) = (Meter::new(), 0, BTreeSet::new());
+        let options = ExportOptions { runs, everything, once: what.once };
+        let bus: Bus = self.fleet.connect_control().await?.bus().clone();
+        let (meter, mut told, mut runs) = (ProgressMeter::new(), 0, BTreeSet::new());
         let fed = |run: &RunId, cursor: u64, facts: usize| {
             told += facts as u64;
             runs.insert(run.clone());
             if self.json {
-                // Who reads it may be gone; the tracker is told all the same.
+                // Stdout may be closed; the export continues.
                 let _ = output::print_json(&json!({ "run": run.as_str(), "cursor": cursor }));
             } else {
-                meter.show("told", "facts", told, 0);
+                meter.show_progress("told", "facts", told, 0);
             }
         };
-        let outcome = feeds::feed(&bus, sink, &options, &self.stop, fed).await;
-        meter.end();
+        let outcome = exporters::export_runs(&bus, sink, &options, &self.stop, fed).await;
+        meter.finish_bar();
         outcome?;
-        output::say(&format!("told {told} facts of {} runs", runs.len()));
+        output::print_message(&format!("exported {told} facts of {} runs", runs.len()));
         Ok(ExitCode::SUCCESS)
     }
 }
 
-fn parse(url: &str) -> anyhow::Result<feeds::Url> {
-    let parsed: feeds::Url = url.parse().with_context(|| format!("{url:?} is no address"))?;
+/// Parses an `http` or `https` URL.
+fn parse_http_url(url: &str) -> anyhow::Result<exporters::Url> {
+    let parsed: exporters::Url = url.parse().with_context(|| format!("{url:?} is not a URL"))?;
     if !matches!(parsed.scheme(), "http" | "https") {
-        bail!("{url}: the address begins with http:// or https:// (A101)");
+        bail!("{url}: the URL must begin with http:// or https:// (A101)");
     }
     Ok(parsed)
 }
 
-fn read(token: &TrackerTokenArgs) -> anyhow::Result<Option<String>> {
+/// Reads the access token from its file, if one is given.
+fn read_token(token: &TrackerTokenArgs) -> anyhow::Result<Option<String>> {
     let read = |path: &Path| {
         let text = std::fs::read_to_string(path);
         text.with_context(|| format!("--token-file {}", path.display()))

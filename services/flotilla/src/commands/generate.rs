@@ -2,32 +2,36 @@
 
 use std::{path::Path, process::ExitCode};
 
+use agent::WorkerLauncher;
 use anyhow::{Context, bail};
-use engine::{Dtype, Finish, Prompt, Request};
-use generator::{Backend, BaseDtype, Choice, Limits, Made, Once, Places, Wanted};
-use runtime::Launch;
+use engine::{FinishReason, MatrixDtype, PromptInput, PromptRequest};
+use generator::{
+    BaseDtype, GeneratorBackend, GeneratorEngineChoice, GeneratorEngineOptions, GeneratorLimits,
+    GeneratorPaths, OfflineRequest, OfflineSamples,
+};
 use serde_json::json;
-use wire::{sample_seed, v1};
+use wire::{derive_sample_seed, v1};
 
-use crate::{cli::GenerateArgs, local, output};
+use crate::{args::GenerateArgs, local_models, output};
 
-/// Sequences run at once.
-const SLOTS: u32 = 64;
+/// Maximum number of sequences that run at once.
+const SLOTS_MAX: u32 = 64;
 
-/// The prompt's, as seeds are derived from it.
+/// Id of the prompt, from which the seeds of samples are derived.
 const PROMPT_ID: &str = "prompt";
 
-pub(crate) async fn generate(args: &GenerateArgs, json: bool) -> anyhow::Result<ExitCode> {
-    check(args)?;
+/// Generates samples and prints them.
+pub(crate) async fn generate_samples(args: &GenerateArgs, json: bool) -> anyhow::Result<ExitCode> {
+    check_sampling(args)?;
     let made = match &args.engine {
-        Choice::Candle => by_candle(args)?,
-        _ => by_worker(args).await?,
+        GeneratorEngineChoice::Candle => generate_with_candle(args)?,
+        _ => generate_with_worker(args).await?,
     };
     if !made.caveat.is_empty() {
-        output::say(&format!("caveat: {}", made.caveat));
+        output::print_message(&format!("caveat: {}", made.caveat));
     }
     if json {
-        let samples: Vec<_> = made.samples.iter().map(sample).collect();
+        let samples: Vec<_> = made.samples.iter().map(sample_json).collect();
         output::print_json(&json!({
             "prompt": args.prompt,
             "samples": samples,
@@ -35,62 +39,69 @@ pub(crate) async fn generate(args: &GenerateArgs, json: bool) -> anyhow::Result<
             "caveat": made.caveat,
         }))?;
     } else {
-        made.samples.iter().for_each(|sample| output::print(&sample.text));
+        made.samples.iter().for_each(|sample| output::print_text(&sample.text));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn by_candle(args: &GenerateArgs) -> anyhow::Result<Made> {
-    let dtype = candle_dtype(args.dtype)?;
-    let (model, tokenizer) =
-        engine::load(&local::model(&args.model)?, args.adapter.as_deref(), &args.device, dtype)?;
-    let request = Request {
+/// Generates with the embedded engine, in this process.
+fn generate_with_candle(args: &GenerateArgs) -> anyhow::Result<OfflineSamples> {
+    let dtype = to_candle_dtype(args.dtype)?;
+    let (model, tokenizer) = engine::load_model(
+        &local_models::find_local_model(&args.model)?,
+        args.adapter.as_deref(),
+        &args.device,
+        dtype,
+    )?;
+    let request = PromptRequest {
         tag: (),
-        prompt: Prompt::Text(args.prompt.clone()),
-        seeds: (0..args.n).map(|index| sample_seed(args.seed, PROMPT_ID, index)).collect(),
-        sampling: engine::Sampling {
+        prompt: PromptInput::Text(args.prompt.clone()),
+        seeds: (0..args.n).map(|index| derive_sample_seed(args.seed, PROMPT_ID, index)).collect(),
+        sampling: engine::SamplingParameters {
             temperature: args.temperature,
             top_k: args.top_k as usize,
             top_p: args.top_p,
             max_new_tokens: args.max_new_tokens as usize,
         },
     };
-    let slots = SLOTS as usize;
+    let slots = SLOTS_MAX as usize;
     let mut answers = engine::generate_all(&model, &tokenizer, slots, vec![request], |_, _| {})?;
-    let completions = answers.pop().context("the engine gave no answer")??;
+    let completions = answers.pop().context("the engine returned no completion")??;
     let samples = completions.into_iter().map(|done| v1::samples::Sample {
         prompt_id: PROMPT_ID.into(),
         index: u32::try_from(done.index).unwrap_or(u32::MAX),
         text: done.text,
         tokens: u32::try_from(done.tokens.len()).unwrap_or(u32::MAX),
         finish: match done.finish {
-            Finish::Stop => v1::samples::Finish::Stop.into(),
-            Finish::Length => v1::samples::Finish::Length.into(),
+            FinishReason::Stop => v1::samples::Finish::Stop.into(),
+            FinishReason::Length => v1::samples::Finish::Length.into(),
         },
         logprob: Some(done.logprob),
     });
-    let engine = model.engine();
-    Ok(Made { samples: samples.collect(), engine, caveat: String::new() })
+    let engine = model.engine_name();
+    Ok(OfflineSamples { samples: samples.collect(), engine, caveat: String::new() })
 }
 
-fn candle_dtype(dtype: Option<BaseDtype>) -> anyhow::Result<Dtype> {
+/// Converts the weight type for candle, which supports f32 and bf16.
+fn to_candle_dtype(dtype: Option<BaseDtype>) -> anyhow::Result<MatrixDtype> {
     match dtype {
-        None | Some(BaseDtype::F32) => Ok(Dtype::F32),
-        Some(BaseDtype::Bf16) => Ok(Dtype::Bf16),
-        Some(BaseDtype::F16) => bail!("--dtype f16: candle holds weights as f32 or bf16 (A101)"),
+        None | Some(BaseDtype::F32) => Ok(MatrixDtype::F32),
+        Some(BaseDtype::Bf16) => Ok(MatrixDtype::Bf16),
+        Some(BaseDtype::F16) => bail!("--dtype f16: candle supports f32 and bf16 only (A101)"),
     }
 }
 
-/// As an agent would: a worker of its own, which ends with this.
-async fn by_worker(args: &GenerateArgs) -> anyhow::Result<Made> {
+/// Generates in a worker process, as an agent does; the worker ends with this process.
+async fn generate_with_worker(args: &GenerateArgs) -> anyhow::Result<OfflineSamples> {
     let directory = tempfile::tempdir().context("create a scratch directory")?;
     let profile = args.profile.as_deref();
-    let launch = local::launch(directory.path(), profile, &args.device, args.threads)?;
-    let backend = backend(args, &launch)?;
-    let base = local::model(&args.model)?;
-    let base = base.canonicalize().with_context(|| at(&base))?;
+    let launch =
+        local_models::worker_launcher(directory.path(), profile, &args.device, args.threads)?;
+    let backend = choose_backend(args, &launch)?;
+    let base = local_models::find_local_model(&args.model)?;
+    let base = base.canonicalize().with_context(|| find_context(&base))?;
     let adapter = match &args.adapter {
-        Some(path) => Some(path.canonicalize().with_context(|| at(path))?),
+        Some(path) => Some(path.canonicalize().with_context(|| find_context(path))?),
         None => None,
     };
     let request = v1::generate_order::Request {
@@ -99,18 +110,19 @@ async fn by_worker(args: &GenerateArgs) -> anyhow::Result<Made> {
         first: 0,
         count: args.n,
     };
-    let once = Once {
+    let once = OfflineRequest {
         base_key: match &backend {
-            Backend::LlamaCpp(_) => llama::local_key(&base)?,
-            Backend::Candle | Backend::Endpoint(_) => String::new(),
+            GeneratorBackend::LlamaCpp(_) => llama::local_model_key(&base)?,
+            GeneratorBackend::Candle | GeneratorBackend::Endpoint(_) => String::new(),
         },
         base: &base,
-        // Named after its place: what an endpoint was told to load stays loaded there.
+        // The key is derived from the path, because an endpoint keeps an adapter loaded under its
+        // key.
         adapter_key: adapter.as_ref().map_or(String::new(), |path| {
-            wire::Digest::of(path.as_os_str().as_encoded_bytes()).to_string()
+            wire::Digest::hash_bytes(path.as_os_str().as_encoded_bytes()).to_string()
         }),
         adapter: adapter.as_deref(),
-        slots: args.n.min(SLOTS),
+        slots: args.n.min(SLOTS_MAX),
         sampling: v1::Sampling {
             temperature: args.temperature,
             top_k: args.top_k,
@@ -121,33 +133,44 @@ async fn by_worker(args: &GenerateArgs) -> anyhow::Result<Made> {
         logprobs: true,
         requests: vec![request],
     };
-    generator::generate_once(&launch, &backend, once, |_, _| {}).await
+    generator::generate_offline(&launch, &backend, once, |_, _| {}).await
 }
 
-fn at(path: &Path) -> String {
+/// Returns the error context for a path that cannot be found.
+fn find_context(path: &Path) -> String {
     format!("find {}", path.display())
 }
 
-fn backend(args: &GenerateArgs, launch: &Launch) -> anyhow::Result<Backend> {
-    let places = Places {
-        shelf: local::shelf()?,
-        shelf_bytes: local::SHELF_BYTES,
+/// Returns the backend that the arguments select.
+fn choose_backend(
+    args: &GenerateArgs,
+    launch: &WorkerLauncher,
+) -> anyhow::Result<GeneratorBackend> {
+    let places = GeneratorPaths {
+        gguf_cache: local_models::gguf_cache_directory()?,
+        gguf_cache_bytes: local_models::GGUF_CACHE_BYTES,
         directory: launch.directory.join("generate"),
     };
-    let wanted = Wanted {
+    let wanted = GeneratorEngineOptions {
         choice: &args.engine,
         llama_cpp: args.llama_cpp.as_deref(),
         endpoint_model: args.endpoint_model.as_deref(),
         endpoint_key_file: args.endpoint_key_file.as_deref(),
     };
-    let mut backend = Backend::choose(&wanted, &launch.profile, Limits::of(launch), places)?;
-    if let (Backend::LlamaCpp(llama), Some(dtype)) = (&mut backend, args.dtype) {
+    let mut backend = GeneratorBackend::select_backend(
+        &wanted,
+        &launch.profile,
+        GeneratorLimits::from_launcher(launch),
+        places,
+    )?;
+    if let (GeneratorBackend::LlamaCpp(llama), Some(dtype)) = (&mut backend, args.dtype) {
         llama.dtype = dtype;
     }
     Ok(backend)
 }
 
-fn check(args: &GenerateArgs) -> anyhow::Result<()> {
+/// Checks the ranges of `--temperature` and `--top-p`.
+fn check_sampling(args: &GenerateArgs) -> anyhow::Result<()> {
     if !(0.0..=10.0).contains(&args.temperature) {
         bail!("--temperature {}: must be from 0 to 10 (A101)", args.temperature);
     }
@@ -157,7 +180,8 @@ fn check(args: &GenerateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn sample(sample: &v1::samples::Sample) -> serde_json::Value {
+/// Returns a sample as JSON.
+fn sample_json(sample: &v1::samples::Sample) -> serde_json::Value {
     let finish = match sample.finish() {
         v1::samples::Finish::Stop => "stop",
         v1::samples::Finish::Length => "length",

@@ -3,18 +3,22 @@
 use std::{path::Path, process::ExitCode};
 
 use anyhow::{Context, bail};
-use authority::Created;
-use serde_json::json;
+use identity::CreateOutcome;
 
 use crate::{
-    cli::{InitArgs, KeysCommand},
+    args::{InitArgs, KeysCommand},
     fleet::{FleetArgs, FleetFile},
-    keys::{Keys, now},
+    fleet_keys::{FleetKeys, unix_time_s},
     output,
 };
 
-pub(crate) fn init(fleet: &FleetArgs, args: &InitArgs, json: bool) -> anyhow::Result<ExitCode> {
-    let directory = directory(fleet)?;
+/// Creates the keys of a fleet if they are missing, and prints them.
+pub(crate) fn init_keys(
+    fleet: &FleetArgs,
+    args: &InitArgs,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let directory = fleet_directory(fleet)?;
     std::fs::create_dir_all(directory)
         .with_context(|| format!("use {} for a fleet", directory.display()))?;
     let directory = directory.canonicalize().context("find the fleet's directory")?;
@@ -22,32 +26,44 @@ pub(crate) fn init(fleet: &FleetArgs, args: &InitArgs, json: bool) -> anyhow::Re
     if hosts.is_empty() {
         hosts.push(rustix::system::uname().nodename().to_string_lossy().into_owned());
     }
-    let own = (!fleet.nats.is_empty()).then(|| own_servers(fleet, args, &directory, &hosts));
+    let own =
+        (!fleet.nats.is_empty()).then(|| external_servers_file(fleet, args, &directory, &hosts));
     let own = own.transpose()?;
-    let (keys, created) = Keys::make(&directory, &args.name, &hosts)?;
+    let (keys, created) = FleetKeys::create_or_open(&directory, &args.name, &hosts)?;
     keys.write_server_keys()?;
     if let Some(file) = &own {
         keys.write_fleet_files(file)?;
     }
-    let at = keys.directory();
+    let at = keys.keys_directory();
     match created {
-        Created::New => output::say(&format!("made the fleet's keys in {}", at.display())),
-        Created::WasThere => {
-            output::say(&format!("{} has a fleet's keys already; nothing was lost", at.display()));
+        CreateOutcome::New => {
+            output::print_message(&format!("created the fleet's keys in {}", at.display()));
+        }
+        CreateOutcome::AlreadyExisted => {
+            output::print_message(&format!(
+                "{} already has a fleet's keys; nothing changed",
+                at.display()
+            ));
         }
     }
-    show(&keys, json)?;
+    print_keys(&keys, json)?;
     let starts = if own.is_none() {
         format!("`flotilla up --dir {}` starts it", directory.display())
     } else {
         format!("its NATS servers have {0}/nats as their keys, leaf nodes {0}/leaf", at.display())
     };
-    output::say(&format!("{starts}. Keep a copy of {}: whoever has it is the fleet", at.display()));
+    output::print_message(&format!(
+        "{starts}. Keep a copy of {}: anyone who has it controls the fleet",
+        at.display()
+    ));
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where the fleet is that has NATS servers of the user's own.
-fn own_servers(
+/// Returns the fleet file of a fleet whose NATS servers the user runs.
+///
+/// # Errors
+/// If `flotilla up` already manages a server in this directory.
+fn external_servers_file(
     fleet: &FleetArgs,
     args: &InitArgs,
     directory: &Path,
@@ -63,66 +79,71 @@ fn own_servers(
     let before = before.map(|file| file.gateway);
     let here = || format!("{}:7070", hosts.first().map_or("127.0.0.1", String::as_str));
     let gateway = args.gateway.clone().or(before).unwrap_or_else(here);
-    // Files are where the coordinator says.
+    // The coordinator decides the location of the store.
     let store = String::new();
     Ok(FleetFile { nats: fleet.nats.join(","), gateway, store, pid: 0, identity: None })
 }
 
-pub(crate) async fn keys(
+/// Runs a `flotilla keys` subcommand.
+pub(crate) async fn run_keys_command(
     fleet: &FleetArgs,
     command: KeysCommand,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
-    let directory = directory(fleet)?;
-    let Some(mut keys) = Keys::open(directory)? else {
+    let directory = fleet_directory(fleet)?;
+    let Some(mut keys) = FleetKeys::open(directory)? else {
         bail!("{} has no keys; `flotilla init` makes them (K105)", directory.display());
     };
     match command {
         KeysCommand::Show => {}
         KeysCommand::RotateServer => {
-            keys.authority().rotate_server(now())?;
+            keys.authority_mut().rotate_server_certificate(unix_time_s())?;
             keys.write_server_keys()?;
-            output::say("the servers show their new certificate when they start again");
+            output::print_message("restart the servers to use the new certificate");
         }
         KeysCommand::RotateSigning => {
-            keys.authority().rotate_signing(now())?;
-            tell(&keys).await?;
-            output::say(
+            keys.authority_mut().rotate_signing_key(unix_time_s())?;
+            publish_keys(&keys).await?;
+            output::print_message(
                 "members are made with a new key from now on; `flotilla keys retire` ends the old \
                  one, once all have renewed",
             );
         }
         KeysCommand::Retire => {
-            let retired = keys.authority().retire(now())?;
-            tell(&keys).await?;
-            output::say(&format!("{retired} earlier signing keys count no longer"));
+            let retired = keys.authority_mut().retire_signing_keys(unix_time_s())?;
+            publish_keys(&keys).await?;
+            output::print_message(&format!("{retired} earlier signing keys retired"));
         }
     }
-    show(&keys, json)?;
+    print_keys(&keys, json)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Servers that are up hear of it now, others when they start.
-async fn tell(keys: &Keys) -> anyhow::Result<()> {
-    keys.refresh()?;
+/// Writes and pushes changed keys: running servers receive them now, others when they start.
+async fn publish_keys(keys: &FleetKeys) -> anyhow::Result<()> {
+    keys.write_own_credentials()?;
     keys.write_server_keys()?;
-    if !keys.tell().await? {
-        output::say("no NATS server of the fleet is up here: it hears of it when it starts");
+    if !keys.push_to_servers().await? {
+        output::print_message(
+            "no NATS server of the fleet is running here: it loads the change when it starts",
+        );
     }
     Ok(())
 }
 
-fn directory(fleet: &FleetArgs) -> anyhow::Result<&Path> {
+/// Returns the fleet's directory.
+fn fleet_directory(fleet: &FleetArgs) -> anyhow::Result<&Path> {
     fleet.dir.as_deref().context("pass --dir DIR, the fleet's directory (A103)")
 }
 
-fn show(keys: &Keys, json: bool) -> anyhow::Result<()> {
-    let about = keys.about();
+/// Prints the public facts about the keys.
+fn print_keys(keys: &FleetKeys, json: bool) -> anyhow::Result<()> {
+    let about = keys.public_summary();
     if json {
-        output::print(&json!(about).to_string());
+        output::print_json(&about)?;
     } else {
         for (what, is) in about {
-            output::print(&format!("{what:<14} {is}"));
+            output::print_line(&format!("{what:<14} {is}"));
         }
     }
     Ok(())

@@ -1,58 +1,66 @@
-//! `flotilla run reproduce`: a training of the log done again here, and what came of it compared.
+//! `flotilla run reproduce`: trains a checkpoint of the log again on this machine and compares the
+//! result.
 
 use std::{process::ExitCode, time::Duration};
 
+use agent::{HostDoctor, WorkerLauncher};
 use anyhow::{Context, bail};
-use control::{Control, parse_checkpoint_ref};
-use runtime::{Doctor, Launch};
+use control::{FleetControl, parse_checkpoint_ref};
 use serde_json::json;
-use store::Cache;
-use trainer::{Again, Config, Engine, PyTorch, Reproduced};
+use store::FileCache;
+use trainer::{PyTorchProgram, Reproduction, ReproductionResult, TrainerConfig, TrainingEngine};
 use wire::v1;
 
-use super::{FINDINGS, agent::trainer::python};
-use crate::{cli::ReproduceArgs, local, meter::Meter, output};
+use super::{EXIT_FINDINGS, agent::trainer::find_python};
+use crate::{args::ReproduceArgs, local_models, output, progress_meter::ProgressMeter};
 
-/// What models, adapters and datasets may take meanwhile.
-const CACHE_BYTES: u64 = 100 << 30;
+/// Maximum size of the temporary cache of models, adapters and datasets.
+const CACHE_BYTES_MAX: u64 = 100 << 30;
 
-pub(super) async fn reproduce(
-    control: &Control,
+/// Trains a checkpoint again and prints the comparison. Exits with `EXIT_FINDINGS` if the result
+/// differs.
+pub(super) async fn reproduce_checkpoint(
+    control: &FleetControl,
     args: &ReproduceArgs,
     as_json: bool,
 ) -> anyhow::Result<ExitCode> {
     let reference = parse_checkpoint_ref(&args.checkpoint)?;
-    let checkpoint = control.checkpoint(&reference).await?.checkpoint.unwrap_or_default();
+    let checkpoint = control.get_checkpoint(&reference).await?.checkpoint.unwrap_or_default();
     let name = format!("{}/{}/{}", checkpoint.run, checkpoint.cycle, checkpoint.step);
-    let order = control.train_order(&checkpoint).await?;
-    let order = order.with_context(|| {
-        format!("{name} was not trained by this fleet's order: there is nothing to do again")
-    })?;
+    let order = control.find_train_order(&checkpoint).await?;
+    let order = order
+        .with_context(|| format!("cannot reproduce {name}: it was not trained by this fleet"))?;
     let scratch = tempfile::tempdir().context("create a scratch directory")?;
-    let launch = Launch {
-        dtype: args.dtype.name().to_owned(),
-        ..local::launch(scratch.path(), args.profile.as_deref(), &args.device, args.threads)?
+    let launch = WorkerLauncher {
+        dtype: args.dtype.type_name().to_owned(),
+        ..local_models::worker_launcher(
+            scratch.path(),
+            args.profile.as_deref(),
+            &args.device,
+            args.threads,
+        )?
     };
-    let config = config(args, &checkpoint, launch)?;
-    let elsewhere = local::elsewhere(&args.models)?;
-    let cache = Cache::with(&scratch.path().join("cache"), CACHE_BYTES, elsewhere)?;
+    let config = trainer_config(args, &checkpoint, launch)?;
+    let elsewhere = local_models::find_external_sources(&args.models)?;
+    let cache =
+        FileCache::open_with_sources(&scratch.path().join("cache"), CACHE_BYTES_MAX, elsewhere)?;
     let out = scratch.path().join("training");
     std::fs::create_dir(&out).context("create a scratch directory")?;
-    let again = Again {
+    let again = Reproduction {
         order: &order,
         checkpoint: &checkpoint,
-        store: control.store().await?,
+        store: control.open_store().await?,
         cache: &cache,
         config: &config,
         scratch: &out,
     };
-    let meter = Meter::new();
+    let meter = ProgressMeter::new();
     let reproduced = again
-        .reproduce(|step, steps| {
-            meter.show("training again", "steps", u64::from(step), u64::from(steps));
+        .reproduce_training(|step, steps| {
+            meter.show_progress("training again", "steps", u64::from(step), u64::from(steps));
         })
         .await;
-    meter.end();
+    meter.finish_bar();
     let reproduced = reproduced.with_context(|| format!("train {name} again"))?;
     if as_json {
         output::print_json(&json!({
@@ -65,44 +73,48 @@ pub(super) async fn reproduce(
             "distance": reproduced.distance,
         }))?;
     } else {
-        tell(&name, &checkpoint, &reproduced);
+        print_comparison(&name, &checkpoint, &reproduced);
     }
-    Ok(if reproduced.is_same() { ExitCode::SUCCESS } else { ExitCode::from(FINDINGS) })
+    Ok(if reproduced.is_same() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FINDINGS) })
 }
 
-/// With the engine that trained it then.
-fn config(
+/// Builds a trainer configuration with the engine that trained the checkpoint.
+fn trainer_config(
     args: &ReproduceArgs,
     checkpoint: &v1::Checkpoint,
-    launch: Launch,
-) -> anyhow::Result<Config> {
+    launch: WorkerLauncher,
+) -> anyhow::Result<TrainerConfig> {
     let engine = match checkpoint.engine.split('-').next() {
         Some("pytorch") => {
-            let python = python(args.python.as_deref())?;
-            let prepared = PyTorch::prepare(python, &launch.directory);
-            Engine::PyTorch(prepared.context("write the training program")?)
+            let python = find_python(args.python.as_deref())?;
+            let prepared = PyTorchProgram::write_program(python, &launch.directory);
+            TrainingEngine::PyTorch(prepared.context("write the training program")?)
         }
-        Some("candle") => Engine::Candle,
-        _ => bail!("{:?} trained it, which this program does not know (E111)", checkpoint.engine),
+        Some("candle") => TrainingEngine::Candle,
+        _ => bail!(
+            "trained by engine {:?}, which this program does not support (E111)",
+            checkpoint.engine
+        ),
     };
-    let doctor = Doctor::new(launch.root.clone(), Vec::new(), None);
-    Ok(Config { launch, engine, doctor, save_within: Duration::MAX, grace: Duration::ZERO })
+    let doctor = HostDoctor::new(launch.root.clone(), Vec::new(), None);
+    Ok(TrainerConfig { launch, engine, doctor, save_within: Duration::MAX, grace: Duration::ZERO })
 }
 
-fn tell(name: &str, checkpoint: &v1::Checkpoint, reproduced: &Reproduced) {
-    let Reproduced { here, there, engine, differing, distance } = reproduced;
+/// Prints the comparison as text.
+fn print_comparison(name: &str, checkpoint: &v1::Checkpoint, reproduced: &ReproductionResult) {
+    let ReproductionResult { here, there, engine, differing, distance } = reproduced;
     if reproduced.is_same() {
-        output::print(&format!("{name} came out the same to the last bit: {here}"));
+        output::print_line(&format!("{name} reproduced bit for bit: {here}"));
         return;
     }
-    output::print(&format!("{name} came out otherwise: {here} here, {there} in the log"));
-    output::print(&format!(
+    output::print_line(&format!("{name} not reproduced: digest {here} here, {there} in the log"));
+    output::print_line(&format!(
         "trained by {} on {}, here by {engine}",
         checkpoint.engine, checkpoint.agent
     ));
-    output::print(&format!("differing: {}", differing.join(", ")));
+    output::print_line(&format!("differing: {}", differing.join(", ")));
     if let Some(distance) = distance {
-        output::print(&format!(
+        output::print_line(&format!(
             "the weights differ by {distance:.2e} of their norm; another kind of processor or \
              another version rounds otherwise"
         ));

@@ -1,145 +1,162 @@
-//! `flotilla run …`.
+//! `flotilla run`: submits, shows and controls runs.
 
 use std::{path::Path, process::ExitCode, sync::Arc};
 
 use anyhow::{Context, bail};
-use control::{Control, Files, Submitted, Watch, view};
+use control::{FleetControl, SpecFiles, SubmittedRun, TransferCallback, run_to_proto};
 use cycle::Run;
 use futures::StreamExt;
 use serde_json::json;
 use wire::{RunId, v1};
 
 use crate::{
-    cli::{RunCommand, SteerArgs},
+    args::{RunCommand, SteerArgs},
     fleet::FleetArgs,
-    meter::Meter,
-    output, progress,
+    output,
+    progress_meter::ProgressMeter,
+    run_progress,
 };
 
-use super::{FINDINGS, data, explain, reproduce};
+use super::{EXIT_FINDINGS, data, explain, reproduce};
 
-pub(crate) async fn run(
+/// Runs a `flotilla run` subcommand.
+pub(crate) async fn handle_run_command(
     fleet: &FleetArgs,
     command: RunCommand,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     if let RunCommand::Import { config, prompts, out } = &command {
-        data::import(config, prompts.as_deref(), out.as_deref(), json)?;
+        data::import_config(config, prompts.as_deref(), out.as_deref(), json)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let control = fleet.control().await?;
+    let control = fleet.connect_control().await?;
     match command {
         RunCommand::Import { .. } => {}
         RunCommand::Submit { spec, watch } => {
-            let Submitted { run, report } = submit_told(&control, &spec).await?;
+            let SubmittedRun { run, report } = submit_with_report(&control, &spec).await?;
             if json {
                 output::print_json(&json!({ "run": run, "data": report }))?;
             } else {
-                data::told(&report).iter().for_each(|line| output::say(line));
-                output::print(run.as_str());
+                data::report_lines(&report).iter().for_each(|line| output::print_message(line));
+                output::print_line(run.as_str());
             }
-            name_absent(&control, &run).await?;
+            report_missing_roles(&control, &run).await?;
             if watch {
-                return follow(&control, &run, 0).await;
+                return follow_run(&control, &run, 0).await;
             }
         }
         RunCommand::Check { spec } => {
-            let (yaml, files) = read(&spec).await?;
-            let checked = control.check(&yaml, &files).await;
+            let (yaml, files) = read_spec(&spec).await?;
+            let checked = control.check_spec(&yaml, &files).await;
             let report = checked.with_context(|| format!("check {}", spec.display()))?;
             if json {
                 output::print_json(&report)?;
             } else {
-                data::told(&report).iter().for_each(|line| output::print(line));
+                data::report_lines(&report).iter().for_each(|line| output::print_line(line));
             }
         }
-        RunCommand::List => list(&control, json).await?,
-        RunCommand::Show { run } => show(&control, &RunId::new(run)?, json).await?,
+        RunCommand::List => print_runs(&control, json).await?,
+        RunCommand::Show { run } => print_run(&control, &RunId::new(run)?, json).await?,
         RunCommand::Watch { run, after } => {
             let run = RunId::new(run)?;
             if json {
                 return print_facts(&control, &run, after).await;
             }
-            return follow(&control, &run, after).await;
+            return follow_run(&control, &run, after).await;
         }
         RunCommand::Explain { run, cycle } => {
             let story = control.explain_run(&RunId::new(run)?, cycle).await?;
             if json {
                 output::print_json(&story)?;
             } else {
-                explain::story(&story);
+                explain::print_run_report(&story);
             }
         }
         RunCommand::Diff { a, b } => {
-            diff(&control, [RunId::new(a)?, RunId::new(b)?], json).await?;
+            print_diff(&control, [RunId::new(a)?, RunId::new(b)?], json).await?;
         }
         RunCommand::Reproduce(args) => {
-            return reproduce::reproduce(&control, &args, json).await;
+            return reproduce::reproduce_checkpoint(&control, &args, json).await;
         }
-        RunCommand::Pause(args) => steer(&control, args, v1::control::Action::Pause).await?,
-        RunCommand::Resume(args) => steer(&control, args, v1::control::Action::Resume).await?,
-        RunCommand::Cancel(args) => steer(&control, args, v1::control::Action::Cancel).await?,
+        RunCommand::Pause(args) => control_run(&control, args, v1::control::Action::Pause).await?,
+        RunCommand::Resume(args) => {
+            control_run(&control, args, v1::control::Action::Resume).await?;
+        }
+        RunCommand::Cancel(args) => {
+            control_run(&control, args, v1::control::Action::Cancel).await?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-pub(crate) async fn submit(control: &Control, spec: &Path) -> anyhow::Result<RunId> {
-    Ok(submit_told(control, spec).await?.run)
+/// Submits a run and returns its id.
+pub(crate) async fn submit_run(control: &FleetControl, spec: &Path) -> anyhow::Result<RunId> {
+    Ok(submit_with_report(control, spec).await?.run)
 }
 
-/// A spec, and where the files it names are looked up: beside it.
-async fn read(spec: &Path) -> anyhow::Result<(String, Files)> {
+/// Reads a spec; the files it names are searched beside it.
+async fn read_spec(spec: &Path) -> anyhow::Result<(String, SpecFiles)> {
     let yaml = tokio::fs::read_to_string(spec).await;
     let yaml = yaml.with_context(|| format!("read {}", spec.display()))?;
-    Ok((yaml, Files::Local(spec.parent().unwrap_or(Path::new("")).to_owned())))
+    Ok((yaml, SpecFiles::Local(spec.parent().unwrap_or(Path::new("")).to_owned())))
 }
 
-async fn submit_told(control: &Control, spec: &Path) -> anyhow::Result<Submitted> {
-    let (yaml, files) = read(spec).await?;
-    let meter = Arc::new(Meter::new());
+/// Submits a run with a progress meter, and returns the report about its files too.
+async fn submit_with_report(control: &FleetControl, spec: &Path) -> anyhow::Result<SubmittedRun> {
+    let (yaml, files) = read_spec(spec).await?;
+    let meter = Arc::new(ProgressMeter::new());
     let shown = meter.clone();
-    let watch: Watch = Arc::new(move |transfer| {
-        shown.show(transfer.doing, "bytes", transfer.bytes, transfer.total);
+    let watch: TransferCallback = Arc::new(move |transfer| {
+        shown.show_progress(transfer.activity, "bytes", transfer.bytes, transfer.total);
     });
-    let submitted = control.submit_watched(&yaml, &files, &watch).await;
-    meter.end();
+    let submitted = control.submit_with_progress(&yaml, &files, &watch).await;
+    meter.finish_bar();
     submitted.with_context(|| format!("submit {}", spec.display()))
 }
 
-/// A run from its spec to its good end.
-pub(crate) async fn succeed(control: &Control, spec: &Path) -> anyhow::Result<Run> {
-    let id = submit(control, spec).await?;
-    let ended = progress::follow(control, &id, 0).await?;
+/// Submits a run, follows it to its end and returns it.
+///
+/// # Errors
+/// If the run does not succeed.
+pub(crate) async fn run_to_success(control: &FleetControl, spec: &Path) -> anyhow::Result<Run> {
+    let id = submit_run(control, spec).await?;
+    let ended = run_progress::follow_run(control, &id, 0).await?;
     match &ended.done {
         Some(done) if done.status() == v1::done::Status::Succeeded => Ok(ended),
-        Some(done) => bail!("run {id} ended otherwise than hoped: {} (A113)", done.message),
-        None => bail!("run {id} has no end (A113)"),
+        Some(done) => bail!("run {id} ended unexpectedly: {} (A113)", done.message),
+        None => bail!("run {id} has not ended (A113)"),
     }
 }
 
-async fn steer(
-    control: &Control,
+/// Pauses, resumes or cancels a run.
+async fn control_run(
+    control: &FleetControl,
     args: SteerArgs,
     action: v1::control::Action,
 ) -> anyhow::Result<()> {
-    Ok(control.steer(&RunId::new(args.run)?, action, &args.reason).await?)
+    Ok(control.control_run(&RunId::new(args.run)?, action, &args.reason).await?)
 }
 
-async fn follow(control: &Control, run: &RunId, after: u64) -> anyhow::Result<ExitCode> {
-    let ended = progress::follow(control, run, after).await?;
-    Ok(code(ended.done.as_ref()))
+/// Follows a run to its end and returns its exit code.
+async fn follow_run(control: &FleetControl, run: &RunId, after: u64) -> anyhow::Result<ExitCode> {
+    let ended = run_progress::follow_run(control, run, after).await?;
+    Ok(run_exit_code(ended.done.as_ref()))
 }
 
-fn code(done: Option<&v1::Done>) -> ExitCode {
+/// Returns the exit code of a finished run: 0 if it succeeded, otherwise `EXIT_FINDINGS`.
+fn run_exit_code(done: Option<&v1::Done>) -> ExitCode {
     match done.map(v1::Done::status) {
         Some(v1::done::Status::Succeeded) => ExitCode::SUCCESS,
-        _ => ExitCode::from(FINDINGS),
+        _ => ExitCode::from(EXIT_FINDINGS),
     }
 }
 
-/// Says which roles a new run waits for: a misspelt pool would otherwise wait in silence.
-pub(super) async fn name_absent(control: &Control, run: &RunId) -> anyhow::Result<()> {
-    let spec = control.run(run).await?.spec;
+/// Prints the roles that a new run waits for, so that a misspelt pool does not wait in silence.
+pub(super) async fn report_missing_roles(
+    control: &FleetControl,
+    run: &RunId,
+) -> anyhow::Result<()> {
+    let spec = control.get_run(run).await?.spec;
     let mut needed = match spec.kind {
         Some(v1::spec::Kind::Raft(_)) => vec!["trainer", "generator", "verifier"],
         Some(v1::spec::Kind::Watched(_)) => Vec::new(),
@@ -148,8 +165,8 @@ pub(super) async fn name_absent(control: &Control, run: &RunId) -> anyhow::Resul
     if !spec.suites.is_empty() {
         needed.push("evaluator");
     }
-    let agents = control.agents().await?;
-    // Verifiers and evaluators serve every pool.
+    let agents = control.list_agents().await?;
+    // Verifiers and evaluators serve all pools.
     let serves = |agent: &v1::AgentStatus, role: &str| {
         let here = agent.state() == v1::agent_status::State::Ready;
         let pool = agent.pool == spec.pool || matches!(role, "verifier" | "evaluator");
@@ -158,18 +175,20 @@ pub(super) async fn name_absent(control: &Control, run: &RunId) -> anyhow::Resul
     for role in needed {
         if !agents.iter().any(|agent| serves(agent, role)) {
             let pool = &spec.pool;
-            output::say(&format!("{run} waits: no {role} has joined pool {pool} yet"));
+            output::print_message(&format!(
+                "{run} is waiting: pool {pool} has no {role}; start one with `flotilla agent`"
+            ));
         }
     }
     Ok(())
 }
 
-/// One line a fact, as on the bus, until the run ends.
-async fn print_facts(control: &Control, run: &RunId, after: u64) -> anyhow::Result<ExitCode> {
+/// Prints the facts of a run as JSON lines until it ends.
+async fn print_facts(control: &FleetControl, run: &RunId, after: u64) -> anyhow::Result<ExitCode> {
     let mut facts = control.watch_run(run, after).await?;
     let mut done = None;
     while let Some(record) = facts.next().await.transpose()? {
-        let body: serde_json::Value = serde_json::from_slice(&record.fact.encode())?;
+        let body: serde_json::Value = serde_json::from_slice(&record.fact.to_json())?;
         output::print_json(&json!({
             "cursor": record.sequence,
             "time_ms": record.time_ms,
@@ -177,115 +196,134 @@ async fn print_facts(control: &Control, run: &RunId, after: u64) -> anyhow::Resu
             "author": record.author.as_ref().map(ToString::to_string),
             "fact": body,
         }))?;
-        if let wire::Body::Done(ended) = record.fact.body {
+        if let wire::FactBody::Done(ended) = record.fact.body {
             done = Some(ended);
         }
     }
-    Ok(code(done.as_ref()))
+    Ok(run_exit_code(done.as_ref()))
 }
 
-fn state(run: &v1::Run) -> String {
+/// Returns the state of a run as a word.
+fn state_text(run: &v1::Run) -> String {
     run.state().as_str_name().to_lowercase()
 }
 
-/// What two runs were asked differently, and their figures side by side.
-async fn diff(control: &Control, ids: [RunId; 2], json: bool) -> anyhow::Result<()> {
-    let [a, b] = &ids;
-    let runs = [control.run(a).await?, control.run(b).await?];
-    let spec = |run: &cycle::Run| -> anyhow::Result<serde_json::Value> {
-        // Every two runs differ in these.
-        let spec = v1::Spec { run: String::new(), submitted_at: None, ..run.spec.clone() };
-        Ok(serde_json::to_value(spec)?)
-    };
-    let settings = explain::differences(&spec(&runs[0])?, &spec(&runs[1])?);
-    let views = runs.each_ref().map(view);
+/// Prints the settings of two runs that differ, and their results side by side.
+async fn print_diff(control: &FleetControl, ids: [RunId; 2], json: bool) -> anyhow::Result<()> {
+    let [a, b] = ids;
+    let runs = [control.get_run(&a).await?, control.get_run(&b).await?];
+    let settings = settings_apart([&runs[0], &runs[1]])?;
+    let views = runs.each_ref().map(run_to_proto);
     if json {
         let settings: Vec<_> =
             settings.iter().map(|(path, a, b)| json!({"setting": path, "a": a, "b": b})).collect();
         let cycles = views.each_ref().map(|run| &run.cycles_done);
         return output::print_json(&json!({"settings": settings, "a": cycles[0], "b": cycles[1]}));
     }
-    if settings.is_empty() {
-        output::print(&format!("{a} and {b} were asked the same"));
-    } else {
-        let rows = settings.into_iter().map(|(path, left, right)| [path, left, right]);
-        output::print(&output::table(["setting", a.as_str(), b.as_str()], rows));
-    }
-    explain::figures(views.each_ref()).iter().for_each(|table| output::print(table));
+    told_apart(settings, views.each_ref()).iter().for_each(|text| output::print_text(text));
     Ok(())
 }
 
-async fn list(control: &Control, json: bool) -> anyhow::Result<()> {
-    let runs: Vec<v1::Run> = control.runs().await?.iter().map(view).collect();
+fn settings_apart([a, b]: [&cycle::Run; 2]) -> anyhow::Result<Vec<(String, String, String)>> {
+    let spec = |run: &cycle::Run| {
+        // The id and the time differ between any two runs.
+        let spec = v1::Spec { run: String::new(), submitted_at: None, ..run.spec.clone() };
+        serde_json::to_value(spec)
+    };
+    Ok(explain::spec_differences(&spec(a)?, &spec(b)?))
+}
+
+/// Lays out what `run diff` prints for people.
+fn told_apart(settings: Vec<(String, String, String)>, [a, b]: [&v1::Run; 2]) -> Vec<String> {
+    let mut texts = Vec::new();
+    if settings.is_empty() {
+        texts.push(format!("{} and {} have the same settings", a.run, b.run));
+    } else {
+        let rows = settings.into_iter().map(|(path, left, right)| [path, left, right]);
+        texts.push(output::format_table(["setting", a.run.as_str(), b.run.as_str()], rows));
+    }
+    texts.extend(explain::comparison_tables([a, b]));
+    texts
+}
+
+/// Prints all runs.
+async fn print_runs(control: &FleetControl, json: bool) -> anyhow::Result<()> {
+    let runs: Vec<v1::Run> = control.list_runs().await?.iter().map(run_to_proto).collect();
     if json {
         return output::print_json(&runs);
     }
     let rows = runs.iter().map(|run| {
         let cycle = format!("{}/{}", run.cycle, run.cycles);
-        let submitted = output::time(run.submitted_at.as_ref());
-        [run.run.clone(), run.kind.clone(), state(run), cycle, submitted, run.message.clone()]
+        let submitted = output::format_time(run.submitted_at.as_ref());
+        [run.run.clone(), run.kind.clone(), state_text(run), cycle, submitted, run.message.clone()]
     });
     let headings = ["run", "kind", "state", ">cycle", "submitted", "message"];
-    output::print(&output::table(headings, rows));
+    output::print_text(&output::format_table(headings, rows));
     Ok(())
 }
 
-async fn show(control: &Control, id: &RunId, json: bool) -> anyhow::Result<()> {
-    let run = view(&control.run(id).await?);
+/// Prints a run with its cycles, checkpoints and failures.
+async fn print_run(control: &FleetControl, id: &RunId, json: bool) -> anyhow::Result<()> {
+    let run = run_to_proto(&control.get_run(id).await?);
     if json {
         return output::print_json(&run);
     }
     let message = if run.message.is_empty() { String::new() } else { format!(": {}", run.message) };
-    output::print(&format!("{id}: {} run, {}{message}", run.kind, state(&run)));
-    output::print(&format!(
+    output::print_line(&format!("{id}: {} run, {}{message}", run.kind, state_text(&run)));
+    output::print_line(&format!(
         "seed {}, cycle {} of {}, phase {}",
         run.seed, run.cycle, run.cycles, run.phase
     ));
-    output::print(&cycles_table(&run));
+    output::print_text(&cycles_table(&run));
     for done in &run.cycles_done {
-        verdicts_of(done).into_iter().chain(energy(done)).for_each(|line| output::print(&line));
+        cycle_findings(done)
+            .into_iter()
+            .chain(energy_line(done))
+            .for_each(|line| output::print_line(&line));
     }
     if !run.checkpoints.is_empty() {
-        output::print(&perplexities_table(&run));
+        output::print_text(&perplexities_table(&run));
     }
     for failure in &run.failures {
         let v1::Failure { kind, id, attempt, agent, message, .. } = failure;
-        output::print(&format!("failure: {kind} {id}, try {attempt} on {agent}: {message}"));
+        output::print_line(&format!("failure: {kind} {id}, try {attempt} on {agent}: {message}"));
         if !failure.log_tail.is_empty() {
-            output::print(&failure.log_tail);
+            output::print_line(&failure.log_tail);
         }
     }
     Ok(())
 }
 
-/// The figures of a cycle that have no column, and what its gates made of them.
-pub(crate) fn verdicts_of(done: &v1::CycleDone) -> Vec<String> {
+/// Returns lines about a cycle's pass@k rates, suites and gate findings, which have no table
+/// column.
+pub(crate) fn cycle_findings(done: &v1::CycleDone) -> Vec<String> {
     let cycle = done.cycle;
     let mut lines = Vec::new();
     if !done.pass_at.is_empty() {
-        lines.push(format!("cycle {cycle}: {}", pass_at(&done.pass_at)));
+        lines.push(format!("cycle {cycle}: {}", pass_at_text(&done.pass_at)));
     }
     for suite in &done.suites {
         let at = if suite.pass_at.is_empty() { "" } else { ", " };
-        let (name, rate) = (&suite.suite, rate(suite.rate.as_ref()));
-        lines.push(format!("cycle {cycle}: {name} {rate}{at}{}", pass_at(&suite.pass_at)));
+        let (name, rate) = (&suite.suite, rate_text(suite.rate.as_ref()));
+        lines.push(format!("cycle {cycle}: {name} {rate}{at}{}", pass_at_text(&suite.pass_at)));
     }
     for finding in &done.findings {
         let v1::cycle_done::Finding { gate, value, limit, .. } = finding;
         let then = match finding.then() {
-            v1::gates::Then::RollBack => format!("back to cycle {}", done.best),
+            v1::gates::Then::RollBack => format!("rolled back to cycle {}", done.best),
             v1::gates::Then::Stop => format!("the run ends; cycle {} was the best", done.best),
-            v1::gates::Then::Tell | v1::gates::Then::Unspecified => "the run goes on".into(),
+            v1::gates::Then::Tell | v1::gates::Then::Unspecified => "the run continues".into(),
         };
         lines.push(match gate.as_str() {
-            "patience" => format!("cycle {cycle}: {value} cycles without a better one; {then}"),
-            _ => format!("cycle {cycle}: {gate} {value:.4} is past {limit:.4}; {then}"),
+            "patience" => format!("cycle {cycle}: {value} cycles without improvement; {then}"),
+            _ => format!("cycle {cycle}: {gate} {value:.4} exceeds limit {limit:.4}; {then}"),
         });
     }
     lines
 }
 
-fn pass_at(all: &[v1::cycle_done::PassAt]) -> String {
+/// Returns pass@k rates with their intervals.
+fn pass_at_text(all: &[v1::cycle_done::PassAt]) -> String {
     let percent = |share: f64| format!("{:.1}", share * 100.0);
     let each = all.iter().map(|at| {
         let [mean, low, high] = [at.mean, at.low, at.high].map(percent);
@@ -294,29 +332,29 @@ fn pass_at(all: &[v1::cycle_done::PassAt]) -> String {
     each.collect::<Vec<String>>().join(", ")
 }
 
-/// A pass rate with its standard error.
-pub(crate) fn rate(rate: Option<&v1::cycle_done::Rate>) -> String {
+/// Returns a pass rate in percent with its standard error, or `-`.
+pub(crate) fn rate_text(rate: Option<&v1::cycle_done::Rate>) -> String {
     rate.map_or("-".into(), |rate| {
         format!("{:.1} % ± {:.1}", rate.mean * 100.0, rate.stderr * 100.0)
     })
 }
 
-/// What a kept sample of a cycle took, where agents could measure it.
-fn energy(done: &v1::CycleDone) -> Option<String> {
+/// Returns a line with the energy per kept sample in joules. `None` if no agent could measure it.
+fn energy_line(done: &v1::CycleDone) -> Option<String> {
     let v1::CycleDone { cycle, sampled, kept, joules, metered, .. } = *done;
     if metered == 0 || kept == 0 {
         return None;
     }
     let each = joules / f64::from(metered) * f64::from(sampled) / f64::from(kept);
     let of = if metered < sampled {
-        format!(", by {metered} of {sampled} samples")
+        format!(", measured on {metered} of {sampled} samples")
     } else {
         String::new()
     };
-    Some(format!("cycle {cycle}: {each:.1} J for each kept sample{of}"))
+    Some(format!("cycle {cycle}: {each:.1} J per kept sample{of}"))
 }
 
-/// Each checkpoint and what was measured of it.
+/// Returns a table of checkpoints with their perplexity.
 pub(crate) fn perplexities_table(run: &v1::Run) -> String {
     let rows = run.checkpoints.iter().filter_map(|info| info.checkpoint.as_ref()).map(|c| {
         let of = |e: &&v1::Eval| (e.cycle, e.step) == (c.cycle, c.step);
@@ -328,13 +366,16 @@ pub(crate) fn perplexities_table(run: &v1::Run) -> String {
         let path = c.tree.as_ref().map_or(String::new(), |tree| tree.path.clone());
         [c.cycle.to_string(), c.step.to_string(), loss, perplexity, bits, path]
     });
-    output::table([">cycle", ">step", ">loss", ">perplexity", ">bits/byte", "in the store"], rows)
+    output::format_table(
+        [">cycle", ">step", ">loss", ">perplexity", ">bits/byte", "in the store"],
+        rows,
+    )
 }
 
-/// What each cycle came to; also the demo's last word.
+/// Returns a table of finished cycles with their results.
 pub(crate) fn cycles_table(run: &v1::Run) -> String {
     let rows = run.cycles_done.iter().map(|done| {
-        let rate = rate(done.heldout.as_ref());
+        let rate = rate_text(done.heldout.as_ref());
         let last = run.evals.iter().filter(|eval| eval.cycle == done.cycle).max_by_key(|e| e.step);
         let perplexity =
             last.map_or("-".into(), |e| format!("{:.4} ± {:.4}", e.perplexity, e.stderr));
@@ -366,12 +407,50 @@ pub(crate) fn cycles_table(run: &v1::Run) -> String {
         ">eval s",
         "samples by agent",
     ];
-    output::table(headings, rows)
+    output::format_table(headings, rows)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A run whose spec is another member's.
+    fn started(id: &str, name: &str, pattern: &str) -> cycle::Run {
+        let regex = v1::verifier::Regex { pattern: pattern.into() };
+        let verifier = v1::Verifier { how: Some(v1::verifier::How::Regex(regex)) };
+        let raft = v1::spec::Raft { verifier: Some(verifier), ..Default::default() };
+        let spec = v1::Spec {
+            run: id.into(),
+            name: name.into(),
+            kind: Some(v1::spec::Kind::Raft(raft)),
+            ..v1::Spec::default()
+        };
+        let subject = wire::Subject::new(&RunId::new(id).unwrap(), wire::FactKey::Spec);
+        let fact = wire::Fact { subject, body: wire::FactBody::Spec(spec) };
+        cycle::Run::start(&wire::Record { sequence: 1, time_ms: 1, author: None, fact }).unwrap()
+    }
+
+    #[test]
+    fn a_hostile_spec_steers_no_terminal_and_forges_no_setting() {
+        let ours = started("r-1", "sums", "[0-9]+");
+        let theirs = started(
+            "r-2",
+            "\u{1b}]0;owned\u{7}\u{202e}\nseed  1  2",
+            "\u{1b}[2J\u{9b}1;1H\r\nr-1 and r-2 were asked the same",
+        );
+        let settings = settings_apart([&ours, &theirs]).unwrap();
+        let names: Vec<String> = settings.iter().map(|(name, ..)| name.clone()).collect();
+        assert_eq!(names, ["name", "raft.verifier.regex.pattern"]);
+        let views = [run_to_proto(&ours), run_to_proto(&theirs)];
+        let told = told_apart(settings, views.each_ref());
+        for text in &told {
+            assert_eq!(&output::escape_text(text), text, "there is nothing left to escape");
+        }
+        let lines: Vec<&str> = told[0].lines().collect();
+        assert_eq!(lines.len(), 2 + names.len(), "{}", told[0]);
+        assert!(lines[2].contains("\\u{1b}]0;owned\\u{7}\\u{202e}\\nseed  1  2"), "{}", told[0]);
+        assert!(lines[3].contains("\\u{1b}[2J\\u{9b}1;1H\\u{d}\\nr-1 and"), "{}", told[0]);
+    }
 
     #[test]
     fn a_kept_sample_s_energy_is_that_of_all_that_were_drawn_for_it() {
@@ -383,11 +462,11 @@ mod tests {
             metered: 64,
             ..v1::CycleDone::default()
         };
-        assert_eq!(energy(&done).unwrap(), "cycle 1: 20.0 J for each kept sample");
+        assert_eq!(energy_line(&done).unwrap(), "cycle 1: 20.0 J for each kept sample");
         let some = v1::CycleDone { joules: 160.0, metered: 32, ..done.clone() };
-        let said = energy(&some).unwrap();
+        let said = energy_line(&some).unwrap();
         assert_eq!(said, "cycle 1: 20.0 J for each kept sample, by 32 of 64 samples");
-        assert_eq!(energy(&v1::CycleDone { metered: 0, ..done.clone() }), None);
-        assert_eq!(energy(&v1::CycleDone { kept: 0, ..done }), None);
+        assert_eq!(energy_line(&v1::CycleDone { metered: 0, ..done.clone() }), None);
+        assert_eq!(energy_line(&v1::CycleDone { kept: 0, ..done }), None);
     }
 }

@@ -1,22 +1,23 @@
-//! `flotilla select`: a cycle's selection beside another.
+//! `flotilla select`: compares a cycle's selection with another strategy.
 
 use std::{collections::BTreeSet, process::ExitCode};
 
 use anyhow::Context;
-use control::{Comparison, SelectionSpec, Side};
+use control::{SelectionComparison, SelectionSpec, SelectionSummary};
 use wire::RunId;
 
-use crate::{cli::SelectArgs, fleet::FleetArgs, output};
+use crate::{args::SelectArgs, fleet::FleetArgs, output};
 
-pub(crate) async fn select(
+/// Selects again from a cycle's samples and prints both selections.
+pub(crate) async fn preview_selection(
     fleet: &FleetArgs,
     args: &SelectArgs,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     let run = RunId::new(args.run.as_str())?;
     let rules = SelectionSpec::parse(&args.policy).context("--policy")?;
-    let control = fleet.control().await?;
-    let comparison = control.select(&run, args.cycle, &rules).await?;
+    let control = fleet.connect_control().await?;
+    let comparison = control.preview_selection(&run, args.cycle, &rules).await?;
     if let Some(path) = &args.out {
         let written = std::fs::write(path, &comparison.dataset);
         written.with_context(|| format!("write {}", path.display()))?;
@@ -24,15 +25,18 @@ pub(crate) async fn select(
     if json {
         output::print_json(&comparison)?;
     } else {
-        print(&comparison);
+        print_comparison(&comparison);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(comparison: &Comparison) {
-    let Comparison { run, cycle, considered, was, would, both, .. } = comparison;
-    output::print(&format!("{run}, cycle {cycle}: of {considered} samples"));
-    let row = |name: &str, of: &dyn Fn(&Side) -> String| [name.to_owned(), of(was), of(would)];
+/// Prints two selections side by side.
+fn print_comparison(comparison: &SelectionComparison) {
+    let SelectionComparison { run, cycle, considered, was, would, both, .. } = comparison;
+    output::print_line(&format!("{run}, cycle {cycle}: of {considered} samples"));
+    let row = |name: &str, of: &dyn Fn(&SelectionSummary) -> String| {
+        [name.to_owned(), of(was), of(would)]
+    };
     let mut rows = vec![
         row("kept", &|side| side.kept.to_string()),
         row("of prompts", &|side| side.prompts.to_string()),
@@ -41,10 +45,12 @@ fn print(comparison: &Comparison) {
     ];
     let reasons: BTreeSet<&String> = was.dropped.keys().chain(would.dropped.keys()).collect();
     for why in reasons {
-        let count = |side: &Side| side.dropped.get(why).copied().unwrap_or_default().to_string();
+        let count = |side: &SelectionSummary| {
+            side.dropped.get(why).copied().unwrap_or_default().to_string()
+        };
         rows.push(row(why, &count));
     }
-    output::print(&output::table(["", ">was", ">would be"], rows));
+    output::print_text(&output::format_table(["", ">was", ">would be"], rows));
     let (lost, gained) = (was.kept - both, would.kept - both);
-    output::print(&format!("{both} samples are kept by both; {gained} more would be, {lost} not"));
+    output::print_line(&format!("{both} samples kept by both; {gained} gained, {lost} lost"));
 }

@@ -1,62 +1,69 @@
-//! `flotilla service …`: this box's agent as a systemd service.
+//! `flotilla service`: this box's agent as a systemd service.
 
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
 use crate::{
-    cli::{ServiceArgs, ServiceCommand},
+    args::{ServiceArgs, ServiceCommand},
     fleet::FleetArgs,
     output,
-    service::{self, Manager, Options, Scope},
+    systemd::{self, ServiceManager, ServiceOptions, ServiceScope},
 };
 
-use super::agent::ROLES;
+use super::agent::ROLE_NAMES;
 
-pub(crate) async fn service(
+/// Runs a `flotilla service` subcommand.
+pub(crate) async fn run_service_command(
     fleet: &FleetArgs,
     command: &ServiceCommand,
 ) -> anyhow::Result<ExitCode> {
     match command {
         ServiceCommand::Unit(args) => {
-            output::print(service::unit(&options(fleet, args)?).trim_end());
+            output::print_text(systemd::render_unit(&service_options(fleet, args)?).trim_end());
         }
         ServiceCommand::Install(args) => {
-            let options = options(fleet, args)?;
-            install(&options).await?;
+            let options = service_options(fleet, args)?;
+            install_service(&options).await?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the unit, gives it its kit, and starts it.
-pub(super) async fn install(options: &Options) -> anyhow::Result<()> {
-    let manager = Manager::of(options.scope)?;
-    let unit = manager.install(options).await?;
-    output::say(&format!("wrote {}", unit.display()));
-    if let Some(kit) = options.kit.as_ref().filter(|_| options.scope == Scope::System) {
-        service::adopt(kit)?;
+/// Installs the unit, gives it access to its credentials and starts it.
+pub(super) async fn install_service(options: &ServiceOptions) -> anyhow::Result<()> {
+    let manager = ServiceManager::for_scope(options.scope)?;
+    let unit = manager.install_unit(options).await?;
+    output::print_message(&format!("wrote {}", unit.display()));
+    if let Some(kit) =
+        options.credentials.as_ref().filter(|_| options.scope == ServiceScope::System)
+    {
+        systemd::give_to_service_user(kit)?;
     }
-    manager.enable(service::NAME).await?;
-    output::say(&format!("{} works, and starts with this box", service::NAME));
+    manager.enable_service(systemd::SERVICE_NAME).await?;
+    output::print_message(&format!("{} is running and starts at boot", systemd::SERVICE_NAME));
     Ok(())
 }
 
-fn options(fleet: &FleetArgs, args: &ServiceArgs) -> anyhow::Result<Options> {
-    if let Some(wrong) = args.roles.iter().find(|role| !ROLES.contains(&role.as_str())) {
-        bail!("--roles {wrong}: the roles are {} (A101)", ROLES.join(", "));
+/// Returns the service options of the arguments.
+///
+/// # Errors
+/// If a role is unknown.
+fn service_options(fleet: &FleetArgs, args: &ServiceArgs) -> anyhow::Result<ServiceOptions> {
+    if let Some(wrong) = args.roles.iter().find(|role| !ROLE_NAMES.contains(&role.as_str())) {
+        bail!("--roles {wrong}: the roles are {} (A101)", ROLE_NAMES.join(", "));
     }
     let program = match &args.program {
         Some(program) => program.clone(),
         None => std::env::current_exe().context("find this program")?,
     };
     let kit = fleet.dir.as_ref().map(std::path::absolute).transpose().context("use --dir")?;
-    Ok(Options {
+    Ok(ServiceOptions {
         program,
-        kit,
+        credentials: kit,
         nats: fleet.nats.clone(),
         name: args.name.clone(),
         roles: args.roles.clone(),
-        scope: if args.user { Scope::User } else { Scope::System },
+        scope: if args.user { ServiceScope::User } else { ServiceScope::System },
     })
 }

@@ -1,4 +1,4 @@
-//! `flotilla topics`: the documentation, in the program.
+//! `flotilla topics`: the documentation, embedded in the program.
 
 use std::{fmt::Write, process::ExitCode};
 
@@ -8,6 +8,7 @@ use wire::ErrorCode;
 
 use crate::output;
 
+/// A page of the documentation.
 struct Topic {
     name: &'static str,
     about: &'static str,
@@ -24,73 +25,77 @@ macro_rules! topics {
     };
 }
 
-/// In the order in which people need them.
+/// All pages, in the order in which users need them.
 const TOPICS: &[Topic] = topics! {
     "tutorial" "TUTORIAL" "From one laptop to a cluster, step by step",
+    "glossary" "GLOSSARY" "The words of this documentation",
     "strix-halo" "STRIX-HALO" "Fine-tune Qwen2.5 on a Strix Halo",
-    "mi50" "MI50" "Mix an MI50 in",
-    "halo-forge" "HALO-FORGE" "Come from halo-forge",
-    "raft" "RAFT" "Reward-ranked fine-tuning: what a cycle does, and every setting of a run",
-    "data" "DATA" "Files of prompts and examples, chats, and what is checked of them",
-    "verifiers" "VERIFIERS" "What judges samples: what each reads of a prompt, and what it pays",
-    "training" "TRAINING" "What trains, on which boxes, with which settings",
-    "watching" "watch" "Checkpoints of a training of your own, published and measured",
-    "page" "PAGE" "The web page and the terminal: what they show, and who may do what",
-    "trackers" "TRACKERS" "MLflow, TensorBoard, trackio, webhooks and files, fed from the log",
-    "metrics" "METRICS" "What /metrics tells Prometheus, with units",
+    "mi50" "MI50" "Add an MI50 to a fleet",
+    "halo-forge" "HALO-FORGE" "Move from halo-forge",
+    "commands" "COMMANDS" "All commands, one line each",
+    "runs" "RUNS" "Run specs and base models",
+    "raft" "RAFT" "Reward-ranked fine-tuning: cycles and every setting of a run",
+    "data" "DATA" "Prompt and example files, chats, and their checks",
+    "verifiers" "VERIFIERS" "Verifiers: the fields they read and the rewards they give",
+    "training" "TRAINING" "Training engines, hosts and settings",
+    "watching" "watch" "Publish and evaluate checkpoints of a training of your own",
+    "page" "PAGE" "The web page and the terminal view",
+    "trackers" "TRACKERS" "Export to MLflow, TensorBoard, trackio, webhooks and files",
+    "metrics" "METRICS" "Metrics for Prometheus, with units",
     "api" "API" "gRPC and JSON: calls, streams, errors, limits",
     "scripts" "SCRIPTS" "Python, grpcurl, nats and shells",
-    "deploy" "DEPLOY" "Boxes that start by themselves: packages, systemd, containers, NATS clusters",
-    "security" "SECURITY" "Closed fleets: keys, kits, scopes, and what a member may do",
-    "store" "STORE" "Where files live, what they are called, and members without the store's keys",
-    "formats" "FORMATS" "Safetensors, PEFT adapters and GGUF: what is read and written",
-    "doctor" "DOCTOR" "What is looked at on a box, and the remedies",
+    "deploy" "DEPLOY" "Packages, systemd, containers, NATS clusters",
+    "security" "SECURITY" "Closed fleets: keys, scopes and roles",
+    "store" "STORE" "The object store: locations, keys, uploads and downloads",
+    "formats" "FORMATS" "Safetensors, PEFT adapters and GGUF",
+    "doctor" "DOCTOR" "Checks of a box, and their remedies",
     "care" "CARE" "Quiet hours, heat, power, memory, and TLB-shootdown storms",
-    "sandbox" "SANDBOX" "What contains the programs that a model wrote",
-    "runbook" "RUNBOOK" "What to do when something is wrong",
-    "upgrades" "UPGRADES" "Newer versions, box by box",
-    "log" "LOG" "Why there is a log, and what follows from it",
-    "storm" "STORM" "Why evals run in processes of their own",
-    "reliability" "RELIABILITY" "What may break at any moment, and what was shown of it",
-    "bounds" "BOUNDS" "What can grow, and how far",
-    "performance" "PERFORMANCE" "What was measured, beside peers and limits",
-    "figures" "RAFT-FIGURES" "RAFT measured: what each setting does to what is learned",
-    "errors" "ERRORS" "Codes of errors: what each means and what helps; `flotilla topics B102`",
-    "fuzzing" "FUZZING" "Hostile input, and how parsers are tried",
+    "sandbox" "SANDBOX" "The sandbox for programs that a model wrote",
+    "runbook" "RUNBOOK" "Back up, restore, repair",
+    "upgrades" "UPGRADES" "Upgrade a fleet box by box",
+    "log" "LOG" "Why state is a log, and the consequences",
+    "storm" "STORM" "Why evaluations run in separate processes",
+    "reliability" "RELIABILITY" "What may fail at any moment, and the tests of it",
+    "bounds" "BOUNDS" "Limits of everything that can grow",
+    "performance" "PERFORMANCE" "Measurements beside peers and limits",
+    "figures" "RAFT-FIGURES" "RAFT measured: the effect of each setting",
+    "errors" "ERRORS" "Error codes: causes and remedies; `flotilla topics B102`",
+    "fuzzing" "FUZZING" "Hostile input, and how parsers are tested",
 };
 
-/// All there are, for the help of the command.
-pub(crate) fn list() -> String {
+/// Returns the list of all topics, for the help of the command.
+pub(crate) fn list_topics() -> String {
     TOPICS.iter().fold(String::from("Topics:"), |mut list, topic| {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(list, "\n  {:<12} {}", topic.name, topic.about);
         list
     })
 }
 
-pub(crate) fn topics(topic: Option<&str>, json: bool) -> anyhow::Result<ExitCode> {
+/// Prints a topic, or the list of all topics.
+pub(crate) fn print_topics(topic: Option<&str>, json: bool) -> anyhow::Result<ExitCode> {
     match topic {
         None if json => {
             let all = TOPICS.iter().map(|it| json!({ "topic": it.name, "about": it.about }));
             output::print_json(&all.collect::<Vec<_>>())?;
         }
-        None => output::print(&list()),
+        None => output::print_text(&list_topics()),
         Some(name) => {
-            let Some(text) = text(name) else {
-                bail!("there is no topic {name:?} (A114)\n{}", list());
+            let Some(text) = topic_text(name) else {
+                bail!("no topic {name:?} (A114)\n{}", list_topics());
             };
             if json {
                 output::print_json(&json!({ "topic": name, "text": text }))?;
             } else {
-                output::print(text);
+                output::print_text(text);
             }
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// A page, or what the page of errors says of a code.
-fn text(name: &str) -> Option<&'static str> {
+/// Returns the text of a page, or the section of an error code.
+fn topic_text(name: &str) -> Option<&'static str> {
     let page = |name| TOPICS.iter().find(|topic| topic.name == name).map(|topic| topic.text);
     let text = match ErrorCode::parse(&name.to_ascii_uppercase()) {
         None => page(name)?,
@@ -126,10 +131,10 @@ mod tests {
 
     #[test]
     fn a_code_is_a_topic() {
-        let told = text("b102").unwrap();
+        let told = topic_text("b102").unwrap();
         assert!(told.starts_with("B102 The bus cannot be reached\n"), "{told}");
         assert!(!told.contains('#'), "{told}");
-        assert!(text("X101").unwrap().contains("report"));
-        assert_eq!(text("B999"), None);
+        assert!(topic_text("X101").unwrap().contains("report"));
+        assert_eq!(topic_text("B999"), None);
     }
 }

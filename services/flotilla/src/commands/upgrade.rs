@@ -1,5 +1,5 @@
-//! `flotilla upgrade`: this box's binary replaced by another, its agents drained before and back
-//! after. What follows what is decided in `crate::upgrade`.
+//! `flotilla upgrade`: replaces this box's program, with its agents drained before and restarted
+//! after. `crate::upgrade_plan` decides the order of the steps.
 
 mod binary;
 
@@ -10,202 +10,227 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use control::Control;
+use control::FleetControl;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{process::Command, time::Instant};
 use wire::{AgentId, Timestamp, v1};
 
 use crate::{
-    cli::UpgradeArgs,
+    agent_lock::{self, LockHolder},
+    args::UpgradeArgs,
     fleet::FleetArgs,
-    occupant::{self, Occupant},
     output,
-    service::{Manager, Scope},
-    upgrade::{Next, Outcome, Plan, Step},
+    systemd::{ServiceManager, ServiceScope},
+    upgrade_plan::{UpgradeDecision, UpgradeOutcome, UpgradePlan, UpgradeStep},
 };
 
-const POLL: Duration = Duration::from_millis(500);
+/// Interval between two checks of the agents.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Where a packaged service's agent has its files.
-const PACKAGED_AGENT: &str = "/var/lib/flotilla/agent";
+/// Agent directory of the packaged service.
+const PACKAGED_AGENT_DIRECTORY: &str = "/var/lib/flotilla/agent";
 
-/// One of this box's agents, as it was found.
-struct Member {
+/// An agent of this box, as it was before the upgrade.
+struct UpgradeAgent {
     directory: PathBuf,
     name: String,
-    /// To be told by a signal; an older one is told over the bus.
+    /// Process id, to drain the agent by a signal. `None` for older agents, which are drained over
+    /// the bus.
     pid: Option<Pid>,
-    /// Of the process that is to leave. None: it does not work now.
+    /// Start time of the process that is to exit. `None` if the agent was not running.
     started_at: Option<Timestamp>,
-    works: bool,
+    is_running: bool,
 }
 
-struct Shell<'a> {
+/// The state of an upgrade, and what performs its steps.
+struct UpgradeRunner<'a> {
     args: &'a UpgradeArgs,
-    control: Control,
+    control: FleetControl,
     installed: PathBuf,
-    /// What the agents are to say they are: first the new one, after a failure the old.
+    /// Version that the agents must report after a rollback.
     old_version: String,
+    /// Version that the agents must report after the upgrade.
     new_version: String,
-    members: Vec<Member>,
+    members: Vec<UpgradeAgent>,
     swapped_at: Timestamp,
 }
 
-pub(crate) async fn upgrade(fleet: &FleetArgs, args: &UpgradeArgs) -> anyhow::Result<ExitCode> {
+/// Upgrades the program of this box. Does nothing if it is already the new one.
+///
+/// # Errors
+/// If a step failed; the message names what was changed and the state of the agents.
+pub(crate) async fn upgrade_program(
+    fleet: &FleetArgs,
+    args: &UpgradeArgs,
+) -> anyhow::Result<ExitCode> {
     let installed = match &args.installed {
         Some(path) => path.clone(),
         None => std::env::current_exe().context("find this program")?,
     };
     let installed =
         installed.canonicalize().with_context(|| format!("use {}", installed.display()))?;
-    let new_version = binary::version(&args.binary).await?;
-    let old_version = binary::version(&installed).await?;
-    if binary::same(&args.binary, &installed)? {
-        output::say(&format!("{} is {new_version} already", installed.display()));
+    let new_version = binary::read_version(&args.binary).await?;
+    let old_version = binary::read_version(&installed).await?;
+    if binary::is_same_content(&args.binary, &installed)? {
+        output::print_message(&format!("{} is already {new_version}", installed.display()));
         return Ok(ExitCode::SUCCESS);
     }
-    let control = fleet.control().await?;
-    let members = members(args, &control).await?;
-    output::say(&format!("{}: {old_version} → {new_version}", installed.display()));
-    let swapped_at = now();
+    let control = fleet.connect_control().await?;
+    let members = find_agents(args, &control).await?;
+    output::print_message(&format!("{}: {old_version} → {new_version}", installed.display()));
+    let swapped_at = current_timestamp();
     let mut shell =
-        Shell { args, control, installed, old_version, new_version, members, swapped_at };
-    match shell.carry_out().await {
-        Outcome::Upgraded => {
-            let kept = binary::previous(&shell.installed);
-            output::say(&format!(
+        UpgradeRunner { args, control, installed, old_version, new_version, members, swapped_at };
+    match shell.run_steps().await {
+        UpgradeOutcome::Upgraded => {
+            let kept = binary::previous_path(&shell.installed);
+            output::print_message(&format!(
                 "upgraded to {}; the old one is {}",
                 shell.new_version,
                 kept.display()
             ));
             Ok(ExitCode::SUCCESS)
         }
-        Outcome::Unchanged { why } => bail!("nothing was changed: {why} (A109)"),
-        Outcome::StillLeaving { why } => bail!(
+        UpgradeOutcome::Unchanged { why } => bail!("nothing was changed: {why} (A109)"),
+        UpgradeOutcome::StillDraining { why } => bail!(
             "nothing was replaced: {why}; the agents leave when they are done: upgrade again then, \
              or start them again (A109)"
         ),
-        Outcome::PutBack { why } => {
+        UpgradeOutcome::RolledBack { why } => {
             bail!(
                 "{}: {why}; {} was put back and works (A109)",
                 shell.new_version,
                 shell.old_version
             )
         }
-        Outcome::Down { why, then } => {
+        UpgradeOutcome::Down { why, then } => {
             bail!(
-                "{}: {why}; and then: {then}; this box's agents are down (A109)",
+                "{}: {why}; rollback failed: {then}; the agents of this host are down (A109)",
                 shell.new_version
             )
         }
     }
 }
 
-/// The agents of the directories named, with what the fleet knows of them.
-async fn members(args: &UpgradeArgs, control: &Control) -> anyhow::Result<Vec<Member>> {
-    let packaged = PathBuf::from(PACKAGED_AGENT);
+/// Returns the agents of the given directories, with what the fleet knows about them.
+async fn find_agents(
+    args: &UpgradeArgs,
+    control: &FleetControl,
+) -> anyhow::Result<Vec<UpgradeAgent>> {
+    let packaged = PathBuf::from(PACKAGED_AGENT_DIRECTORY);
     let directories = match &args.agent_dir[..] {
         [] if packaged.exists() => vec![packaged],
         [] => bail!(
-            "which agents are this box's? pass --agent-dir DIR, as they were started with (A109)"
+            "no agents of this host found; pass the --agent-dir DIR they were started with (A109)"
         ),
         named => named.to_vec(),
     };
-    let known = control.agents().await?;
+    let known = control.list_agents().await?;
     let member = |directory: PathBuf| {
-        let (works, occupant) = occupant::look(&directory)?;
+        let (works, occupant) = agent_lock::inspect_lock(&directory)?;
         let (name, pid) = match occupant {
-            Some(Occupant { name, pid }) => (name, i32::try_from(pid).ok().and_then(Pid::from_raw)),
+            Some(LockHolder { name, pid }) => {
+                (name, i32::try_from(pid).ok().and_then(Pid::from_raw))
+            }
             None => {
-                let name = directory.file_name().context("an agent's directory has a name")?;
+                let name = directory.file_name().context("an agent's directory needs a name")?;
                 (name.to_string_lossy().into_owned(), None)
             }
         };
         let status = known.iter().find(|status| status.agent == name && works);
         let started_at = status.and_then(|status| status.started_at);
-        Ok(Member { directory, name, pid, started_at, works })
+        Ok(UpgradeAgent { directory, name, pid, started_at, is_running: works })
     };
     directories.into_iter().map(member).collect()
 }
 
-impl Shell<'_> {
-    async fn carry_out(&mut self) -> Outcome {
-        let mut plan = Plan::default();
-        let mut step = Plan::first(self.members.iter().filter(|member| member.works).count());
+impl UpgradeRunner<'_> {
+    /// Performs the steps of the plan until it ends.
+    async fn run_steps(&mut self) -> UpgradeOutcome {
+        let mut plan = UpgradePlan::default();
+        let mut step =
+            UpgradePlan::first_step(self.members.iter().filter(|member| member.is_running).count());
         loop {
-            let went = self.step(step).await.map_err(|error| format!("{error:#}"));
+            let went = self.perform_step(step).await.map_err(|error| format!("{error:#}"));
             if let Err(why) = &went {
-                output::say(why);
+                output::print_message(why);
             }
-            match plan.after(step, went) {
-                Next::Do(next) => step = next,
-                Next::End(outcome) => return outcome,
+            match plan.next_decision(step, went) {
+                UpgradeDecision::Run(next) => step = next,
+                UpgradeDecision::Finish(outcome) => return outcome,
             }
         }
     }
 
-    async fn step(&mut self, step: Step) -> anyhow::Result<()> {
+    /// Performs one step.
+    async fn perform_step(&mut self, step: UpgradeStep) -> anyhow::Result<()> {
         match step {
-            Step::Drain => self.drain().await,
-            Step::AwaitLeft => self.await_left().await,
-            Step::Swap => {
+            UpgradeStep::Drain => self.drain_agents().await,
+            UpgradeStep::AwaitExit => self.wait_agents_exited().await,
+            UpgradeStep::Swap => {
                 let (new, installed) = (self.args.binary.clone(), self.installed.clone());
-                self.swapped_at = now();
-                tokio::task::spawn_blocking(move || binary::swap(&new, &installed)).await?
+                self.swapped_at = current_timestamp();
+                tokio::task::spawn_blocking(move || binary::swap_program(&new, &installed)).await?
             }
-            Step::PutBack => {
-                self.swapped_at = now();
-                binary::put_back(&self.installed)
+            UpgradeStep::RollBack => {
+                self.swapped_at = current_timestamp();
+                binary::restore_previous(&self.installed)
             }
-            Step::Restart | Step::RestartOld => self.restart().await,
-            Step::AwaitBack => self.await_back(&self.new_version).await,
-            Step::AwaitOld => self.await_back(&self.old_version).await,
+            UpgradeStep::Restart | UpgradeStep::RestartOld => self.restart_agents().await,
+            UpgradeStep::AwaitNew => self.wait_agents_ready(&self.new_version).await,
+            UpgradeStep::AwaitOld => self.wait_agents_ready(&self.old_version).await,
         }
     }
 
-    async fn drain(&self) -> anyhow::Result<()> {
-        for member in self.members.iter().filter(|member| member.works) {
+    /// Drains all running agents, by SIGUSR1 or over the bus.
+    async fn drain_agents(&self) -> anyhow::Result<()> {
+        for member in self.members.iter().filter(|member| member.is_running) {
             match member.pid {
                 Some(pid) => kill_process(pid, Signal::USR1)
-                    .with_context(|| format!("tell {} to leave", member.name))?,
-                None => self.control.drain(&AgentId::new(member.name.as_str())?).await?,
+                    .with_context(|| format!("ask {} to drain", member.name))?,
+                None => self.control.drain_agent(&AgentId::new(member.name.as_str())?).await?,
             }
         }
         Ok(())
     }
 
-    /// Until none of those that were told works any more, however soon another follows.
-    async fn await_left(&self) -> anyhow::Result<()> {
+    /// Waits until all drained processes have exited, even if another process follows at once.
+    async fn wait_agents_exited(&self) -> anyhow::Result<()> {
         let limit = Duration::from_secs(self.args.drain_limit);
         let (began, mut said) = (Instant::now(), String::new());
         loop {
-            let stay = self.staying()?;
+            let stay = self.running_agents()?;
             if stay.is_empty() {
                 return Ok(());
             }
-            // Only for people: where the fleet is away, the directories still tell.
-            let known = self.control.agents().await.unwrap_or_default();
+            // Only for display: if the fleet is unreachable, the lock files still show which agents
+            // run.
+            let known = self.control.list_agents().await.unwrap_or_default();
             let held: Vec<String> = known
                 .iter()
                 .filter(|status| stay.contains(&status.agent.as_str()))
-                .map(holding)
+                .map(jobs_text)
                 .collect();
             let line = format!("waiting for {}", held.join("; "));
             if line != said {
-                output::say(&line);
+                output::print_message(&line);
                 said = line;
             }
             if began.elapsed() > limit {
-                bail!("{} still at work after {limit:?} (--drain-limit) (A109)", stay.join(", "));
+                bail!(
+                    "{} still working after {limit:?}; raise --drain-limit (A109)",
+                    stay.join(", ")
+                );
             }
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    fn staying(&self) -> anyhow::Result<Vec<&str>> {
+    /// Returns the names of the agents whose process still runs.
+    fn running_agents(&self) -> anyhow::Result<Vec<&str>> {
         let mut stay = Vec::new();
-        for member in self.members.iter().filter(|member| member.works) {
-            let (works, occupant) = occupant::look(&member.directory)?;
+        for member in self.members.iter().filter(|member| member.is_running) {
+            let (works, occupant) = agent_lock::inspect_lock(&member.directory)?;
             let pid = occupant.and_then(|one| i32::try_from(one.pid).ok()).and_then(Pid::from_raw);
             if works && pid == member.pid {
                 stay.push(member.name.as_str());
@@ -214,20 +239,21 @@ impl Shell<'_> {
         Ok(stay)
     }
 
-    async fn restart(&self) -> anyhow::Result<()> {
+    /// Restarts the agents by systemd or by the given command, or asks the user to do it.
+    async fn restart_agents(&self) -> anyhow::Result<()> {
         if let Some(service) = &self.args.service {
-            let scope = if self.args.user { Scope::User } else { Scope::System };
-            output::say(&format!("restarting {service}"));
-            return Manager::of(scope)?.restart(service).await;
+            let scope = if self.args.user { ServiceScope::User } else { ServiceScope::System };
+            output::print_message(&format!("restarting {service}"));
+            return ServiceManager::for_scope(scope)?.restart_service(service).await;
         }
         let Some(command) = &self.args.restart_command else {
-            output::say(&format!(
-                "start the agents of this box again now; waiting for them for {} s",
+            output::print_message(&format!(
+                "restart the agents of this host now; waiting {} s for them",
                 self.args.ready_limit
             ));
             return Ok(());
         };
-        output::say(&format!("running {command}"));
+        output::print_message(&format!("running {command}"));
         let mut run = Command::new("/bin/sh");
         run.args(["-c", command]).stdin(Stdio::null()).kill_on_drop(true);
         let limit = Duration::from_secs(self.args.ready_limit);
@@ -239,16 +265,17 @@ impl Shell<'_> {
         Ok(())
     }
 
-    async fn await_back(&self, version: &str) -> anyhow::Result<()> {
+    /// Waits until all agents are ready with the given version.
+    async fn wait_agents_ready(&self, version: &str) -> anyhow::Result<()> {
         let limit = Duration::from_secs(self.args.ready_limit);
         let began = Instant::now();
         loop {
-            let known = self.control.agents().await;
+            let known = self.control.list_agents().await;
             let known = known.as_deref().unwrap_or_default();
             let missing: Vec<String> = self
                 .members
                 .iter()
-                .filter_map(|member| self.missing(member, version, known))
+                .filter_map(|member| self.unmet_condition(member, version, known))
                 .collect();
             if missing.is_empty() {
                 return Ok(());
@@ -256,25 +283,30 @@ impl Shell<'_> {
             if began.elapsed() > limit {
                 bail!("not back within {limit:?} (--ready-limit): {} (A109)", missing.join("; "));
             }
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// What is still to be seen of an agent, if anything.
-    fn missing(&self, member: &Member, version: &str, known: &[v1::AgentStatus]) -> Option<String> {
+    /// Returns what is still missing until an agent is back, or `None` if it is.
+    fn unmet_condition(
+        &self,
+        member: &UpgradeAgent,
+        version: &str,
+        known: &[v1::AgentStatus],
+    ) -> Option<String> {
         let name = &member.name;
         let Some(status) = known.iter().find(|status| status.agent == *name) else {
-            return Some(format!("the fleet has not heard of {name}"));
+            return Some(format!("the fleet has not seen {name}"));
         };
-        // Its own clock's, as this process's.
+        // The agent runs on this box, so both times come from the same clock.
         let seconds = |at: Option<&Timestamp>| at.map_or(0, |at| at.seconds);
         let started_at = status.started_at.as_ref();
         if started_at == member.started_at.as_ref() || seconds(started_at) < self.swapped_at.seconds
         {
-            return Some(format!("{name} was not started again"));
+            return Some(format!("{name} was not restarted"));
         }
         if status.version != version {
-            return Some(format!("{name} says it is {}", status.version));
+            return Some(format!("{name} reports version {}", status.version));
         }
         let rests = status.telemetry.as_ref().is_some_and(|now| !now.resting.is_empty());
         match status.state() {
@@ -285,7 +317,8 @@ impl Shell<'_> {
     }
 }
 
-fn holding(status: &v1::AgentStatus) -> String {
+/// Returns an agent's name and its active jobs.
+fn jobs_text(status: &v1::AgentStatus) -> String {
     let job = |job: &v1::ActiveJob| {
         format!("{} c{} {} {}/{}", job.run, job.cycle, job.job, job.done, job.total)
     };
@@ -297,6 +330,7 @@ fn holding(status: &v1::AgentStatus) -> String {
     }
 }
 
-fn now() -> Timestamp {
-    wire::timestamp(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+/// Returns the current time.
+fn current_timestamp() -> Timestamp {
+    wire::to_timestamp(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }

@@ -12,86 +12,112 @@ use anyhow::{Context, bail};
 use control::VerifierSpec;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use verifier::{Item, Judgement, Kit, Once, Tools};
+use verifier::{OfflineVerifier, OwnerGrants, TimedVerdict, Toolchain, VerifierTools, VerifyItem};
 use wire::{
-    Prompt,
+    PromptEntry,
     v1::{self, verdicts::Outcome},
 };
 
 use crate::{
-    cli::{ToolArgs, VerifyArgs},
+    args::{VerifierToolArgs, VerifyArgs},
     output,
 };
 
-/// Completions held at a time.
-const BATCH: usize = 1024;
+/// Number of completions held in memory at once.
+const BATCH_SIZE: usize = 1024;
 
-/// Longest line of completions.
+/// Maximum length of a line of completions.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
+/// A line of the completions file.
 #[derive(Debug, Deserialize)]
-struct Line {
+struct CompletionLine {
     prompt_id: String,
     completion: String,
     #[serde(default)]
     index: u32,
 }
 
-/// How many of each there were.
+/// Counts of verdicts, and the sum of rewards.
 #[derive(Debug, Default)]
-struct Tally {
+struct VerdictTally {
     pass: usize,
     fail: usize,
     error: usize,
     reward: f64,
 }
 
-pub(crate) fn verify(args: &VerifyArgs, json: bool) -> anyhow::Result<ExitCode> {
-    let settings = settings(&args.verifier)?;
+/// Judges all completions and prints a verdict for each. Exits with 1 if a verdict is an error of
+/// the verifier.
+pub(crate) fn verify_completions(args: &VerifyArgs, json: bool) -> anyhow::Result<ExitCode> {
+    let settings = parse_verifier(&args.verifier)?;
     let prompts = read_prompts(&args.prompts)?;
-    let mut lines = open(&args.completions)?;
+    let mut lines = open_completions(&args.completions)?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let jobs = args.jobs.map_or(cores, |jobs| jobs as usize);
-    let once = Once::new(settings, kit(&args.tools, Vec::new())?, jobs).context("--verifier")?;
+    let once = OfflineVerifier::new(settings, find_toolchain(&args.tools, Vec::new())?, jobs)
+        .context("--verifier")?;
     let began = std::time::Instant::now();
-    let (mut tally, mut number) = (Tally::default(), 0);
+    let (mut tally, mut number) = (VerdictTally::default(), 0);
     loop {
-        let items = batch(&mut lines, &prompts, &mut number)
+        let items = read_batch(&mut lines, &prompts, &mut number)
             .with_context(|| args.completions.display().to_string())?;
         if items.is_empty() {
             break;
         }
-        if let [first, ..] = &*once.lacking(&items) {
+        if let [first, ..] = &*once.missing_needs(&items) {
             bail!("this box lacks {first} (E117)");
         }
-        for judgement in once.judge(&items) {
-            tally.count(&judgement.verdict);
-            print(&judgement, json)?;
+        for judgement in once.judge_items(&items) {
+            tally.add_verdict(&judgement.verdict);
+            print_verdict(&judgement, json)?;
         }
     }
     let seconds = began.elapsed().as_secs_f64();
-    output::say(&format!("{}, in {seconds:.1} s", tally.told()));
+    output::print_message(&format!("{}, in {seconds:.1} s", tally.summary_text()));
     Ok(if tally.error > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What this box has to judge with, and how it contains programs.
-pub(crate) fn kit(args: &ToolArgs, hidden: Vec<PathBuf>) -> anyhow::Result<Kit> {
+/// Returns the tools that the verifier needs on this box, and the launch of its sandbox. Programs
+/// cannot see the `hidden` paths.
+pub(crate) fn find_toolchain(
+    args: &VerifierToolArgs,
+    hidden: Vec<PathBuf>,
+) -> anyhow::Result<Toolchain> {
     if let Some(python) = &args.verifier_python
         && !python.is_file()
     {
-        bail!("--verifier-python {}: there is no such file (A104)", python.display());
+        bail!("--verifier-python {}: no such file (A104)", python.display());
     }
-    Ok(Kit { tools: Tools::find(args.verifier_python.as_deref()), cell: cell()?, hidden })
+    let hidden = sandbox::find_outermost(hidden);
+    let grants = OwnerGrants::from_flags(&args.verifier_path, &args.allow_command, &hidden)?;
+    let tools = VerifierTools::detect_tools(args.verifier_python.as_deref());
+    Ok(Toolchain {
+        tools,
+        cell_launch: cell_launch()?,
+        masked_launch: masked_launch()?,
+        hidden,
+        grants,
+        contains: true,
+    })
 }
 
-/// How a process is started that contains programs.
-pub(crate) fn cell() -> anyhow::Result<sandbox::Launch> {
+/// Returns the command that starts a sandbox cell.
+pub(crate) fn cell_launch() -> anyhow::Result<sandbox::CellLaunch> {
     let program = std::env::current_exe().context("find this program")?;
     let arguments = ["worker", "cell"].map(Into::into).to_vec();
-    Ok(sandbox::Launch { program, arguments })
+    Ok(sandbox::CellLaunch { program, arguments })
 }
 
-fn settings(text: &str) -> anyhow::Result<v1::Verifier> {
+/// Returns the command that starts a program with directories hidden from it.
+pub(crate) fn masked_launch() -> anyhow::Result<sandbox::CellLaunch> {
+    let program = std::env::current_exe().context("find this program")?;
+    let arguments = ["worker", "masked"].map(Into::into).to_vec();
+    Ok(sandbox::CellLaunch { program, arguments })
+}
+
+/// Parses the verifier: a name, YAML settings, or the path of a settings file.
+fn parse_verifier(text: &str) -> anyhow::Result<v1::Verifier> {
     let yaml = if VerifierSpec::NAMES.contains(&text) {
         format!("{text}: {{}}")
     } else if text.contains([':', '{']) {
@@ -100,22 +126,24 @@ fn settings(text: &str) -> anyhow::Result<v1::Verifier> {
         std::fs::read_to_string(text).with_context(|| format!("--verifier {text}"))?
     } else {
         let names = VerifierSpec::NAMES.join(", ");
-        bail!("--verifier {text}: there is no such file, and the verifiers are {names} (V103)");
+        bail!("--verifier {text}: neither a file nor a built-in verifier ({names}) (V103)");
     };
     let spec: VerifierSpec = serde_saphyr::from_str(&yaml)
         .map_err(|error| anyhow::anyhow!("{error}"))
         .context("--verifier cannot be read; docs/VERIFIERS.md has examples (V103)")?;
-    Ok(spec.verifier("verifier")?)
+    Ok(spec.to_checked_proto("verifier")?)
 }
 
-fn read_prompts(path: &Path) -> anyhow::Result<BTreeMap<String, Prompt>> {
+/// Reads the prompts by id.
+fn read_prompts(path: &Path) -> anyhow::Result<BTreeMap<String, PromptEntry>> {
     let at = || format!("--prompts {}", path.display());
     let text = std::fs::read(path).with_context(at)?;
-    let prompts = Prompt::parse_all(&text).with_context(at)?;
+    let prompts = PromptEntry::parse_all(&text).with_context(at)?;
     Ok(prompts.into_iter().map(|prompt| (prompt.id.clone(), prompt)).collect())
 }
 
-fn open(path: &Path) -> anyhow::Result<Box<dyn BufRead>> {
+/// Opens the completions file, or stdin for `-`.
+fn open_completions(path: &Path) -> anyhow::Result<Box<dyn BufRead>> {
     if path == Path::new("-") {
         return Ok(Box::new(std::io::stdin().lock()));
     }
@@ -123,15 +151,16 @@ fn open(path: &Path) -> anyhow::Result<Box<dyn BufRead>> {
     Ok(Box::new(BufReader::new(file)))
 }
 
-/// The next completions with what their prompts say; none at the end.
-fn batch(
+/// Reads the next completions with their prompts; empty at the end. `number` is the line number,
+/// for errors.
+fn read_batch(
     lines: &mut dyn BufRead,
-    prompts: &BTreeMap<String, Prompt>,
+    prompts: &BTreeMap<String, PromptEntry>,
     number: &mut usize,
-) -> anyhow::Result<Vec<Item>> {
+) -> anyhow::Result<Vec<VerifyItem>> {
     let mut items = Vec::new();
     let mut text = Vec::new();
-    while items.len() < BATCH {
+    while items.len() < BATCH_SIZE {
         text.clear();
         *number += 1;
         if (&mut *lines).take(LINE_BYTES_MAX).read_until(b'\n', &mut text)? == 0 {
@@ -140,19 +169,20 @@ fn batch(
         if text.trim_ascii().is_empty() {
             continue;
         }
-        let line: Line = serde_json::from_slice(&text).with_context(|| {
+        let line: CompletionLine = serde_json::from_slice(&text).with_context(|| {
             format!("line {number}: expected an object such as {{\"prompt_id\": \"p1\", \"completion\": \"4\"}}")
         })?;
         let prompt = prompts
             .get(&line.prompt_id)
             .with_context(|| format!("line {number}: no prompt has the id {:?}", line.prompt_id))?;
-        items.push(Item::of(prompt, line.index, line.completion));
+        items.push(VerifyItem::from_prompt(prompt, line.index, line.completion));
     }
     Ok(items)
 }
 
-fn print(Judgement { verdict, took }: &Judgement, json: bool) -> anyhow::Result<()> {
-    let (status, ms) = (status(verdict.outcome()), took.as_secs_f64() * 1e3);
+/// Prints a verdict as text or JSON.
+fn print_verdict(TimedVerdict { verdict, took }: &TimedVerdict, json: bool) -> anyhow::Result<()> {
+    let (status, ms) = (outcome_word(verdict.outcome()), took.as_secs_f64() * 1e3);
     let v1::verdicts::Verdict { prompt_id, index, reward, detail, .. } = verdict;
     if json {
         return output::print_json(&json!({
@@ -165,11 +195,12 @@ fn print(Judgement { verdict, took }: &Judgement, json: bool) -> anyhow::Result<
         }));
     }
     let detail = if detail.is_empty() { String::new() } else { format!("  {detail}") };
-    output::print(&format!("{status:<5} {reward:>5.2} {ms:>8.1} ms  {prompt_id}{detail}"));
+    output::print_line(&format!("{status:<5} {reward:>5.2} {ms:>8.1} ms  {prompt_id}{detail}"));
     Ok(())
 }
 
-fn status(outcome: Outcome) -> &'static str {
+/// Returns the word for an outcome.
+fn outcome_word(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Pass => "pass",
         Outcome::Fail => "fail",
@@ -177,8 +208,9 @@ fn status(outcome: Outcome) -> &'static str {
     }
 }
 
-impl Tally {
-    fn count(&mut self, verdict: &v1::verdicts::Verdict) {
+impl VerdictTally {
+    /// Adds a verdict.
+    fn add_verdict(&mut self, verdict: &v1::verdicts::Verdict) {
         match verdict.outcome() {
             Outcome::Pass => self.pass += 1,
             Outcome::Fail => self.fail += 1,
@@ -187,8 +219,9 @@ impl Tally {
         self.reward += verdict.reward;
     }
 
-    /// Errors are no samples: they count in no mean.
-    fn told(&self) -> String {
+    /// Returns the counts and the mean reward. Errors have no reward and are excluded from the
+    /// mean.
+    fn summary_text(&self) -> String {
         let Self { pass, fail, error, reward } = self;
         let judged = pass + fail;
         let mean = reward / (judged.max(1) as f64);
@@ -202,10 +235,10 @@ mod tests {
 
     #[test]
     fn a_verifier_is_a_name_or_settings_and_mistakes_say_what_is_possible() {
-        assert!(settings("python").is_ok());
+        assert!(parse_verifier("python").is_ok());
         assert_eq!(
-            settings("numeric: {tolerance: 0.5}").unwrap(),
-            settings("{numeric: {tolerance: 0.5}}").unwrap()
+            parse_verifier("numeric: {tolerance: 0.5}").unwrap(),
+            parse_verifier("{numeric: {tolerance: 0.5}}").unwrap()
         );
         for (text, expected) in [
             ("pyton", "the verifiers are exact"),
@@ -213,25 +246,26 @@ mod tests {
             ("{regex: {pattern: '('}}", "verifier.regex"),
             ("chain", "cannot be read"),
         ] {
-            let error = format!("{:#}", settings(text).unwrap_err());
+            let error = format!("{:#}", parse_verifier(text).unwrap_err());
             assert!(error.contains(expected), "{error}");
         }
     }
 
     #[test]
     fn completions_are_read_in_batches_and_mistakes_name_their_line() {
-        let prompt = Prompt::parse_all(b"{\"id\": \"a\", \"prompt\": \"x\"}").unwrap().remove(0);
+        let prompt =
+            PromptEntry::parse_all(b"{\"id\": \"a\", \"prompt\": \"x\"}").unwrap().remove(0);
         let prompts = BTreeMap::from([("a".to_owned(), prompt)]);
         let line = "{\"prompt_id\": \"a\", \"completion\": \"1\"}\n";
-        let text = line.repeat(BATCH) + "\n" + line;
+        let text = line.repeat(BATCH_SIZE) + "\n" + line;
         let (mut lines, mut number) = (text.as_bytes(), 0);
-        let mut next = || batch(&mut lines, &prompts, &mut number).unwrap().len();
-        assert_eq!([next(), next(), next()], [BATCH, 1, 0]);
+        let mut next = || read_batch(&mut lines, &prompts, &mut number).unwrap().len();
+        assert_eq!([next(), next(), next()], [BATCH_SIZE, 1, 0]);
         for (text, expected) in [
             ("\n{}", "line 2: expected"),
             ("{\"prompt_id\": \"b\", \"completion\": \"\"}", "line 1: no prompt"),
         ] {
-            let error = batch(&mut text.as_bytes(), &prompts, &mut 0).unwrap_err().to_string();
+            let error = read_batch(&mut text.as_bytes(), &prompts, &mut 0).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");
         }
     }

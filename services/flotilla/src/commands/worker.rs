@@ -1,15 +1,19 @@
-//! `flotilla worker`: what agents start. Dies with its agent.
+//! `flotilla worker`: the worker processes that agents start. They die with their agent.
+
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use rustix::process::Signal;
-use verifier::Kit;
+use verifier::Toolchain;
 
 use super::verify;
-use crate::{bench, cli::WorkerCommand, supervise::die_with_parent};
+use crate::{args::WorkerCommand, bench, supervisor::die_with_parent};
 
-pub(crate) fn work(worker: WorkerCommand) -> anyhow::Result<()> {
-    // Not a cell: the thread of the verifier that started it may end before it does.
-    if !matches!(worker, WorkerCommand::Cell) {
+/// Runs a worker.
+pub(crate) fn run_worker(worker: WorkerCommand) -> anyhow::Result<()> {
+    // Not a cell, nor what a verifier starts itself: the thread that started it may end before it
+    // does.
+    if !matches!(worker, WorkerCommand::Cell | WorkerCommand::Masked { .. }) {
         die_with_parent(Signal::KILL);
     }
     match worker {
@@ -34,17 +38,45 @@ pub(crate) fn work(worker: WorkerCommand) -> anyhow::Result<()> {
                 device,
                 dtype,
             };
-            generator::work(&policy)?;
+            generator::run_generate_worker(&policy)?;
         }
-        WorkerCommand::Verify { threads, tools, hidden, .. } => {
+        WorkerCommand::Verify { threads, tools, hidden, grants, contains, .. } => {
             let tools = serde_json::from_str(&tools).context("--tools")?;
-            verifier::work(Kit { tools, cell: verify::cell()?, hidden }, threads);
+            let grants = serde_json::from_str(&grants).context("--grants")?;
+            let (cell, masked) = (verify::cell_launch()?, verify::masked_launch()?);
+            hide(&hidden, &cell.program);
+            verifier::serve_verify_calls(
+                Toolchain {
+                    tools,
+                    cell_launch: cell,
+                    masked_launch: masked,
+                    hidden,
+                    grants,
+                    contains,
+                },
+                threads,
+            );
         }
+        WorkerCommand::Masked { hidden, argv } => sandbox::run_masked(&hidden, &argv),
         WorkerCommand::Cell => sandbox::serve_cell(),
-        WorkerCommand::Train { device, dtype } => trainer::work(&device, dtype),
-        WorkerCommand::Eval { device, dtype } => evaluator::work(&device, dtype),
+        WorkerCommand::Train { device, dtype } => trainer::run_train_worker(&device, dtype),
+        WorkerCommand::Eval { device, dtype } => evaluator::run_eval_worker(&device, dtype),
         WorkerCommand::Swarm { part } => bench::peer_task(&part)?,
         WorkerCommand::Bench { task, model, text } => bench::engine_task(&model, &text, &task)?,
     }
     Ok(())
+}
+
+/// Hides the agent's keys from a worker that needs none of them, where the box allows it: this is a
+/// second line, for the worker runs nothing but this program's own code.
+fn hide(hidden: &[PathBuf], program: &Path) {
+    if hidden.iter().any(|own| program.starts_with(own)) {
+        // It starts cells by that path.
+        tracing::warn!(
+            program = %program.display(),
+            "this program is in the agent's own directory, which stays visible to its verifier"
+        );
+    } else if let Err(error) = sandbox::hide_from_this_process(hidden) {
+        tracing::info!(%error, "the agent's own directories stay visible to its verifier");
+    }
 }

@@ -1,8 +1,8 @@
-//! The demo's last word: a table, or one JSON document.
+//! The demo's report: tables, or one JSON document.
 
 use std::{path::Path, time::Instant};
 
-use control::{Control, view};
+use control::{FleetControl, run_to_proto};
 use serde_json::{Value, json};
 use wire::{RunId, v1};
 
@@ -11,39 +11,42 @@ use crate::{
     fleet::FleetFile,
 };
 
-pub(super) struct Report {
+/// The result of the demo, as JSON and as tables.
+pub(super) struct DemoReport {
     pub runs: [RunId; 2],
     pub json: Value,
     pub tables: String,
 }
 
-pub(super) async fn gather(
-    control: &Control,
+/// Reads both runs and builds the report.
+pub(super) async fn gather_report(
+    control: &FleetControl,
     runs: &[RunId; 2],
     seed: u64,
     began: Instant,
-) -> anyhow::Result<Report> {
-    let base = view(&control.run(&runs[0]).await?);
-    let raft = view(&control.run(&runs[1]).await?);
+) -> anyhow::Result<DemoReport> {
+    let base = run_to_proto(&control.get_run(&runs[0]).await?);
+    let raft = run_to_proto(&control.get_run(&runs[1]).await?);
     let wall_s = began.elapsed().as_secs_f64();
     let json = json!({
         "seed": seed,
         "wall_s": wall_s,
         "runs": runs,
-        "checkpoints": base.evals.iter().chain(&raft.evals).map(measured).collect::<Vec<_>>(),
-        "cycles": raft.cycles_done.iter().map(|done| cycle(&raft, done)).collect::<Vec<_>>(),
+        "checkpoints": base.evals.iter().chain(&raft.evals).map(eval_json).collect::<Vec<_>>(),
+        "cycles": raft.cycles_done.iter().map(|done| cycle_json(&raft, done)).collect::<Vec<_>>(),
     });
     let tables = format!(
-        "\n{}: perplexity of held-out work as the base learns\n{}\n\n{}: reward-ranked fine-tuning\n{}\n\n{wall_s:.0} s in all",
+        "\n{}: held-out perplexity of the base during training\n{}\n\n{}: reward-ranked fine-tuning\n{}\n\n{wall_s:.0} s in total",
         runs[0],
         perplexities_table(&base),
         runs[1],
         cycles_table(&raft)
     );
-    Ok(Report { runs: runs.clone(), json, tables })
+    Ok(DemoReport { runs: runs.clone(), json, tables })
 }
 
-fn measured(eval: &v1::Eval) -> Value {
+/// Returns an evaluation result as JSON.
+fn eval_json(eval: &v1::Eval) -> Value {
     json!({
         "run": eval.run,
         "cycle": eval.cycle,
@@ -54,7 +57,8 @@ fn measured(eval: &v1::Eval) -> Value {
     })
 }
 
-fn cycle(raft: &v1::Run, done: &v1::CycleDone) -> Value {
+/// Returns the results of a finished cycle as JSON, with its last held-out perplexity.
+fn cycle_json(raft: &v1::Run, done: &v1::CycleDone) -> Value {
     let last = raft.evals.iter().filter(|eval| eval.cycle == done.cycle).max_by_key(|e| e.step);
     let rate = done.heldout.unwrap_or_default();
     json!({
@@ -72,8 +76,8 @@ fn cycle(raft: &v1::Run, done: &v1::CycleDone) -> Value {
     })
 }
 
-/// Where to look further.
-pub(super) fn hints(directory: &Path, runs: &[RunId; 2], up: bool, kept: bool) -> String {
+/// Returns commands to inspect the fleet further, by whether it is still up and its files are kept.
+pub(super) fn next_steps(directory: &Path, runs: &[RunId; 2], up: bool, kept: bool) -> String {
     let directory = directory.display();
     let raft = &runs[1];
     if !kept {
@@ -89,8 +93,8 @@ pub(super) fn hints(directory: &Path, runs: &[RunId; 2], up: bool, kept: bool) -
     }
     let file = FleetFile::read(Path::new(&directory.to_string())).ok().flatten();
     let closed = file.as_ref().is_some_and(|file| file.identity.is_some());
-    let page = file.as_ref().map_or_else(String::new, FleetFile::page);
-    let enter = if closed { " (it asks for what is in keys/admin/bearer.jwt)" } else { "" };
+    let page = file.as_ref().map_or_else(String::new, FleetFile::page_url);
+    let enter = if closed { " (sign in with the contents of keys/admin/bearer.jwt)" } else { "" };
     let (nats, gateway) = file.map_or_else(Default::default, |file| (file.nats, file.gateway));
     let (nats_as, grpc_as) = if closed {
         let keys = "$FLOTILLA_DIR/keys";

@@ -1,4 +1,4 @@
-//! A fleet of this machine: `flotilla up` as a process of its own.
+//! A fleet on this machine: `flotilla up` as a child process.
 
 use std::{
     path::Path,
@@ -7,44 +7,53 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use control::Control;
+use control::FleetControl;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 use wire::v1::agent_status::State;
 
-use crate::{output, supervise::open_log};
+use crate::{output, supervisor::open_log};
 
 use super::{FleetArgs, FleetFile};
 
-/// From the start of the first process to the last agent's first word.
+/// Maximum time from the start of the first process to the first status of the last agent.
 const READY_LIMIT: Duration = Duration::from_secs(60);
-const POLL: Duration = Duration::from_millis(50);
+/// Interval between two checks.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// An agent that dies is replaced soon.
+/// Job lease in seconds, short so that a dead agent is replaced soon.
 const LEASE_S: &str = "10";
 
+/// A running `flotilla up` process.
 pub(crate) struct FleetProcess {
     up: Child,
 }
 
-/// What to start.
+/// The options of a fleet to start.
 #[derive(Debug, Clone)]
-pub(crate) struct Wanted {
-    /// As `flotilla up --agents` reads it.
+pub(crate) struct FleetProcessOptions {
+    /// Agents to start, in the format of `flotilla up --agents`.
     pub agents: String,
-    /// Cores for each of them; otherwise they share the machine's.
+    /// CPU cores of each agent; `None` shares the machine's cores.
     pub threads: Option<u32>,
-    /// It goes on without us.
-    pub outlives: bool,
+    /// If set, the fleet keeps running after this process ends.
+    pub detached: bool,
 }
 
 impl FleetProcess {
-    pub(crate) async fn start(directory: &Path, wanted: &Wanted) -> anyhow::Result<Self> {
+    /// Starts `flotilla up` in a directory and waits until it has written `fleet.json`.
+    ///
+    /// # Errors
+    /// If the process ends, or is not up within `READY_LIMIT`.
+    pub(crate) async fn start(
+        directory: &Path,
+        wanted: &FleetProcessOptions,
+    ) -> anyhow::Result<Self> {
         if let Some(before) = FleetFile::read(directory)? {
-            // A stale file would be taken for the new fleet's.
-            let _ = std::fs::remove_file(FleetFile::path(directory));
-            tracing::debug!(?before, "a fleet was up here before");
+            // A stale file would be taken for that of the new fleet.
+            let _ = std::fs::remove_file(FleetFile::path_in(directory));
+            tracing::debug!(?before, "a fleet has run here before");
         }
         let log = directory.join("logs/up.log");
         let mut command = Command::new(std::env::current_exe().context("find this program")?);
@@ -53,7 +62,7 @@ impl FleetProcess {
         if let Some(threads) = wanted.threads {
             command.args(["--threads", &threads.to_string()]);
         }
-        if !wanted.outlives {
+        if !wanted.detached {
             command.arg("--die-with-parent");
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(open_log(&log)?).process_group(0);
@@ -62,7 +71,7 @@ impl FleetProcess {
         while FleetFile::read(directory)?.is_none() {
             if let Some(status) = up.try_wait()? {
                 let told = std::fs::read_to_string(&log).unwrap_or_default();
-                bail!("the fleet did not start ({status}): {} (A106)", last_error(&told));
+                bail!("the fleet did not start ({status}): {} (A106)", find_last_error(&told));
             }
             if began.elapsed() > READY_LIMIT {
                 bail!(
@@ -70,57 +79,63 @@ impl FleetProcess {
                     log.display()
                 );
             }
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(Self { up })
     }
 
+    /// Waits for the end of the process and returns its exit status as text.
     pub(crate) async fn wait(&mut self) -> String {
         let status = self.up.wait().await;
         status.map_or_else(|error| error.to_string(), |status: ExitStatus| status.to_string())
     }
 
+    /// Stops the fleet with SIGTERM and waits for its end.
     pub(crate) async fn stop(mut self) {
         let pid = self.up.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         if let Some(pid) = pid {
-            // It may have ended by itself.
+            // The process may have ended already.
             let _ = kill_process(pid, Signal::TERM);
         }
         let _ = self.up.wait().await;
     }
 
-    /// The process goes on without us.
-    pub(crate) fn leave(self) {
+    /// Detaches from the process, which keeps running.
+    pub(crate) fn detach_process(self) {
         drop(self.up);
     }
 }
 
-fn last_error(log: &str) -> String {
+/// Returns the last error of a log with its causes, on one line.
+fn find_last_error(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     let start = lines.iter().rposition(|line| line.starts_with("error:")).unwrap_or(0);
     lines[start..].join(" ")
 }
 
-/// Waits until the services answer and so many agents have said that they are there.
-pub(crate) async fn ready(directory: &Path, wanted: usize) -> anyhow::Result<Control> {
+/// Waits until the services answer and at least `wanted` agents are ready.
+///
+/// # Errors
+/// If that takes longer than `READY_LIMIT`.
+pub(crate) async fn wait_ready(directory: &Path, wanted: usize) -> anyhow::Result<FleetControl> {
     let at = FleetArgs { dir: Some(directory.to_owned()), ..FleetArgs::default() };
     let began = Instant::now();
     loop {
-        let missing = match at.control().await {
+        let missing = match at.connect_control().await {
             Ok(control) => {
-                let agents = control.agents().await?;
+                let agents = control.list_agents().await?;
                 let here = agents.iter().filter(|agent| agent.state() == State::Ready).count();
                 if here >= wanted {
-                    output::say(&format!("the fleet is up: {wanted} agents"));
+                    output::print_message(&format!("the fleet is up: {wanted} agents"));
                     return Ok(control);
                 }
-                anyhow::anyhow!("{here} of {wanted} agents are there (A106)")
+                anyhow::anyhow!("{here} of {wanted} agents are online (A106)")
             }
             Err(error) => error,
         };
         if began.elapsed() > READY_LIMIT {
             return Err(missing.context(format!("the fleet was not ready within {READY_LIMIT:?}")));
         }
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

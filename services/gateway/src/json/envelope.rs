@@ -1,48 +1,57 @@
-//! What a message of a stream is put into: a byte of flags, the length, and the message. gRPC's
-//! frames are the same.
+//! The envelope around each message of a stream: one byte of flags, the length in 4 bytes (big
+//! endian), and the message. gRPC's frames have the same format.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use tonic::{Code, Status};
 
-use crate::status::refused;
+use crate::status::build_status;
 
-pub(super) const HEAD: usize = 5;
-pub(super) const MESSAGE: u8 = 0;
-/// Of Connect: what ends a stream, an error where there is one.
-pub(super) const END: u8 = 2;
+/// Bytes of the flags and the length.
+pub(super) const HEADER_BYTES: usize = 5;
+/// Flags of an uncompressed message.
+pub(super) const MESSAGE_FLAGS: u8 = 0;
+/// Connect's flags of the message that ends a stream, with the error if it failed.
+pub(super) const END_FLAGS: u8 = 2;
 
-pub(super) fn seal(flags: u8, message: &[u8]) -> Bytes {
-    let mut sealed = BytesMut::with_capacity(HEAD + message.len());
+/// Puts a message into an envelope.
+pub(super) fn wrap_message(flags: u8, message: &[u8]) -> Bytes {
+    let mut sealed = BytesMut::with_capacity(HEADER_BYTES + message.len());
     sealed.put_u8(flags);
-    // Messages are bounded far below.
+    // Messages are bounded far below 4 GiB.
     sealed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
     sealed.put_slice(message);
     sealed.freeze()
 }
 
-/// The length of the message behind the head, and its flags.
-pub(super) fn head(bytes: &[u8]) -> Option<(u8, usize)> {
-    let [flags, length @ ..] = bytes.first_chunk::<HEAD>()?;
+/// Parses the flags and the message length, or returns `None` with fewer than 5 bytes.
+pub(super) fn parse_header(bytes: &[u8]) -> Option<(u8, usize)> {
+    let [flags, length @ ..] = bytes.first_chunk::<HEADER_BYTES>()?;
     Some((*flags, usize::try_from(u32::from_be_bytes(*length)).ok()?))
 }
 
-/// The one message of a request.
-pub(super) fn open(sealed: Bytes) -> Result<Bytes, Status> {
-    match head(&sealed) {
-        Some((MESSAGE, length)) if length == sealed.len() - HEAD => Ok(sealed.slice(HEAD..)),
-        Some((MESSAGE, length)) => Err(wrong(format!(
-            "the envelope names {length} bytes, and {} are there (G101)",
-            sealed.len() - HEAD
+/// Returns the only message of a request.
+///
+/// # Errors
+/// If the envelope is missing, has another length, or is compressed.
+pub(super) fn unwrap_request(sealed: Bytes) -> Result<Bytes, Status> {
+    match parse_header(&sealed) {
+        Some((MESSAGE_FLAGS, length)) if length == sealed.len() - HEADER_BYTES => {
+            Ok(sealed.slice(HEADER_BYTES..))
+        }
+        Some((MESSAGE_FLAGS, length)) => Err(invalid_envelope(format!(
+            "the envelope declares {length} bytes but has {} (G101)",
+            sealed.len() - HEADER_BYTES
         ))),
-        Some((flags, _)) => Err(wrong(format!(
-            "the envelope has flags {flags:#04x}: compressed messages are not taken (G101)"
+        Some((flags, _)) => Err(invalid_envelope(format!(
+            "the envelope has flags {flags:#04x}: compressed messages are not supported (G101)"
         ))),
-        None => Err(wrong("the request has no envelope around its message (G101)".into())),
+        None => Err(invalid_envelope("the request message has no envelope (G101)".into())),
     }
 }
 
-fn wrong(words: String) -> Status {
-    refused(Code::InvalidArgument, words)
+/// Returns the status of an invalid envelope.
+fn invalid_envelope(words: String) -> Status {
+    build_status(Code::InvalidArgument, words)
 }
 
 #[cfg(test)]
@@ -52,12 +61,12 @@ mod tests {
     #[test]
     fn what_is_sealed_is_opened_and_nothing_else_is() {
         for message in [&b""[..], b"{}", &[7; 300]] {
-            assert_eq!(open(seal(MESSAGE, message)).unwrap(), message);
+            assert_eq!(unwrap_request(wrap_message(MESSAGE_FLAGS, message)).unwrap(), message);
         }
         let wrong =
             [&b""[..], &[0, 0, 0, 0], &[0, 0, 0, 0, 2, 1], &[0, 0, 0, 0, 0, 1], &[1, 0, 0, 0, 0]];
         for sealed in wrong {
-            let refused = open(Bytes::copy_from_slice(sealed)).unwrap_err();
+            let refused = unwrap_request(Bytes::copy_from_slice(sealed)).unwrap_err();
             assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{sealed:?}");
         }
     }

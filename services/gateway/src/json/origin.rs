@@ -1,7 +1,7 @@
-//! Which pages may call. A browser sends whatever page it shows to any address, also to those
-//! that only this network has: without this, any page of the web could steer an open fleet.
+//! Checks which web pages may call. A browser sends requests of any page to any address, including
+//! those of a private network: without this check, any web page could control an open fleet.
 //!
-//! A page calls the gateway it came from. Its name must be one that no stranger can point at this
+//! Only the gateway's own page may call. Its host must be one that no outsider can point at this
 //! network (DNS rebinding): an address, or a name that public DNS does not have.
 
 use std::net::IpAddr;
@@ -11,42 +11,50 @@ use tonic::{
     codegen::http::{HeaderMap, Uri, header, uri::Authority},
 };
 
-use crate::status::refused;
+use crate::status::build_status;
 
-/// Names that are for private networks (RFC 6761, RFC 6762, RFC 8375, and ICANN's `.internal`).
-const PRIVATE: [&str; 4] = [".localhost", ".local", ".home.arpa", ".internal"];
+/// Name suffixes for private networks (RFC 6761, RFC 6762, RFC 8375, and ICANN's `.internal`).
+const PRIVATE_SUFFIXES: [&str; 4] = [".localhost", ".local", ".home.arpa", ".internal"];
 
-/// `is_known`: the request shows a bearer that is good, which only those have who may call. What
-/// programs that are no browsers ask has no origin.
-pub(super) fn check(uri: &Uri, headers: &HeaderMap, is_known: bool) -> Result<(), Status> {
+/// Checks the `Origin` header against the host. `is_known` is true if the request has a valid
+/// bearer, which no foreign page has. Requests of programs that are not browsers have no origin and
+/// pass.
+///
+/// # Errors
+/// If the page comes from another host, or an open fleet's page is served at a public name.
+pub(super) fn check_origin(uri: &Uri, headers: &HeaderMap, is_known: bool) -> Result<(), Status> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let origin = origin.to_str().unwrap_or_default();
     let host = uri.authority().map(Authority::as_str);
     let host = host.or_else(|| headers.get(header::HOST)?.to_str().ok()).unwrap_or_default();
     let from = origin.split_once("://").map(|(_, authority)| authority);
     if from != Some(host) {
-        return Err(denied(format!(
+        return Err(deny_origin(format!(
             "a page of {origin:?} may not call {host:?}: only the gateway's own page may (G111)"
         )));
     }
     if is_known || is_private(host) {
         return Ok(());
     }
-    Err(denied(format!(
+    Err(deny_origin(format!(
         "an open fleet's page is not served at {host:?}, which anybody could point here: use an \
          address or a name of this network, or make a closed fleet (flotilla init) (G111)"
     )))
 }
 
-fn denied(words: String) -> Status {
-    refused(Code::PermissionDenied, words)
+/// Returns the status of a denied page.
+fn deny_origin(words: String) -> Status {
+    build_status(Code::PermissionDenied, words)
 }
 
+/// Returns true if the host is an address, a name without a dot, or a name for private networks.
 fn is_private(authority: &str) -> bool {
     let Ok(authority) = authority.parse::<Authority>() else { return false };
     let name = authority.host().trim_start_matches('[').trim_end_matches(']');
     let is_address = name.parse::<IpAddr>().is_ok();
-    is_address || !name.contains('.') || PRIVATE.iter().any(|suffix| name.ends_with(suffix))
+    is_address
+        || !name.contains('.')
+        || PRIVATE_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
 }
 
 #[cfg(test)]
@@ -60,7 +68,7 @@ mod tests {
             request = request.header("origin", origin);
         }
         let request = request.body(()).unwrap();
-        check(request.uri(), request.headers(), is_known).is_ok()
+        check_origin(request.uri(), request.headers(), is_known).is_ok()
     }
 
     #[test]

@@ -23,7 +23,7 @@ async fn an_audit_names_what_is_wrong_in_the_log_and_in_the_store() {
     std::fs::write(all.remove(0), "longer than anything that was stored here").unwrap();
     let findings = audit(false).await.findings;
     let told: Vec<&str> = findings.iter().map(|finding| &*finding.what).collect();
-    assert_eq!(told, ["the run's facts do not say that it succeeded", "has another size"]);
+    assert_eq!(told, ["the run's facts do not show that it succeeded", "has another size"]);
     assert_eq!((&*findings[0].r#where, findings[0].sequence), ("log", at));
     assert_eq!(findings[0].subject, format!("flotilla.{run}.done"));
     assert_eq!(findings[1].r#where, "store");

@@ -6,25 +6,25 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use authority::{
-    Admission, Authority, Fingerprint, Identity, JoinToken, KitFiles, Member, Purpose, Role, Scope,
-    Standing, Statement,
-};
 use bus::{
     Bus, ConnectOptions,
     server::{ManagedServer, ServerOptions},
 };
-use control::{Control, Members, Terms};
+use control::{FleetControl, MemberRegistry, MembershipConfig};
 use gateway::{
-    Config, Tls,
-    client::{Client, ClientError, PinError, Target, fetch_authority},
+    Config, GatewayTls,
+    client::{ClientError, GatewayTarget, MembershipClient, PinError, fetch_authority},
     rpc::{evals_client::EvalsClient, members_client::MembersClient, runs_client::RunsClient},
+};
+use identity::{
+    CredentialFiles, Fingerprint, FleetAuthority, JoinToken, Member, MemberIdentity, MemberKind,
+    MemberRole, MemberTokens, ProofPurpose, ProofStatement, UserScope,
 };
 use prost::Message;
 use store::Store;
 use tempfile::TempDir;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::TcpStream,
     task::JoinSet,
     time::{Instant, timeout},
@@ -56,56 +56,66 @@ fn now() -> Duration {
 /// Somebody's.
 fn user_key() -> String {
     let directory = TempDir::new().unwrap();
-    Identity::named("somebody").within(directory.path()).public_key().unwrap()
+    MemberIdentity::with_default_files("somebody")
+        .resolve_in(directory.path())
+        .ensure_public_key()
+        .unwrap()
 }
 
 impl Closed {
     async fn start() -> Self {
         let dir = TempDir::new().unwrap();
         let keys = dir.path().join("keys");
-        let (authority, _) = Authority::create(&keys, "test", &[], now().as_secs()).unwrap();
+        let (authority, _) =
+            FleetAuthority::create_or_open(&keys, "test", &[], now().as_secs()).unwrap();
         let nats = dir.path().join("bus");
         let mut server = ServerOptions::new(&nats);
         let config = authority.nats_config(&nats.join("accounts"), now().as_secs()).unwrap();
-        server.closed = Some(bus::server::Closed { config, account: authority.account() });
+        server.closed_fleet = Some(bus::server::ClosedFleetConfig {
+            config,
+            account: authority.account_public_key(),
+        });
         let nats = ManagedServer::start(&server).await.unwrap();
-        let coordinator =
-            Member { name: AgentId::new("coordinator").unwrap(), standing: Standing::Coordinator };
-        let identity = Identity::named("coordinator").within(&dir.path().join("coordinator"));
-        let key = identity.public_key().unwrap();
-        let Admission { jwt, bearer } =
-            authority.admit(&coordinator, &key, now().as_secs(), None).unwrap();
-        let kit = KitFiles { jwt: &jwt, bearer: &bearer, ca: authority.ca_pem() };
-        identity.write(&kit).unwrap();
+        let coordinator = Member {
+            name: AgentId::new("coordinator").unwrap(),
+            standing: MemberKind::Coordinator,
+        };
+        let identity = MemberIdentity::with_default_files("coordinator")
+            .resolve_in(&dir.path().join("coordinator"));
+        let key = identity.ensure_public_key().unwrap();
+        let MemberTokens { jwt, bearer } =
+            authority.issue_tokens(&coordinator, &key, now().as_secs(), None).unwrap();
+        let kit = CredentialFiles { jwt: &jwt, bearer: &bearer, ca: authority.ca_pem() };
+        identity.write_files(&kit).unwrap();
         let options = ConnectOptions {
-            urls: vec![nats.url()],
+            urls: vec![nats.client_url()],
             identity: Some(identity),
             ..Default::default()
         };
         let bus = Bus::connect(&options).await.unwrap();
-        bus.prepare(1).await.unwrap();
+        bus.prepare_log(1).await.unwrap();
         bus.prepare_members(1).await.unwrap();
-        let tls = Tls {
-            cert_pem: std::fs::read(authority.server_certificate()).unwrap(),
-            key_pem: std::fs::read(authority.server_key()).unwrap(),
+        let tls = GatewayTls {
+            cert_pem: std::fs::read(authority.server_certificate_path()).unwrap(),
+            key_pem: std::fs::read(authority.server_key_path()).unwrap(),
         };
         let config = Config { listen: "127.0.0.1:0".parse().unwrap(), tls: Some(tls) };
-        let bound = gateway::bind(config).await.unwrap();
-        let address = bound.address().to_string();
+        let bound = gateway::bind_port(config).await.unwrap();
+        let address = bound.local_address().to_string();
         let store = Store::open(&format!("file://{}/store", dir.path().display())).await.unwrap();
-        let terms = Terms {
-            keys: keys.clone(),
-            servers: vec![nats.url()],
-            nats: vec!["tls://127.0.0.1:1".into()],
-            gateways: vec![address.clone()],
+        let terms = MembershipConfig {
+            keys_dir: keys.clone(),
+            nats_servers: vec![nats.client_url()],
+            advertised_nats: vec!["tls://127.0.0.1:1".into()],
+            advertised_gateways: vec![address.clone()],
             store: store.url().to_owned(),
             member_ttl: Duration::from_secs(3600),
             lease: Duration::from_secs(60),
         };
-        let members = Members::new(bus.clone(), terms);
+        let members = MemberRegistry::new(bus.clone(), terms);
         let stop = CancellationToken::new();
-        let control = Control::with_store(bus.clone(), store);
-        tokio::spawn(bound.closed(members).serve(control, stop.clone()));
+        let control = FleetControl::with_store(bus.clone(), store);
+        tokio::spawn(bound.with_members(members).serve_calls(control, stop.clone()));
         let ca_pem = authority.ca_pem().to_owned();
         let closed = Self { address, ca_pem, keys, bus, dir, nats, stop };
         closed.answers().await;
@@ -115,10 +125,10 @@ impl Closed {
     /// Until it has read who is a member, it lets nobody in.
     async fn answers(&self) {
         let began = Instant::now();
-        let bearer = self.bearer("admin", Scope::Admin);
+        let bearer = self.bearer("admin", UserScope::Admin);
         loop {
             let mut client = self.client(Some(&bearer)).await;
-            match client.members().await {
+            match client.list_members().await {
                 Ok(_) => return,
                 Err(error) => {
                     assert!(began.elapsed() < PATIENCE && error.is_transient(), "{error}");
@@ -128,38 +138,38 @@ impl Closed {
         }
     }
 
-    fn bearer(&self, name: &str, scope: Scope) -> String {
+    fn bearer(&self, name: &str, scope: UserScope) -> String {
         // As the fleet's own are, who have no records.
-        self.bearer_until(name, Standing::User { scope }, None)
+        self.bearer_until(name, MemberKind::User { scope }, None)
     }
 
-    fn bearer_until(&self, name: &str, standing: Standing, until: Option<u64>) -> String {
+    fn bearer_until(&self, name: &str, standing: MemberKind, until: Option<u64>) -> String {
         let member = Member { name: AgentId::new(name).unwrap(), standing };
         let issued = now().as_secs() - 10;
-        let authority = Authority::open(&self.keys).unwrap();
-        authority.admit(&member, &user_key(), issued, until).unwrap().bearer
+        let authority = FleetAuthority::open(&self.keys).unwrap();
+        authority.issue_tokens(&member, &user_key(), issued, until).unwrap().bearer
     }
 
-    fn target(&self, bearer: Option<&str>) -> Target {
-        Target {
+    fn target(&self, bearer: Option<&str>) -> GatewayTarget {
+        GatewayTarget {
             addresses: vec![self.address.clone()],
             ca_pem: self.ca_pem.clone(),
             bearer: bearer.map(str::to_owned),
         }
     }
 
-    async fn client(&self, bearer: Option<&str>) -> Client {
-        Client::connect(&self.target(bearer)).await.unwrap()
+    async fn client(&self, bearer: Option<&str>) -> MembershipClient {
+        MembershipClient::connect_first(&self.target(bearer)).await.unwrap()
     }
 
-    async fn admin(&self) -> Client {
-        self.client(Some(&self.bearer("admin", Scope::Admin))).await
+    async fn admin(&self) -> MembershipClient {
+        self.client(Some(&self.bearer("admin", UserScope::Admin))).await
     }
 
     async fn channel(&self) -> Channel {
         let tls = ClientTlsConfig::new()
             .ca_certificate(Certificate::from_pem(&self.ca_pem))
-            .domain_name(authority::SERVER_NAME);
+            .domain_name(identity::SERVER_NAME);
         let endpoint = Channel::from_shared(format!("https://{}", self.address)).unwrap();
         endpoint.tls_config(tls).unwrap().connect().await.unwrap()
     }
@@ -174,22 +184,23 @@ impl Closed {
         self.admin().await.create_token(request).await.unwrap().line.parse().unwrap()
     }
 
-    fn identity(&self, name: &str) -> Identity {
-        Identity::named(name).within(&self.dir.path().join("kits").join(name))
+    fn identity(&self, name: &str) -> MemberIdentity {
+        MemberIdentity::with_default_files(name)
+            .resolve_in(&self.dir.path().join("kits").join(name))
     }
 
     /// As a box of this name asks with this key, which it may have from another.
-    fn join_request(&self, token: &JoinToken, name: &str, key: &Identity) -> v1::JoinRequest {
+    fn join_request(&self, token: &JoinToken, name: &str, key: &MemberIdentity) -> v1::JoinRequest {
         let at_ms = u64::try_from(now().as_millis()).unwrap();
         let name = AgentId::new(name).unwrap();
-        let purpose = Purpose::Join { token: &token.id };
-        let statement = Statement { purpose, fleet: token.ca, name: &name, at_ms };
+        let purpose = ProofPurpose::Join { token: &token.id };
+        let statement = ProofStatement { purpose, fleet: token.ca, name: &name, at_ms };
         v1::JoinRequest {
             id: token.id.clone(),
             secret: token.secret.clone(),
             name: name.to_string(),
-            public_key: key.public_key().unwrap(),
-            proof: Some(v1::KeyProof { at_ms, signature: statement.sign(key).unwrap() }),
+            public_key: key.ensure_public_key().unwrap(),
+            proof: Some(v1::KeyProof { at_ms, signature: statement.sign_with(key).unwrap() }),
             ..Default::default()
         }
     }
@@ -198,19 +209,19 @@ impl Closed {
         // Proofs are told apart by their time.
         tokio::time::sleep(Duration::from_millis(2)).await;
         let request = self.join_request(token, name, &self.identity(name));
-        self.client(None).await.join(request).await
+        self.client(None).await.join_fleet(request).await
     }
 
     fn renew_request(&self, name: &str, at_ms: u64) -> v1::RenewRequest {
-        let fleet = Fingerprint::of_pem(&self.ca_pem).unwrap();
+        let fleet = Fingerprint::from_pem(&self.ca_pem).unwrap();
         let id = AgentId::new(name).unwrap();
-        let statement = Statement { purpose: Purpose::Renew, fleet, name: &id, at_ms };
-        let signature = statement.sign(&self.identity(name)).unwrap();
+        let statement = ProofStatement { purpose: ProofPurpose::Renew, fleet, name: &id, at_ms };
+        let signature = statement.sign_with(&self.identity(name)).unwrap();
         v1::RenewRequest { name: name.into(), proof: Some(v1::KeyProof { at_ms, signature }) }
     }
 
     async fn uses_left(&self, token: &JoinToken) -> u32 {
-        let tokens = self.admin().await.tokens().await.unwrap();
+        let tokens = self.admin().await.list_tokens().await.unwrap();
         tokens.iter().find(|one| one.id == token.id).unwrap().uses_left
     }
 }
@@ -273,12 +284,13 @@ const PROVEN: [&str; 2] = ["Members/Join", "Members/Renew"];
 async fn each_scope_may_call_its_methods_and_no_others() {
     let fleet = Closed::start().await;
     let channel = fleet.channel().await;
-    let agent = Standing::Agent { roles: [Role::Trainer].into(), pool: "default".parse().unwrap() };
+    let agent =
+        MemberKind::Agent { roles: [MemberRole::Trainer].into(), pool: "default".parse().unwrap() };
     let callers = [
         (0, fleet.bearer_until("box-3", agent, None)),
-        (1, fleet.bearer("rita", Scope::Reader)),
-        (2, fleet.bearer("olga", Scope::Operator)),
-        (3, fleet.bearer("ada", Scope::Admin)),
+        (1, fleet.bearer("rita", UserScope::Reader)),
+        (2, fleet.bearer("olga", UserScope::Operator)),
+        (3, fleet.bearer("ada", UserScope::Admin)),
     ];
     for path in methods() {
         let name = path.strip_prefix("/flotilla.v1.").unwrap();
@@ -318,10 +330,10 @@ async fn a_bearer_that_is_no_good_is_refused_with_what_helps() {
     let fleet = Closed::start().await;
     let other = TempDir::new().unwrap();
     let at = other.path().join("keys");
-    let (theirs, _) = Authority::create(&at, "theirs", &[], now().as_secs()).unwrap();
-    let standing = || Standing::User { scope: Scope::Admin };
+    let (theirs, _) = FleetAuthority::create_or_open(&at, "theirs", &[], now().as_secs()).unwrap();
+    let standing = || MemberKind::User { scope: UserScope::Admin };
     let admin = Member { name: AgentId::new("admin").unwrap(), standing: standing() };
-    let foreign = theirs.admit(&admin, &user_key(), now().as_secs(), None).unwrap().bearer;
+    let foreign = theirs.issue_tokens(&admin, &user_key(), now().as_secs(), None).unwrap().bearer;
     let ended = now().as_secs() - 5;
     let expired = fleet.bearer_until("ada", standing(), Some(ended));
     let mut runs = RunsClient::new(fleet.channel().await);
@@ -348,12 +360,12 @@ async fn json_needs_the_same_bearer_and_scope() {
     let certificate = reqwest::Certificate::from_pem(closed.ca_pem.as_bytes()).unwrap();
     let client = reqwest::Client::builder()
         .tls_certs_only([certificate])
-        .resolve(authority::SERVER_NAME, closed.address.parse().unwrap())
+        .resolve(identity::SERVER_NAME, closed.address.parse().unwrap())
         .build()
         .unwrap();
     let port = closed.address.rsplit_once(':').unwrap().1;
     let call = async |method: &str, bearer: Option<&str>| {
-        let url = format!("https://{}:{port}/flotilla.v1.{method}", authority::SERVER_NAME);
+        let url = format!("https://{}:{port}/flotilla.v1.{method}", identity::SERVER_NAME);
         let mut asked = client.post(url).header("content-type", "application/json").body("{}");
         if let Some(bearer) = bearer {
             asked = asked.bearer_auth(bearer);
@@ -366,7 +378,7 @@ async fn json_needs_the_same_bearer_and_scope() {
     let denied = |status, code: &str| (status, Some(code.to_owned()));
     assert_eq!(call("Runs/List", None).await, denied(401, "unauthenticated"));
     assert_eq!(call("Runs/List", Some("nonsense")).await, denied(401, "unauthenticated"));
-    let reader = closed.bearer("reader", Scope::Reader);
+    let reader = closed.bearer("reader", UserScope::Reader);
     assert_eq!(call("Runs/List", Some(&reader)).await, (200, None));
     assert_eq!(call("Fleet/Drain", Some(&reader)).await, denied(403, "permission_denied"));
 }
@@ -378,7 +390,7 @@ async fn a_revoked_caller_loses_its_streams_within_a_second_and_another_keeps_it
     for (name, scope) in [("rita", "reader"), ("bob", "reader")] {
         let request = v1::CreateUserRequest {
             name: name.into(),
-            public_key: fleet.identity(name).public_key().unwrap(),
+            public_key: fleet.identity(name).ensure_public_key().unwrap(),
             scope: scope.into(),
             expires_in_s: 60.0,
         };
@@ -395,7 +407,7 @@ async fn a_revoked_caller_loses_its_streams_within_a_second_and_another_keeps_it
     let began = Instant::now();
     let revoking = tokio::spawn({
         let mut admin = fleet.admin().await;
-        async move { admin.revoke("rita").await }
+        async move { admin.revoke_member("rita").await }
     });
     let status = timeout(PATIENCE, ritas.message()).await.unwrap().unwrap_err();
     println!("the stream of who was revoked ended after {:?}", began.elapsed());
@@ -418,7 +430,9 @@ async fn the_last_uses_of_a_token_go_to_as_many_as_there_are_of_them() {
         let name = format!("box-{n}");
         let request = fleet.join_request(&token, &name, &fleet.identity(&name));
         let target = fleet.target(None);
-        joining.spawn(async move { Client::connect(&target).await?.join(request).await });
+        joining.spawn(async move {
+            MembershipClient::connect_first(&target).await?.join_fleet(request).await
+        });
     }
     let joined = joining.join_all().await;
     let (let_in, refused): (Vec<_>, Vec<_>) = joined.into_iter().partition(Result::is_ok);
@@ -445,27 +459,27 @@ async fn joins_that_cannot_be_say_why_and_cost_no_use() {
     let mut client = fleet.client(None).await;
     let good = |name: &str| fleet.join_request(&token, name, &fleet.identity(name));
     let wrong = [
-        (v1::JoinRequest { secret: "guess".into(), ..good("box-2") }, "no such join token"),
+        (v1::JoinRequest { secret: "guess".into(), ..good("box-2") }, "the join token is unknown"),
         (v1::JoinRequest { id: "zz".into(), ..good("box-2") }, "not signed with the key"),
         (
             v1::JoinRequest { roles: vec!["trainer".into()], ..good("box-2") },
             "generator, evaluator",
         ),
-        (v1::JoinRequest { roles: vec!["cook".into()], ..good("box-2") }, "is no role"),
+        (v1::JoinRequest { roles: vec!["cook".into()], ..good("box-2") }, "is not a role"),
         (v1::JoinRequest { name: "Box 2".into(), ..good("box-2") }, "must be 1 to 64"),
         (v1::JoinRequest { proof: None, ..good("box-2") }, "not signed"),
         (fleet.join_request(&token, "box-1", &fleet.identity("box-2")), "another member's"),
         (good("admin"), "the fleet's own"),
     ];
     for (request, said) in wrong {
-        let error = client.join(request).await.unwrap_err().to_string();
+        let error = client.join_fleet(request).await.unwrap_err().to_string();
         assert!(error.contains(said), "{said} is not in: {error}");
     }
     assert_eq!(fleet.uses_left(&token).await, 4);
     fleet.admin().await.revoke_token(&token.id).await.unwrap();
     let error = fleet.join(&token, "box-2").await.unwrap_err().to_string();
     assert!(error.contains("was revoked"), "{error}");
-    let secretless = format!("{:?}", fleet.admin().await.tokens().await.unwrap());
+    let secretless = format!("{:?}", fleet.admin().await.list_tokens().await.unwrap());
     assert!(!secretless.contains(&token.secret), "{secretless}");
     assert!(secretless.contains("box-1"), "{secretless}");
 }
@@ -479,24 +493,25 @@ async fn a_member_renews_by_its_key_once_for_each_proof_until_it_is_revoked() {
     let ms = || u64::try_from(now().as_millis()).unwrap();
     tokio::time::sleep(Duration::from_millis(2)).await;
     let request = fleet.renew_request("box-1", ms());
-    let renewed = client.renew(request.clone()).await.unwrap();
+    let renewed = client.renew_membership(request.clone()).await.unwrap();
     assert_eq!((renewed.valid_s, renewed.roles.len()), (3600.0, 2));
-    let error = client.renew(request).await.unwrap_err().to_string();
-    assert!(error.contains("used already"), "{error}");
-    let error = client.renew(fleet.renew_request("box-1", ms() - 900_000)).await.unwrap_err();
+    let error = client.renew_membership(request).await.unwrap_err().to_string();
+    assert!(error.contains("already used"), "{error}");
+    let error =
+        client.renew_membership(fleet.renew_request("box-1", ms() - 900_000)).await.unwrap_err();
     assert!(error.to_string().contains("clocks differ by 9"), "{error}");
-    fleet.identity("box-9").public_key().unwrap();
-    let error = client.renew(fleet.renew_request("box-9", ms())).await.unwrap_err();
+    fleet.identity("box-9").ensure_public_key().unwrap();
+    let error = client.renew_membership(fleet.renew_request("box-9", ms())).await.unwrap_err();
     assert!(error.to_string().contains("no member box-9"), "{error}");
-    fleet.identity("box-2").public_key().unwrap();
+    fleet.identity("box-2").ensure_public_key().unwrap();
     let mut stolen = fleet.renew_request("box-2", ms());
     stolen.name = "box-1".into();
-    let error = client.renew(stolen).await.unwrap_err().to_string();
+    let error = client.renew_membership(stolen).await.unwrap_err().to_string();
     assert!(error.contains("not signed with the key of box-1"), "{error}");
 
-    fleet.admin().await.revoke("box-1").await.unwrap();
+    fleet.admin().await.revoke_member("box-1").await.unwrap();
     tokio::time::sleep(Duration::from_millis(2)).await;
-    let error = client.renew(fleet.renew_request("box-1", ms())).await.unwrap_err();
+    let error = client.renew_membership(fleet.renew_request("box-1", ms())).await.unwrap_err();
     assert!(error.is_final() && error.to_string().contains("was revoked"), "{error}");
     // A box that was set up anew has a new key, and may have the old name.
     std::fs::remove_dir_all(fleet.dir.path().join("kits/box-1")).unwrap();
@@ -511,12 +526,12 @@ async fn who_is_cut_off_stays_out_of_the_bus_however_it_renews_meanwhile() {
     let joined = fleet.join(&token, "box-1").await.unwrap();
     let kit = fleet.identity("box-1");
     let files = |one: &v1::Membership| {
-        let files = KitFiles { jwt: &one.user_jwt, bearer: &one.bearer, ca: &one.ca_pem };
-        kit.write(&files).unwrap();
+        let files = CredentialFiles { jwt: &one.user_jwt, bearer: &one.bearer, ca: &one.ca_pem };
+        kit.write_files(&files).unwrap();
     };
     files(&joined);
     let options = ConnectOptions {
-        urls: vec![fleet.nats.url()],
+        urls: vec![fleet.nats.client_url()],
         identity: Some(kit.clone()),
         ..Default::default()
     };
@@ -526,9 +541,9 @@ async fn who_is_cut_off_stays_out_of_the_bus_however_it_renews_meanwhile() {
     for number in 0..16 {
         let mut client = fleet.client(None).await;
         let request = fleet.renew_request("box-1", ms() + number);
-        renewing.spawn(async move { client.renew(request).await });
+        renewing.spawn(async move { client.renew_membership(request).await });
     }
-    fleet.admin().await.revoke("box-1").await.unwrap();
+    fleet.admin().await.revoke_member("box-1").await.unwrap();
     for renewed in renewing.join_all().await {
         // What was let in to the last moment.
         if let Ok(renewed) = renewed {
@@ -557,27 +572,30 @@ async fn whoever_guesses_at_secrets_is_slowed_down() {
     assert!(slowed[0].message().contains("try again in"), "{:?}", slowed[0]);
     assert!(slowed[0].metadata().contains_key("retry-after"), "{:?}", slowed[0]);
     // Members have rates of their own.
-    fleet.admin().await.members().await.unwrap();
+    fleet.admin().await.list_members().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_fleet_is_known_by_its_authority_and_by_nothing_else() {
     let fleet = Closed::start().await;
-    let ours = Fingerprint::of_pem(&fleet.ca_pem).unwrap();
+    let ours = Fingerprint::from_pem(&fleet.ca_pem).unwrap();
     let fetched = fetch_authority(&fleet.address, ours).await.unwrap();
-    assert_eq!(Fingerprint::of_pem(&fetched).unwrap(), ours);
-    Client::connect(&Target { ca_pem: fetched, ..fleet.target(None) }).await.map(drop).unwrap();
+    assert_eq!(Fingerprint::from_pem(&fetched).unwrap(), ours);
+    MembershipClient::connect_first(&GatewayTarget { ca_pem: fetched, ..fleet.target(None) })
+        .await
+        .map(drop)
+        .unwrap();
 
-    let other = Fingerprint::of(b"another");
+    let other = Fingerprint::from_der(b"another");
     let error = fetch_authority(&fleet.address, other).await.unwrap_err();
-    assert!(matches!(error, PinError::Other { .. }), "{error}");
+    assert!(matches!(error, PinError::OtherFleet { .. }), "{error}");
     assert!(error.to_string().contains(&ours.to_string()), "{error}");
 
     let directory = TempDir::new().unwrap();
     let at = directory.path().join("keys");
-    let (theirs, _) = Authority::create(&at, "theirs", &[], now().as_secs()).unwrap();
-    let wrong = Target { ca_pem: theirs.ca_pem().to_owned(), ..fleet.target(None) };
-    let error = Client::connect(&wrong).await.map(drop).unwrap_err();
+    let (theirs, _) = FleetAuthority::create_or_open(&at, "theirs", &[], now().as_secs()).unwrap();
+    let wrong = GatewayTarget { ca_pem: theirs.ca_pem().to_owned(), ..fleet.target(None) };
+    let error = MembershipClient::connect_first(&wrong).await.map(drop).unwrap_err();
     assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains("certificate"), "{error}");
     let plain = Channel::from_shared(format!("http://{}", fleet.address)).unwrap().connect().await;
@@ -592,21 +610,21 @@ async fn what_was_granted_outlives_the_gateway() {
     let token = fleet.token(2).await;
     fleet.join(&token, "box-1").await.unwrap();
     // Another coordinator's, on the same bus and with the same keys.
-    let terms = Terms {
-        keys: fleet.keys.clone(),
-        servers: vec![fleet.nats.url()],
-        nats: Vec::new(),
-        gateways: Vec::new(),
+    let terms = MembershipConfig {
+        keys_dir: fleet.keys.clone(),
+        nats_servers: vec![fleet.nats.client_url()],
+        advertised_nats: Vec::new(),
+        advertised_gateways: Vec::new(),
         store: String::new(),
         member_ttl: Duration::from_secs(60),
         lease: Duration::from_secs(60),
     };
-    let second = Members::new(fleet.bus.clone(), terms);
-    let members = second.list().await.unwrap();
+    let second = MemberRegistry::new(fleet.bus.clone(), terms);
+    let members = second.list_members().await.unwrap();
     assert_eq!((members.len(), members[0].name.as_str()), (1, "box-1"));
     tokio::time::sleep(Duration::from_millis(2)).await;
     let request = fleet.join_request(&token, "box-2", &fleet.identity("box-2"));
-    assert_eq!(second.join(&request).await.unwrap().valid_s, 60.0);
+    assert_eq!(second.join_agent(&request).await.unwrap().valid_s, 60.0);
     assert_eq!(fleet.uses_left(&token).await, 0);
 }
 
@@ -616,8 +634,8 @@ async fn whoever_connects_and_says_nothing_is_sent_away() {
     let mut silent = TcpStream::connect(&fleet.address).await.unwrap();
     let mut rude = TcpStream::connect(&fleet.address).await.unwrap();
     rude.write_all(b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n").await.unwrap();
-    let tls = authority::client_config(fleet.ca_pem.as_bytes()).unwrap();
-    let name = authority::SERVER_NAME.try_into().unwrap();
+    let tls = identity::fleet_client_config(fleet.ca_pem.as_bytes()).unwrap();
+    let name = identity::SERVER_NAME.try_into().unwrap();
     let socket = TcpStream::connect(&fleet.address).await.unwrap();
     let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(tls));
     let mut shaken = connector.connect(name, socket).await.unwrap();
@@ -631,5 +649,94 @@ async fn whoever_connects_and_says_nothing_is_sent_away() {
         let _ = shaken.read_to_end(&mut said).await;
     };
     timeout(PATIENCE, closed).await.unwrap();
-    fleet.admin().await.members().await.unwrap();
+    fleet.admin().await.list_members().await.unwrap();
+}
+
+type Shaken = tokio_rustls::client::TlsStream<TcpStream>;
+
+/// A connection that speaks HTTP/1.1.
+async fn connect_tls(fleet: &Closed) -> Shaken {
+    let mut tls = identity::fleet_client_config(fleet.ca_pem.as_bytes()).unwrap();
+    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(tls));
+    let socket = TcpStream::connect(&fleet.address).await.unwrap();
+    connector.connect(identity::SERVER_NAME.try_into().unwrap(), socket).await.unwrap()
+}
+
+/// Sends a head, and then a byte a second until the gateway ends it: what it said, and after how
+/// long.
+async fn trickle(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    head: &str,
+) -> (String, Duration) {
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let (began, mut said) = (Instant::now(), Vec::new());
+    let mut tick = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        tokio::select! {
+            read = stream.read_buf(&mut said) => match read {
+                Ok(0) | Err(_) => break,
+                Ok(_) => {}
+            },
+            _ = tick.tick() => if stream.write_all(b"x").await.is_err() { break },
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "it is still open");
+    }
+    (String::from_utf8_lossy(&said).into_owned(), began.elapsed())
+}
+
+#[tokio::test]
+async fn a_stranger_that_sends_a_byte_a_second_is_cut_off() {
+    let fleet = Closed::start().await;
+    let head = |kind: &str| {
+        format!(
+            "POST /flotilla.v1.Members/Join HTTP/1.1\r\nhost: fleet\r\ncontent-type: {kind}\r\n\
+             content-length: 60000\r\n\r\n"
+        )
+    };
+    // A message of 16 KiB, by its envelope.
+    let grpc = head("application/grpc") + "\0\0\0\x40\0";
+    let plain = head("text/plain");
+    let page = "POST /openapi.json HTTP/1.1\r\nhost: fleet\r\ncontent-length: 60000\r\n\r\n";
+    let bare = TcpStream::connect(&fleet.address).await.unwrap();
+    let (grpc, plain, page, slow_head, slow_handshake) = tokio::join!(
+        trickle(connect_tls(&fleet).await, &grpc),
+        trickle(connect_tls(&fleet).await, &plain),
+        trickle(connect_tls(&fleet).await, page),
+        trickle(connect_tls(&fleet).await, "GET / HTTP/1.1\r\nhost: fleet\r\nx-slow-and-long: "),
+        // The first bytes of a handshake that says it is long.
+        trickle(bare, "\x16\x03\x01\x3f\x00\x01\x00\x3e\x00"),
+    );
+    let limit = Duration::from_secs(15);
+    for (said, took) in [&grpc, &plain, &page, &slow_head, &slow_handshake] {
+        assert!(*took < limit, "{took:?}: {said}");
+    }
+    assert!(grpc.0.contains("grpc-status: 4\r\n") && grpc.0.contains("G102"), "{}", grpc.0);
+}
+
+#[tokio::test]
+async fn a_member_that_uploads_slowly_is_not_cut_off() {
+    let fleet = Closed::start().await;
+    let bytes = vec![7; 1 << 20];
+    let hex = wire::Digest::hash_bytes(&bytes).to_hex();
+    let bearer = fleet.bearer("olga", UserScope::Operator);
+    let mut stream = connect_tls(&fleet).await;
+    let head = format!(
+        "PUT /store/blobs/{}/{hex} HTTP/1.1\r\nhost: fleet\r\nauthorization: Bearer {bearer}\r\n\
+         content-length: {}\r\nconnection: close\r\n\r\n",
+        &hex[..2],
+        bytes.len()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let began = Instant::now();
+    for piece in bytes.chunks(bytes.len() / 16) {
+        stream.write_all(piece).await.unwrap();
+        stream.flush().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert!(began.elapsed() > Duration::from_secs(12), "longer than a stranger has");
+    let mut said = Vec::new();
+    let _ = timeout(PATIENCE, stream.read_to_end(&mut said)).await.unwrap();
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.starts_with("HTTP/1.1 204"), "{said}");
 }

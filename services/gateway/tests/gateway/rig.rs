@@ -6,7 +6,7 @@ use bus::{
     Bus, ConnectOptions,
     server::{ManagedServer, ServerOptions},
 };
-use control::Control;
+use control::FleetControl;
 use gateway::{
     Config,
     rpc::{
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use wire::{Body, Fact, v1};
+use wire::{Fact, FactBody, v1};
 
 /// For anything that a correct gateway does at once, on a machine busy with builds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -49,16 +49,16 @@ impl Rig {
             Ok(nats) => nats,
             Err(error) => panic!("{error} ({error:?}); run deploy/fetch-nats-server.sh first"),
         };
-        let options = ConnectOptions { urls: vec![nats.url()], ..Default::default() };
+        let options = ConnectOptions { urls: vec![nats.client_url()], ..Default::default() };
         let bus = Bus::connect(&options).await.unwrap();
-        bus.prepare(1).await.unwrap();
+        bus.prepare_log(1).await.unwrap();
         let store = Store::open(&format!("file://{}/store", dir.path().display())).await.unwrap();
         let config = Config { listen: "127.0.0.1:0".parse().unwrap(), tls: None };
-        let bound = gateway::bind(config).await.unwrap();
-        let url = format!("http://{}", bound.address());
+        let bound = gateway::bind_port(config).await.unwrap();
+        let url = format!("http://{}", bound.local_address());
         let stop = CancellationToken::new();
-        let control = Control::with_store(bus.clone(), store.clone());
-        let serving = tokio::spawn(bound.serve(control, stop.clone()));
+        let control = FleetControl::with_store(bus.clone(), store.clone());
+        let serving = tokio::spawn(bound.serve_calls(control, stop.clone()));
         let channel = Channel::from_shared(url.clone()).unwrap().connect().await.unwrap();
         Self { url, channel, bus, store, nats, stop, serving, dir }
     }
@@ -84,9 +84,9 @@ impl Rig {
         self.runs().submit(submission(SPEC)).await.unwrap().into_inner().run
     }
 
-    pub(crate) async fn publish(&self, subject: &str, body: Body) -> u64 {
+    pub(crate) async fn publish(&self, subject: &str, body: FactBody) -> u64 {
         let fact = Fact { subject: subject.parse().unwrap(), body };
-        self.bus.publish(&fact).await.unwrap().sequence()
+        self.bus.publish_fact(&fact).await.unwrap().log_sequence()
     }
 
     pub(crate) async fn publish_eval(&self, run: &str, step: u32) -> u64 {
@@ -98,12 +98,12 @@ impl Rig {
             perplexity: f64::from(step),
             ..Default::default()
         };
-        self.publish(&format!("flotilla.{run}.eval.1.{step}.held"), Body::Eval(eval)).await
+        self.publish(&format!("flotilla.{run}.eval.1.{step}.held"), FactBody::Eval(eval)).await
     }
 
     pub(crate) async fn finish(&self, run: &str) -> u64 {
         let done = v1::Done { status: v1::done::Status::Succeeded.into(), ..Default::default() };
-        self.publish(&format!("flotilla.{run}.done"), Body::Done(done)).await
+        self.publish(&format!("flotilla.{run}.done"), FactBody::Done(done)).await
     }
 }
 

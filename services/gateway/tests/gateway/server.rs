@@ -97,12 +97,12 @@ async fn reflection_lists_and_describes_the_services_in_both_versions() {
 #[tokio::test]
 async fn a_taken_port_is_one_clear_error() {
     let listen = "127.0.0.1:0".parse().unwrap();
-    let first = gateway::bind(Config { listen, tls: None }).await.unwrap();
-    let listen = first.address();
-    let error = gateway::bind(Config { listen, tls: None }).await.unwrap_err().to_string();
+    let first = gateway::bind_port(Config { listen, tls: None }).await.unwrap();
+    let listen = first.local_address();
+    let error = gateway::bind_port(Config { listen, tls: None }).await.unwrap_err().to_string();
     assert!(error.contains(&listen.to_string()) && error.contains("another port"), "{error}");
     let listen = "192.0.2.1:7000".parse().unwrap();
-    let error = gateway::bind(Config { listen, tls: None }).await.unwrap_err().to_string();
+    let error = gateway::bind_port(Config { listen, tls: None }).await.unwrap_err().to_string();
     assert!(error.contains("192.0.2.1:7000") && error.contains("0.0.0.0"), "{error}");
 }
 
@@ -152,7 +152,7 @@ async fn agents_are_listed_and_drained() {
     let drain = || v1::DrainRequest { agent: "box-1".into() };
     let status = rig.fleet().drain(drain()).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status}");
-    let mut commands = rig.bus.commands(&agent).await.unwrap();
+    let mut commands = rig.bus.receive_commands(&agent).await.unwrap();
     let (heard, drained) =
         tokio::join!(commands.next(), async { rig.fleet().drain(drain()).await });
     drained.unwrap();
@@ -166,4 +166,31 @@ async fn an_open_fleet_has_no_members_and_says_so() {
     let status = members.list_members(v1::ListMembersRequest {}).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
     assert!(status.message().contains("flotilla init"), "{status}");
+}
+
+#[tokio::test]
+async fn what_uploads_left_is_removed_when_the_gateway_starts() {
+    let rig = Rig::start().await;
+    let directory = rig.dir.path().join("another store");
+    let tree = directory.join("runs/r-1/checkpoints/c0-s1-0123456789ab");
+    std::fs::create_dir_all(&tree).unwrap();
+    let [old, young] = ["manifest.json#0", "manifest.json#1"].map(|name| tree.join(name));
+    for path in [&old, &young] {
+        std::fs::write(path, [7; 4096]).unwrap();
+    }
+    let long_ago = std::time::SystemTime::now() - 2 * store::LEFTOVER_AGE;
+    std::fs::File::options().write(true).open(&old).unwrap().set_modified(long_ago).unwrap();
+    let store = store::Store::open(&format!("file://{}", directory.display())).await.unwrap();
+    let config = Config { listen: "127.0.0.1:0".parse().unwrap(), tls: None };
+    let bound = gateway::bind_port(config).await.unwrap();
+    let counts = bound.call_counts();
+    let control = control::FleetControl::with_store(rig.bus.clone(), store);
+    let serving = tokio::spawn(bound.serve_calls(control, rig.stop.clone()));
+    let deadline = Instant::now() + PATIENCE;
+    while counts.removed_leftovers().is_empty() {
+        assert!(Instant::now() < deadline && !serving.is_finished(), "nothing was removed");
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(counts.removed_leftovers(), store::UploadLeftovers { count: 1, bytes: 4096 });
+    assert!(!old.exists() && young.exists());
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tonic::{Code, Request};
-use wire::{Body, v1};
+use wire::{FactBody, v1};
 
 use crate::rig::{Rig, next};
 
@@ -102,8 +102,8 @@ async fn a_checkpoint_is_downloaded_whole_and_damage_is_noticed() {
     let made = rig.dir.path().join("made");
     std::fs::create_dir(&made).unwrap();
     std::fs::write(made.join("model.safetensors"), &weights).unwrap();
-    let place = store::TreePlace::checkpoint(&run.parse().unwrap(), 1, 8);
-    let tree = rig.store.publish_tree(&made, &place, store::About::default()).await.unwrap();
+    let place = store::TreePlace::for_checkpoint(&run.parse().unwrap(), 1, 8);
+    let tree = rig.store.publish_tree(&made, &place, store::TreeMetadata::default()).await.unwrap();
     let file = rig.dir.path().join("store").join(&tree.path).join("model.safetensors");
     let checkpoint = v1::Checkpoint {
         run: run.clone(),
@@ -112,7 +112,7 @@ async fn a_checkpoint_is_downloaded_whole_and_damage_is_noticed() {
         tree: Some(tree),
         ..Default::default()
     };
-    rig.publish(&format!("flotilla.{run}.checkpoint.1.8"), Body::Checkpoint(checkpoint)).await;
+    rig.publish(&format!("flotilla.{run}.checkpoint.1.8"), FactBody::Checkpoint(checkpoint)).await;
 
     let list = v1::ListCheckpointsRequest { run: run.clone() };
     assert_eq!(rig.checkpoints().list(list).await.unwrap().into_inner().checkpoints.len(), 1);

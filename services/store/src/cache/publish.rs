@@ -1,4 +1,5 @@
-//! Keeping what is published, so that peers have it from its publisher and the store sends less.
+//! Publishing through the cache: a publisher keeps its files, so that peers fetch them from it and
+//! the store sends less.
 
 use std::{
     fs::File,
@@ -7,60 +8,66 @@ use std::{
 
 use wire::v1;
 
-use super::Cache;
+use super::FileCache;
 use crate::{
     error::{CacheError, GetError, PutError},
-    files,
-    manifest::{About, TreeFile},
-    parts::Parts,
+    file_hashing,
+    manifest::{TreeFile, TreeMetadata},
+    parts::PartHashes,
     path::TreePlace,
-    store::{Store, blocking},
+    store::{Store, run_blocking},
 };
 
-impl Cache {
-    /// As [`Store::publish_tree`]. Where files are exchanged with peers, those are kept that they
-    /// may ask for.
+impl FileCache {
+    /// Publishes a directory as [`Store::publish_tree`] does. If files are exchanged with peers,
+    /// keeps those in the cache that peers may request.
     ///
     /// # Errors
-    /// As [`Store::publish_tree`]: what cannot be kept is had from the store.
+    /// The same as for [`Store::publish_tree`]. A file that cannot be kept is only logged; peers
+    /// fetch it from the store.
     pub async fn publish_tree(
         &self,
         store: &Store,
         dir: &Path,
         place: &TreePlace,
-        about: About,
+        about: TreeMetadata,
     ) -> Result<v1::Tree, PutError> {
-        let (tree, manifest) = store.publish(dir, place, about).await?;
+        let (tree, manifest) = store.publish_with_manifest(dir, place, about).await?;
         if self.inner.peers.is_none() || store.is_local() {
             return Ok(tree);
         }
-        for file in manifest.files.iter().filter(|file| Parts::part_bytes(file.bytes).is_some()) {
+        for file in manifest.files.iter().filter(|file| PartHashes::part_size(file.bytes).is_some())
+        {
             let from = dir.join(file.path.as_str());
-            if let Err(error) = self.keep(from, file).await {
-                let error = wire::chain(&error);
-                tracing::warn!(file = %file.path, error, "peers get what was published elsewhere");
+            if let Err(error) = self.keep_published(from, file).await {
+                let error = wire::format_error_chain(&error);
+                tracing::warn!(file = %file.path, error, "could not keep a published file for \
+                                                          peers");
             }
         }
         Ok(tree)
     }
 
-    /// A copy of a file that was published just now, if it is that still.
-    async fn keep(&self, from: PathBuf, file: &TreeFile) -> Result<(), GetError> {
-        let _flight = self.fly(&format!("b-{}", file.digest.to_hex())).await?;
-        let (inner, path, wanted) = (self.inner.clone(), self.path_of(file.digest), file.clone());
-        if blocking(move || inner.hold(&path, wanted.digest, wanted.bytes)).await?.is_some() {
+    /// Copies a file that was just published into the cache, unless it has changed.
+    async fn keep_published(&self, from: PathBuf, file: &TreeFile) -> Result<(), GetError> {
+        let _flight = self.lock_fetch(&format!("b-{}", file.digest.to_hex())).await?;
+        let (inner, path, wanted) = (self.inner.clone(), self.blob_path(file.digest), file.clone());
+        if run_blocking(move || inner.hold_blob(&path, wanted.digest, wanted.bytes))
+            .await?
+            .is_some()
+        {
             return Ok(());
         }
-        let (to, temp) = self.reserve(file.bytes).await?;
+        let (to, temp) = self.reserve_space(file.bytes).await?;
         let at = temp.path().to_owned();
-        let copied = blocking(move || {
-            let (digest, bytes, _) = files::copy(&File::open(from)?, &to)?;
+        let copied = run_blocking(move || {
+            let (digest, bytes, _) = file_hashing::copy_and_hash(&File::open(from)?, &to)?;
             Ok::<_, std::io::Error>((to, digest, bytes))
         });
-        let copied = copied.await.map_err(|source| CacheError::io("write", at, source))?;
+        let copied = copied.await.map_err(|source| CacheError::from_io("write", at, source))?;
         let (to, digest, bytes) = copied;
         if (digest, bytes) == (file.digest, file.bytes) {
-            self.commit(to, temp, digest).await?;
+            self.commit_file(to, temp, digest).await?;
         }
         Ok(())
     }

@@ -1,151 +1,204 @@
-//! Which part of a file to ask whom for next. Pure: knows neither sockets nor clocks.
+//! The plan of a download: which part of a file to request from which source next. Pure: no sockets
+//! and no clocks.
 //!
-//! Everybody takes other parts from the store and the rest from each other. Each says which parts
-//! it has and which it is getting from the store (its *claims*), and takes from the store only
-//! what nobody has or claims, beginning at a place of its own. When nothing of that kind is left
-//! and the rest does not come either, the store is asked for it after all.
+//! The agents that fetch a file take different parts from the store and the rest from each other.
+//! Each agent announces the parts that it has and the parts that it is fetching from the store (its
+//! *claims*). It takes from the store only parts that no peer has or claims, beginning with its own
+//! share of the file. When no such part is left and the rest does not arrive from peers, it
+//! requests the rest from the store.
 
 use std::{collections::BTreeMap, ops::Range, time::Duration};
 
-/// Asked of one peer at once: what is on its way must fill the link, and what waits there when all
-/// else is done delays the end.
-const ASKED_OF_PEER: usize = 2;
-/// Of all of them: what they send at once has to wait somewhere.
-const ASKED_OF_ALL: usize = 16;
-/// Requests to the store at once, and the bytes of one, while others fetch the same file.
+/// Largest number of requests to one peer at the same time: enough to fill the connection, and few
+/// enough not to delay the end of the download.
+const REQUESTS_PER_PEER: usize = 2;
+/// Largest number of requests to all peers together, because answers that arrive together have to
+/// be buffered.
+const PEER_REQUESTS_MAX: usize = 16;
+/// Number of parallel requests to the store and bytes of one request, while other agents fetch the
+/// same file.
 const STORE_SHARED: (usize, u64) = (2, 512 << 10);
-/// The same when nobody else seems to want it.
+/// Number of parallel requests to the store and bytes of one request, while no other agent fetches
+/// the file.
 const STORE_ALONE: (usize, u64) = (4, 16 << 20);
-/// One request takes no more than this part of what is one's own share, or all would wait for it.
-const SHARE: usize = 10;
-/// Of another's share, a smaller part is taken at once.
-const HELP: usize = 4;
-/// How long what others have or claim is left to them once nothing else is missing, and how long a
-/// part may be on its way by then.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// A claim is one for as long as who made it goes on getting parts.
-const BELIEVED: Duration = Duration::from_secs(3);
+/// Smallest number of requests for an agent's own share; with larger requests the others would wait
+/// for it.
+const SHARE_DIVISOR: usize = 10;
+/// Divisor of the request size for parts of another agent's share.
+const HELP_DIVISOR: usize = 4;
+/// Time for which parts that others have or claim are left to them once no other part is missing,
+/// and time after which a requested part counts as late.
+const PEER_PATIENCE: Duration = Duration::from_millis(500);
+/// Time for which the claims of a peer hold after its last new part.
+const CLAIM_TTL: Duration = Duration::from_secs(3);
 
-/// One flag for each part.
-pub(crate) type Marks = Vec<bool>;
+/// One flag per part.
+pub(crate) type PartBitmap = Vec<bool>;
 
+/// A source of parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum PartSource {
+    /// The store.
     Store,
+    /// The peer with this index.
     Peer(usize),
 }
 
-/// Parts to ask for, in one request.
+/// A request for consecutive parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Take {
-    pub(crate) from: Source,
+pub(crate) struct PartRequest {
+    /// The source to ask.
+    pub(crate) source: PartSource,
+    /// Indexes of the parts.
     pub(crate) parts: Range<usize>,
 }
 
+/// The plan of one download. It decides which part to request next, and from which source:
+///
+/// 1. the rarest part that a peer with a free request has, own share first;
+/// 2. else a run of parts from the store that no peer has or claims: first from the own share, then
+///    from anywhere;
+/// 3. else, after 500 ms without such a part, one missing part from the store: a part that no peer
+///    was asked for, else the one whose request is oldest.
+///
+/// ```text
+/// loop { while let Some(request) = plan.next(now) { start(request) }
+///        on a verified part:      plan.mark_received(index)
+///        at the end of a request: plan.end_request(&request)
+///        on an announcement:      plan.update_peer(peer, availability, now) }
+/// ```
+///
+/// Times are durations since the start of the download.
 #[derive(Debug)]
-pub(crate) struct Plan {
-    parts: Vec<Part>,
+pub(crate) struct DownloadPlan {
+    /// State of the parts.
+    parts: Vec<PartState>,
+    /// Size of a part in bytes.
     part_bytes: u64,
-    others: BTreeMap<usize, Other>,
-    /// What to take from the store first.
-    own: Range<usize>,
+    /// State of the peers by index.
+    peers: BTreeMap<usize, PeerState>,
+    /// Parts to take from the store first.
+    own_share: Range<usize>,
+    /// Number of running requests to the store.
     store_requests: usize,
+    /// Size of the next request to the store; it doubles with each complete answer.
     store_run_bytes: u64,
-    /// Since when nothing new is left to take from the store.
+    /// Time since when no unclaimed part is left to take from the store.
     idle_since: Option<Duration>,
-    turn: u64,
-    /// The store is asked for nothing more.
-    alone: bool,
+    /// State of the generator that spreads requests over the parts.
+    random_state: u64,
+    /// True after the store has failed; it gets no more requests.
+    store_disabled: bool,
 }
 
+/// The state of one part.
 #[derive(Debug, Clone, Default)]
-struct Part {
-    have: bool,
-    of_store: bool,
-    of_peer: bool,
+struct PartState {
+    /// True if the part is written.
+    received: bool,
+    /// True if the part is requested from the store.
+    asked_store: bool,
+    /// True if the part is requested from a peer.
+    asked_peer: bool,
+    /// Time of the last request.
     asked_at: Duration,
-    /// How many peers have it.
-    held: usize,
+    /// Number of peers that have the part.
+    holder_count: usize,
 }
 
+/// The state of one peer.
 #[derive(Debug)]
-struct Other {
-    has: Marks,
-    claims: Marks,
+struct PeerState {
+    /// Parts that it has.
+    has: PartBitmap,
+    /// Parts that it is fetching from the store.
+    claims: PartBitmap,
+    /// Number of running requests to it.
     requests: usize,
+    /// Time of its last new part.
     progress_at: Duration,
-    spoke: bool,
+    /// True if it has sent an announcement.
+    has_announced: bool,
 }
 
-impl Plan {
-    /// For one of `count` that begin at places of their own, of which this is the `place`th.
+impl DownloadPlan {
+    /// Creates the plan of the agent with rank `place` of `count` agents. The rank decides the
+    /// agent's own share.
     pub(crate) fn new(parts: usize, part_bytes: u64, (place, count): (usize, usize)) -> Self {
         Self {
-            parts: vec![Part::default(); parts],
+            parts: vec![PartState::default(); parts],
             part_bytes,
-            others: BTreeMap::new(),
-            own: parts * place / count.max(1)..parts * (place + 1) / count.max(1),
+            peers: BTreeMap::new(),
+            own_share: parts * place / count.max(1)..parts * (place + 1) / count.max(1),
             store_requests: 0,
             store_run_bytes: STORE_SHARED.1,
             idle_since: None,
-            turn: place as u64,
-            alone: false,
+            random_state: place as u64,
+            store_disabled: false,
         }
     }
 
-    /// A peer that may have something to say.
-    pub(crate) fn joined(&mut self, peer: usize, now: Duration) {
+    /// Adds a peer without parts and claims.
+    pub(crate) fn add_peer(&mut self, peer: usize, now: Duration) {
         let none = vec![false; self.parts.len()];
         let (has, claims) = (none.clone(), none);
-        let other = Other { has, claims, requests: 0, progress_at: now, spoke: false };
-        self.others.insert(peer, other);
+        let other = PeerState { has, claims, requests: 0, progress_at: now, has_announced: false };
+        self.peers.insert(peer, other);
     }
 
-    /// What it has and what it claims, as of now. What it had once it has.
-    pub(crate) fn heard(&mut self, peer: usize, (has, claims): (Marks, Marks), now: Duration) {
-        let Some(other) = self.others.get_mut(&peer) else { return };
-        other.spoke = true;
+    /// Applies an announcement of a peer: its parts and its current claims. Parts are never taken
+    /// back.
+    pub(crate) fn update_peer(
+        &mut self,
+        peer: usize,
+        (has, claims): (PartBitmap, PartBitmap),
+        now: Duration,
+    ) {
+        let Some(other) = self.peers.get_mut(&peer) else { return };
+        other.has_announced = true;
         for (index, part) in self.parts.iter_mut().enumerate() {
             if has[index] && !other.has[index] {
                 other.has[index] = true;
                 other.progress_at = now;
-                part.held += 1;
+                part.holder_count += 1;
             }
         }
         other.claims = claims;
     }
 
-    /// It is asked for nothing more; what was asked of it ends by itself.
-    pub(crate) fn left(&mut self, peer: usize) {
-        let Some(other) = self.others.remove(&peer) else { return };
+    /// Removes a peer. Its running requests end on their own.
+    pub(crate) fn remove_peer(&mut self, peer: usize) {
+        let Some(other) = self.peers.remove(&peer) else { return };
         for (part, had) in self.parts.iter_mut().zip(other.has) {
-            part.held -= usize::from(had);
+            part.holder_count -= usize::from(had);
         }
     }
 
-    /// The store failed: what peers have may be all there is.
-    pub(crate) fn without_store(&mut self) {
-        self.alone = true;
+    /// Stops requests to the store after it has failed; peers may still deliver.
+    pub(crate) fn disable_store(&mut self) {
+        self.store_disabled = true;
     }
 
+    /// Returns true if there is a peer.
     pub(crate) fn has_peers(&self) -> bool {
-        !self.others.is_empty()
+        !self.peers.is_empty()
     }
 
-    /// What to ask for now, which is then taken as asked for.
-    pub(crate) fn next(&mut self, now: Duration) -> Option<Take> {
-        let take = self.of_peers(now).or_else(|| self.of_store(now))?;
+    /// Returns the next request and marks its parts as requested, or `None` if there is nothing to
+    /// request now.
+    pub(crate) fn next(&mut self, now: Duration) -> Option<PartRequest> {
+        let take = self.next_from_peers(now).or_else(|| self.next_from_store(now))?;
         for part in &mut self.parts[take.parts.clone()] {
             part.asked_at = now;
-            match take.from {
-                Source::Store => part.of_store = true,
-                Source::Peer(_) => part.of_peer = true,
+            match take.source {
+                PartSource::Store => part.asked_store = true,
+                PartSource::Peer(_) => part.asked_peer = true,
             }
         }
-        match take.from {
-            Source::Store => self.store_requests += 1,
-            Source::Peer(peer) => {
-                if let Some(other) = self.others.get_mut(&peer) {
+        match take.source {
+            PartSource::Store => self.store_requests += 1,
+            PartSource::Peer(peer) => {
+                if let Some(other) = self.peers.get_mut(&peer) {
                     other.requests += 1;
                 }
             }
@@ -153,119 +206,132 @@ impl Plan {
         Some(take)
     }
 
-    /// The rarest part that one of them has, of whom the fewest is asked.
-    fn of_peers(&mut self, now: Duration) -> Option<Take> {
-        if self.others.values().map(|other| other.requests).sum::<usize>() >= ASKED_OF_ALL {
+    /// Chooses the rarest missing part that a peer has, and of its holders the one with the fewest
+    /// requests.
+    fn next_from_peers(&mut self, now: Duration) -> Option<PartRequest> {
+        if self.peers.values().map(|other| other.requests).sum::<usize>() >= PEER_REQUESTS_MAX {
             return None;
         }
-        let free = |other: &Other| other.requests < ASKED_OF_PEER;
-        if !self.others.values().any(free) {
+        let free = |other: &PeerState| other.requests < REQUESTS_PER_PEER;
+        if !self.peers.values().any(free) {
             return None;
         }
-        // Not all in the same order, or all would want the same parts at once.
-        self.turn = self.turn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        // The start is random, because otherwise all agents would want the same parts at the same
+        // time.
+        self.random_state =
+            self.random_state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let count = self.parts.len();
-        let begin = usize::try_from(self.turn >> 33).unwrap_or(0) % count;
-        // One's own share first, so that what only one has goes out from it once.
-        let own = self.own.clone();
+        let begin = usize::try_from(self.random_state >> 33).unwrap_or(0) % count;
+        // The own share comes first, so that a part that only one peer has leaves it once.
+        let own = self.own_share.clone();
         let middle = own.start + begin % own.len().max(1);
         let own = (middle..own.end).chain(own.start..middle);
         let mut best: Option<(usize, usize, usize)> = None;
         for index in own.chain(begin..count).chain(0..begin) {
             let part = &self.parts[index];
-            let late = part.asked_at + PATIENCE <= now;
-            let wanted = !part.have && !part.of_peer && (!part.of_store || late) && part.held > 0;
-            if !wanted || best.is_some_and(|(held, ..)| held <= part.held) {
+            let late = part.asked_at + PEER_PATIENCE <= now;
+            let wanted = !part.received
+                && !part.asked_peer
+                && (!part.asked_store || late)
+                && part.holder_count > 0;
+            if !wanted || best.is_some_and(|(held, ..)| held <= part.holder_count) {
                 continue;
             }
-            let holders = self.others.iter().filter(|(_, other)| other.has[index] && free(other));
+            let holders = self.peers.iter().filter(|(_, other)| other.has[index] && free(other));
             if let Some((peer, _)) = holders.min_by_key(|(_, other)| other.requests) {
-                best = Some((part.held, index, *peer));
+                best = Some((part.holder_count, index, *peer));
             }
         }
         let (_, index, peer) = best?;
-        Some(Take { from: Source::Peer(peer), parts: index..index + 1 })
+        Some(PartRequest { source: PartSource::Peer(peer), parts: index..index + 1 })
     }
 
-    fn of_store(&mut self, now: Duration) -> Option<Take> {
-        let others = self.others.values().filter(|other| other.spoke).count();
+    /// Chooses parts to request from the store.
+    fn next_from_store(&mut self, now: Duration) -> Option<PartRequest> {
+        let others = self.peers.values().filter(|other| other.has_announced).count();
         let (requests, bytes) = if others == 0 { STORE_ALONE } else { STORE_SHARED };
-        if self.alone || self.store_requests >= requests {
+        if self.store_disabled || self.store_requests >= requests {
             return None;
         }
         let count = self.parts.len();
         let run = usize::try_from(self.store_run_bytes.min(bytes) / self.part_bytes).unwrap_or(1);
-        let run = if others == 0 { run } else { run.min(count / (SHARE * others)) }.max(1);
-        let is_new = |index: usize| self.is_new(index, now);
-        let mut own = self.own.clone();
+        let run = if others == 0 { run } else { run.min(count / (SHARE_DIVISOR * others)) }.max(1);
+        let is_new = |index: usize| self.is_unclaimed(index, now);
+        let mut own = self.own_share.clone();
         let elsewhere = || {
-            // Its owner begins at the front: who helps, anywhere.
-            let begin = usize::try_from(self.turn >> 33).unwrap_or(0) % count;
+            // The owner of a share starts at its front, so a helper starts anywhere.
+            let begin = usize::try_from(self.random_state >> 33).unwrap_or(0) % count;
             (begin..count).chain(0..begin).find(|index| is_new(*index))
         };
         let found = own.find(|index| is_new(*index)).map(|start| (start, run));
-        let found = found.or_else(|| Some((elsewhere()?, run.div_ceil(HELP))));
+        let found = found.or_else(|| Some((elsewhere()?, run.div_ceil(HELP_DIVISOR))));
         if let Some((start, run)) = found {
             let end = (start..count.min(start + run)).take_while(|index| is_new(*index)).count();
             self.idle_since = None;
-            return Some(Take { from: Source::Store, parts: start..start + end });
+            return Some(PartRequest { source: PartSource::Store, parts: start..start + end });
         }
         let idle_since = *self.idle_since.get_or_insert(now);
-        if idle_since + PATIENCE > now {
+        if idle_since + PEER_PATIENCE > now {
             return None;
         }
         let missing = self.parts.iter().enumerate().filter(|(_, part)| {
-            !part.have && !part.of_store && (!part.of_peer || part.asked_at + PATIENCE <= now)
+            !part.received
+                && !part.asked_store
+                && (!part.asked_peer || part.asked_at + PEER_PATIENCE <= now)
         });
-        let oldest = missing.min_by_key(|(_, part)| (part.of_peer, part.asked_at));
-        oldest.map(|(index, _)| Take { from: Source::Store, parts: index..index + 1 })
+        let oldest = missing.min_by_key(|(_, part)| (part.asked_peer, part.asked_at));
+        oldest.map(|(index, _)| PartRequest { source: PartSource::Store, parts: index..index + 1 })
     }
 
-    /// Whether nobody has it or is getting it.
-    fn is_new(&self, index: usize, now: Duration) -> bool {
+    /// Returns true if a part is missing, not requested, and neither held nor claimed by a peer.
+    fn is_unclaimed(&self, index: usize, now: Duration) -> bool {
         let part = &self.parts[index];
-        let claimed = |other: &Other| other.claims[index] && now < other.progress_at + BELIEVED;
-        let free = !part.have && !part.of_store && !part.of_peer && part.held == 0;
-        free && !self.others.values().any(claimed)
+        let claimed =
+            |other: &PeerState| other.claims[index] && now < other.progress_at + CLAIM_TTL;
+        let free =
+            !part.received && !part.asked_store && !part.asked_peer && part.holder_count == 0;
+        free && !self.peers.values().any(claimed)
     }
 
-    /// A part came and was right. `false` when it was there already.
-    pub(crate) fn came(&mut self, index: usize) -> bool {
-        !std::mem::replace(&mut self.parts[index].have, true)
+    /// Marks a verified part as received, and returns false if it was received before.
+    pub(crate) fn mark_received(&mut self, index: usize) -> bool {
+        !std::mem::replace(&mut self.parts[index].received, true)
     }
 
-    /// A request is over; what did not come of it is asked for again.
-    pub(crate) fn ended(&mut self, take: &Take) {
-        let whole = self.parts[take.parts.clone()].iter().all(|part| part.have);
+    /// Ends a request. Its missing parts may be requested again.
+    pub(crate) fn end_request(&mut self, take: &PartRequest) {
+        let whole = self.parts[take.parts.clone()].iter().all(|part| part.received);
         for part in &mut self.parts[take.parts.clone()] {
-            match take.from {
-                Source::Store => part.of_store = false,
-                Source::Peer(_) => part.of_peer = false,
+            match take.source {
+                PartSource::Store => part.asked_store = false,
+                PartSource::Peer(_) => part.asked_peer = false,
             }
         }
-        match take.from {
-            Source::Store => {
+        match take.source {
+            PartSource::Store => {
                 self.store_requests -= 1;
                 if whole {
                     self.store_run_bytes = STORE_ALONE.1.min(self.store_run_bytes * 2);
                 }
             }
-            Source::Peer(peer) => {
-                if let Some(other) = self.others.get_mut(&peer) {
+            PartSource::Peer(peer) => {
+                if let Some(other) = self.peers.get_mut(&peer) {
                     other.requests = other.requests.saturating_sub(1);
                 }
             }
         }
     }
 
+    /// Returns true if all parts are received.
     pub(crate) fn is_done(&self) -> bool {
-        self.parts.iter().all(|part| part.have)
+        self.parts.iter().all(|part| part.received)
     }
 
-    /// What others are told: what is here, and what is on its way from the store.
-    pub(crate) fn said(&self) -> (Marks, Marks) {
-        let claims = self.parts.iter().map(|part| part.of_store && !part.have);
-        (self.parts.iter().map(|part| part.have).collect(), claims.collect())
+    /// Returns the announcement for peers: the received parts, and the parts being fetched from the
+    /// store.
+    pub(crate) fn own_availability(&self) -> (PartBitmap, PartBitmap) {
+        let claims = self.parts.iter().map(|part| part.asked_store && !part.received);
+        (self.parts.iter().map(|part| part.received).collect(), claims.collect())
     }
 }
 

@@ -1,6 +1,6 @@
-//! Which parts of a large upload are in the store already, so that a publisher that was killed goes
-//! on with them. One file an upload, in the user's cache, appended part by part: a killed process
-//! leaves at worst a torn line, which is no line.
+//! Journals of large uploads: they record the parts that are in the store, so that a publisher that
+//! was killed can continue. One file per upload in the user's cache directory, appended part by
+//! part; a killed process leaves at worst a torn line, which is ignored.
 
 use std::{
     collections::BTreeMap,
@@ -15,74 +15,92 @@ use std::{
 use serde::{Deserialize, Serialize};
 use wire::Digest;
 
-/// Stores forget what nobody ended; a gateway after a day.
-const GOOD_FOR: Duration = Duration::from_secs(12 * 3600);
-/// Kept at once; with more, nothing is remembered of the next.
+/// Age at which a journal expires. Stores drop unfinished uploads; a gateway drops them after a
+/// day.
+const JOURNAL_TTL: Duration = Duration::from_secs(12 * 3600);
+/// Age at which a journal is deleted although its upload could not be aborted. The store then has
+/// to remove the upload itself.
+const DISCARD_AGE: Duration = Duration::from_secs(14 * 24 * 3600);
+/// Largest number of journals; above it, the next upload is not recorded.
 const JOURNALS_MAX: usize = 64;
-/// Ten thousand parts and their names.
+/// Largest size of a journal that is read: ten thousand parts and their names.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// What is uploaded, and where.
+/// The file that is uploaded, and its destination.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct What {
+pub(super) struct UploadIdentity {
+    /// The URL of the object.
     pub(super) url: String,
+    /// The digest of the file.
     pub(super) digest: Digest,
+    /// The size of the file in bytes.
     pub(super) bytes: u64,
+    /// The size of each part but the last, in bytes.
     pub(super) part_bytes: u64,
 }
 
+/// A part that the store has received.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SentPart {
+    /// Number of the part, from 0.
     pub(super) index: usize,
-    /// The store's, to complete the upload with.
+    /// The store's name of the part, needed to complete the upload.
     pub(super) name: String,
-    /// Of the file up to its end, as it was then.
+    /// Running digest of the file up to the end of the part, at the time of sending.
     pub(super) digest: Digest,
 }
 
+/// The first line of a journal.
 #[derive(Serialize, Deserialize)]
-struct Begun {
-    what: What,
+struct JournalHeader {
+    what: UploadIdentity,
     upload: String,
 }
 
-/// What is known of one upload. Without a file it is forgotten with the process.
+/// The record of one upload. Without a file it ends with the process.
 #[derive(Debug)]
-pub(super) struct Journal {
+pub(super) struct UploadJournal {
+    /// The locked journal file and its path, if the upload is recorded.
     file: Option<(File, PathBuf)>,
-    what: What,
+    /// The file and its destination.
+    identity: UploadIdentity,
+    /// The store's name of the upload, once it is begun.
     pub(super) upload: Option<String>,
+    /// The received parts by index.
     pub(super) sent: BTreeMap<usize, SentPart>,
 }
 
-/// Where journals are kept, as the environment has it.
-pub(crate) fn directory(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+/// Returns the directory of journals: below `XDG_CACHE_HOME`, or `.cache` in `HOME`.
+pub(crate) fn default_directory(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
     cache.is_absolute().then(|| cache.join("flotilla/uploads"))
 }
 
-impl Journal {
-    /// What an earlier process left of this upload, if it did and no other is at it. Blocking.
-    pub(super) fn open(directory: Option<&Path>, what: What) -> Self {
-        let none = |what| Self { file: None, what, upload: None, sent: BTreeMap::new() };
+impl UploadJournal {
+    /// Reads the journal that an earlier process left for this upload. The journal is empty and not
+    /// recorded if another process holds it or the directory cannot be used. Blocking.
+    pub(super) fn open(directory: Option<&Path>, what: UploadIdentity) -> Self {
+        let none = |what| Self { file: None, identity: what, upload: None, sent: BTreeMap::new() };
         let Some(directory) = directory else { return none(what) };
         match Self::read(directory, what.clone()) {
             Ok(Some(journal)) => journal,
             Ok(None) => none(what),
             Err(error) => {
                 let directory = directory.display();
-                tracing::debug!(%error, %directory, "an upload is not remembered");
+                tracing::debug!(%error, %directory, "could not record an upload");
                 none(what)
             }
         }
     }
 
-    fn read(directory: &Path, what: What) -> io::Result<Option<Self>> {
+    /// Opens and locks the journal's file. Returns `None` if it is locked by another process or
+    /// there are too many journals.
+    fn read(directory: &Path, what: UploadIdentity) -> io::Result<Option<Self>> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        let name = Digest::of(format!("{}\n{}", what.url, what.digest).as_bytes()).to_hex();
+        let name = Digest::hash_bytes(format!("{}\n{}", what.url, what.digest).as_bytes()).to_hex();
         let path = directory.join(name);
-        if !path.exists() && !room(directory)? {
+        if !path.exists() && !has_room(directory)? {
             return Ok(None);
         }
         let mut options = File::options();
@@ -94,11 +112,12 @@ impl Journal {
         let mut text = Vec::new();
         (&mut file).take(FILE_BYTES_MAX).read_to_end(&mut text)?;
         let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-        let begun = lines.next().and_then(|line| serde_json::from_slice::<Begun>(line).ok());
-        let fresh = is_fresh(&file.metadata()?);
+        let begun =
+            lines.next().and_then(|line| serde_json::from_slice::<JournalHeader>(line).ok());
+        let fresh = is_younger(&file.metadata()?, JOURNAL_TTL);
         let mut journal =
-            Self { file: Some((file, path)), what, upload: None, sent: BTreeMap::new() };
-        match begun.filter(|begun| fresh && begun.what == journal.what) {
+            Self { file: Some((file, path)), identity: what, upload: None, sent: BTreeMap::new() };
+        match begun.filter(|begun| fresh && begun.what == journal.identity) {
             Some(begun) => {
                 journal.upload = Some(begun.upload);
                 let sent = lines.filter_map(|line| serde_json::from_slice(line).ok());
@@ -109,56 +128,83 @@ impl Journal {
         Ok(Some(journal))
     }
 
-    /// An upload was begun: what was known of another is of no use. Blocking.
-    pub(super) fn begin(&mut self, upload: &str) -> io::Result<()> {
+    /// Returns the expired journals of uploads to objects below the URL `below`, with the keys of
+    /// the objects; at most 64. The journals are locked, so that no other process aborts the same
+    /// uploads. Blocking.
+    pub(super) fn find_abandoned(directory: &Path, below: &str) -> Vec<(Self, String)> {
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        let abandoned = entries.filter_map(|entry| {
+            let path = entry.path();
+            let mut file = File::options().read(true).append(true).open(&path).ok()?;
+            if is_younger(&file.metadata().ok()?, JOURNAL_TTL) || file.try_lock().is_err() {
+                return None;
+            }
+            let mut text = Vec::new();
+            (&mut file).take(FILE_BYTES_MAX).read_to_end(&mut text).ok()?;
+            let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+            let JournalHeader { what, upload } = serde_json::from_slice(lines.next()?).ok()?;
+            let key = what.url.strip_prefix(below)?.to_owned();
+            let (file, upload) = (Some((file, path)), Some(upload));
+            Some((Self { file, identity: what, upload, sent: BTreeMap::new() }, key))
+        });
+        abandoned.take(JOURNALS_MAX).collect()
+    }
+
+    /// Records the begin of an upload and drops the parts of an earlier one. Blocking.
+    pub(super) fn record_begin(&mut self, upload: &str) -> io::Result<()> {
         self.clear()?;
         self.upload = Some(upload.to_owned());
-        let begun = Begun { what: self.what.clone(), upload: upload.to_owned() };
-        self.append(&serde_json::to_vec(&begun)?)
+        let begun = JournalHeader { what: self.identity.clone(), upload: upload.to_owned() };
+        self.append_line(&serde_json::to_vec(&begun)?)
     }
 
-    /// A part is there. Blocking.
-    pub(super) fn sent(&mut self, part: SentPart) -> io::Result<()> {
+    /// Records a received part. Blocking.
+    pub(super) fn record_part(&mut self, part: SentPart) -> io::Result<()> {
         let line = serde_json::to_vec(&part)?;
         self.sent.insert(part.index, part);
-        self.append(&line)
+        self.append_line(&line)
     }
 
-    fn append(&mut self, line: &[u8]) -> io::Result<()> {
+    /// Appends a line to the file, if there is one.
+    fn append_line(&mut self, line: &[u8]) -> io::Result<()> {
         let Some((file, _)) = &mut self.file else { return Ok(()) };
         file.write_all(&[b"\n", line, b"\n"].concat())
     }
 
+    /// Removes all entries.
     fn clear(&mut self) -> io::Result<()> {
         (self.upload, self.sent) = (None, BTreeMap::new());
         let Some((file, _)) = &self.file else { return Ok(()) };
         file.set_len(0)
     }
 
-    /// The upload is over.
-    pub(super) fn forget(mut self) {
+    /// Deletes the journal of an upload that has ended.
+    pub(super) fn delete_file(mut self) {
         if let Some((_, path)) = self.file.take() {
-            // One that stays is of no use to the next, and forgotten in its time.
+            // A journal that cannot be deleted does not match later uploads and expires.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-fn is_fresh(meta: &fs::Metadata) -> bool {
+/// Returns true if a file was modified less than `limit` ago, or its modification time is unknown
+/// or in the future.
+fn is_younger(meta: &fs::Metadata, limit: Duration) -> bool {
     let age = meta.modified().ok().and_then(|at| SystemTime::now().duration_since(at).ok());
-    age.is_none_or(|age| age < GOOD_FOR)
+    age.is_none_or(|age| age < limit)
 }
 
-/// Whether there is room for one more, without those whose time is over.
-fn room(directory: &Path) -> io::Result<bool> {
+/// Deletes the journals that have reached [`DISCARD_AGE`], and returns true if there is room for
+/// another one: fewer than 64 that have not expired.
+fn has_room(directory: &Path) -> io::Result<bool> {
     let mut kept = 0;
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        // Another's that is over meanwhile.
+        // Another process deleted it meanwhile.
         let Ok(meta) = entry.metadata() else { continue };
-        if is_fresh(&meta) {
+        if is_younger(&meta, JOURNAL_TTL) {
             kept += 1;
-        } else {
+        } else if !is_younger(&meta, DISCARD_AGE) {
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -169,22 +215,22 @@ fn room(directory: &Path) -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    fn what() -> What {
-        let digest = Digest::of(b"x");
-        What { url: "s3://b/k".into(), digest, bytes: 40, part_bytes: 16 }
+    fn what() -> UploadIdentity {
+        let digest = Digest::hash_bytes(b"x");
+        UploadIdentity { url: "s3://b/k".into(), digest, bytes: 40, part_bytes: 16 }
     }
 
     fn part(index: usize) -> SentPart {
-        SentPart { index, name: format!("etag-{index}"), digest: Digest::of(b"p") }
+        SentPart { index, name: format!("etag-{index}"), digest: Digest::hash_bytes(b"p") }
     }
 
     #[test]
     fn an_upload_is_gone_on_with_by_one_process_at_a_time_until_it_is_over() {
         let dir = tempfile::tempdir().unwrap();
-        let open = || Journal::open(Some(dir.path()), what());
+        let open = || UploadJournal::open(Some(dir.path()), what());
         let mut first = open();
-        first.begin("u-1").unwrap();
-        first.sent(part(1)).unwrap();
+        first.record_begin("u-1").unwrap();
+        first.record_part(part(1)).unwrap();
         assert_eq!(open().upload, None, "another is at it");
         let path = first.file.as_ref().unwrap().1.clone();
         drop(first);
@@ -192,20 +238,20 @@ mod tests {
         let second = open();
         assert_eq!(second.upload.as_deref(), Some("u-1"));
         assert_eq!(Vec::from_iter(second.sent.values().cloned()), [part(1)]);
-        second.forget();
+        second.delete_file();
         assert_eq!(open().upload, None);
     }
 
     #[test]
     fn what_is_of_another_file_or_too_old_is_not_gone_on_with() {
         let dir = tempfile::tempdir().unwrap();
-        Journal::open(Some(dir.path()), what()).begin("u-1").unwrap();
-        let larger = What { part_bytes: 32, ..what() };
-        assert_eq!(Journal::open(Some(dir.path()), larger).upload, None);
-        let mut old = Journal::open(Some(dir.path()), what());
-        old.begin("u-2").unwrap();
-        let long_ago = SystemTime::now() - 2 * GOOD_FOR;
+        UploadJournal::open(Some(dir.path()), what()).record_begin("u-1").unwrap();
+        let larger = UploadIdentity { part_bytes: 32, ..what() };
+        assert_eq!(UploadJournal::open(Some(dir.path()), larger).upload, None);
+        let mut old = UploadJournal::open(Some(dir.path()), what());
+        old.record_begin("u-2").unwrap();
+        let long_ago = SystemTime::now() - 2 * JOURNAL_TTL;
         old.file.take().unwrap().0.set_modified(long_ago).unwrap();
-        assert_eq!(Journal::open(Some(dir.path()), what()).upload, None);
+        assert_eq!(UploadJournal::open(Some(dir.path()), what()).upload, None);
     }
 }

@@ -1,4 +1,4 @@
-//! Uploads in parts that outlive the process that began them: a bucket's, or a gateway's.
+//! Uploads in parts that outlive the process that began them: to a bucket or to a gateway.
 
 use bytes::Bytes;
 use object_store::{
@@ -7,19 +7,19 @@ use object_store::{
     path::Path,
 };
 
-use crate::location::Location;
+use crate::backend::StoreBackend;
 
-impl Location {
-    /// The upload's name; `None` when the object is there already.
-    pub(super) async fn begin(&self, key: &Path) -> Result<Option<String>> {
-        match (&self.bucket, &self.door) {
-            (Some(bucket), _) => bucket.s3.create_multipart(&bucket.path(key)).await.map(Some),
-            (None, Some(door)) => door.client().begin(key).await,
-            (None, None) => Err(nowhere()),
+impl StoreBackend {
+    /// Begins an upload and returns its name, or `None` when the object exists already.
+    pub(super) async fn begin_upload(&self, key: &Path) -> Result<Option<String>> {
+        match (&self.bucket, &self.gateway) {
+            (Some(bucket), _) => bucket.s3.create_multipart(&bucket.full_key(key)).await.map(Some),
+            (None, Some(door)) => door.gateway_client().begin_upload(key).await,
+            (None, None) => Err(no_multipart()),
         }
     }
 
-    /// What the part is called.
+    /// Sends a part and returns its name.
     pub(super) async fn put_part(
         &self,
         key: &Path,
@@ -27,44 +27,53 @@ impl Location {
         (index, offset): (usize, u64),
         bytes: Bytes,
     ) -> Result<String> {
-        match (&self.bucket, &self.door) {
+        match (&self.bucket, &self.gateway) {
             (Some(bucket), _) => {
-                let put = bucket.s3.put_part(&bucket.path(key), upload, index, bytes.into()).await;
+                let put =
+                    bucket.s3.put_part(&bucket.full_key(key), upload, index, bytes.into()).await;
                 put.map(|part| part.content_id)
             }
-            (None, Some(door)) => door.client().put_part(key, upload, (index, offset), bytes).await,
-            (None, None) => Err(nowhere()),
+            (None, Some(door)) => {
+                door.gateway_client().put_part(key, upload, (index, offset), bytes).await
+            }
+            (None, None) => Err(no_multipart()),
         }
     }
 
-    pub(super) async fn complete(
+    /// Completes an upload of `bytes` bytes.
+    pub(super) async fn complete_upload(
         &self,
         key: &Path,
         upload: &String,
         parts: Vec<String>,
         bytes: u64,
     ) -> Result<()> {
-        match (&self.bucket, &self.door) {
+        match (&self.bucket, &self.gateway) {
             (Some(bucket), _) => {
                 let parts = parts.into_iter().map(|content_id| PartId { content_id }).collect();
-                let done = bucket.s3.complete_multipart(&bucket.path(key), upload, parts).await;
+                let done = bucket.s3.complete_multipart(&bucket.full_key(key), upload, parts).await;
                 done.map(|_| ())
             }
-            (None, Some(door)) => door.client().complete(key, upload, parts, bytes).await,
-            (None, None) => Err(nowhere()),
+            (None, Some(door)) => {
+                door.gateway_client().complete_upload(key, upload, parts, bytes).await
+            }
+            (None, None) => Err(no_multipart()),
         }
     }
 
-    pub(super) async fn abort(&self, key: &Path, upload: &String) -> Result<()> {
-        match (&self.bucket, &self.door) {
-            (Some(bucket), _) => bucket.s3.abort_multipart(&bucket.path(key), upload).await,
-            (None, Some(door)) => door.client().abort(key, upload).await,
-            (None, None) => Err(nowhere()),
+    /// Ends an upload and removes its parts.
+    pub(super) async fn abort_upload(&self, key: &Path, upload: &String) -> Result<()> {
+        match (&self.bucket, &self.gateway) {
+            (Some(bucket), _) => bucket.s3.abort_multipart(&bucket.full_key(key), upload).await,
+            (None, Some(door)) => door.gateway_client().abort_upload(key, upload).await,
+            (None, None) => Err(no_multipart()),
         }
     }
 }
 
-/// A directory's files are copied.
-fn nowhere() -> object_store::Error {
-    object_store::Error::NotSupported { source: "a directory has no uploads in parts".into() }
+/// Builds the error for a directory, whose files are copied instead.
+fn no_multipart() -> object_store::Error {
+    object_store::Error::NotSupported {
+        source: "a directory does not support multipart uploads".into(),
+    }
 }

@@ -8,10 +8,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use hub::{Hub, Revision};
+use hub::{HubClient, ModelRevision};
 use hub_server::{COMMIT, HubServer};
 use store::{
-    Cache, Digests, Elsewhere, GetError, PutError, RelativePath, Store, TreePlace, Upload,
+    DigestCache, ExternalSources, FileCache, GetError, PutError, RelativePath, Store, TreePlace,
+    UploadMode,
 };
 use tempfile::TempDir;
 use wire::v1;
@@ -34,26 +35,31 @@ fn write(path: &Path, bytes: &[u8]) {
     File::options().write(true).open(path).unwrap().set_modified(hour_ago).unwrap();
 }
 
-fn revision() -> Revision {
-    Revision { repo: "org/tiny".into(), commit: COMMIT.into() }
+fn revision() -> ModelRevision {
+    ModelRevision { repo: "org/tiny".into(), commit: COMMIT.into() }
 }
 
 async fn publish(
     store: &Store,
     dir: &Path,
-    revision: Option<Revision>,
-    upload: Upload,
+    revision: Option<ModelRevision>,
+    upload: UploadMode,
 ) -> Result<v1::Tree, PutError> {
     let names = ["config.json", WEIGHTS].map(|name| RelativePath::new(name).unwrap());
-    let place = TreePlace::model("tiny").unwrap();
-    let digests = Arc::new(Digests::at(dir.with_extension("digests")));
+    let place = TreePlace::for_model("tiny").unwrap();
+    let digests = Arc::new(DigestCache::at_path(dir.with_extension("digests")));
     store.publish_base((dir, &names), &place, revision, upload, (digests, Arc::new(|_| ()))).await
 }
 
 /// An agent's cache, on a machine with these directories.
-fn cache(dir: &TempDir, max_bytes: u64, models: &[&Path], hub: Option<Hub>) -> Cache {
+fn cache(dir: &TempDir, max_bytes: u64, models: &[&Path], hub: Option<HubClient>) -> FileCache {
     let models = models.iter().map(|path| (*path).to_owned()).collect();
-    Cache::with(dir.path(), max_bytes, Elsewhere { models, hub, peers: None }).unwrap()
+    FileCache::open_with_sources(
+        dir.path(),
+        max_bytes,
+        ExternalSources { models, hub, peers: None },
+    )
+    .unwrap()
 }
 
 fn names_in(dir: &Path) -> Vec<String> {
@@ -69,14 +75,14 @@ async fn a_base_kept_elsewhere_is_its_manifest_in_the_store_and_the_users_files_
     for at in Place::all().await {
         let (root, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let source = model(&root.path().join("tiny"), 1, 2 * MIB);
-        let tree = publish(&at.store, &source, None, Upload::Nothing).await.unwrap();
+        let tree = publish(&at.store, &source, None, UploadMode::Nothing).await.unwrap();
         assert_eq!(names_in(&at.dir.join(&tree.path)), ["B3SUMS", "manifest.json"]);
         let examined = at.store.examine_tree(&tree).await.unwrap();
-        assert_eq!(examined.flaws, []);
-        assert_eq!(Vec::from_iter(examined.elsewhere), ["config.json", WEIGHTS]);
+        assert_eq!(examined.defects, []);
+        assert_eq!(Vec::from_iter(examined.external), ["config.json", WEIGHTS]);
         // A tenth of what the weights would take.
         let ours = cache(&dir, MIB as u64 / 5, &[root.path()], None);
-        let held = ours.tree(&at.store, &tree).await.unwrap();
+        let held = ours.fetch_tree(&at.store, &tree).await.unwrap();
         let (linked, theirs) = (held.path().join(WEIGHTS), source.join(WEIGHTS));
         assert_eq!(fs::read(&linked).unwrap(), noise(1, 2 * MIB));
         assert_eq!(fs::metadata(&linked).unwrap().ino(), fs::metadata(&theirs).unwrap().ino());
@@ -84,9 +90,9 @@ async fn a_base_kept_elsewhere_is_its_manifest_in_the_store_and_the_users_files_
         drop(held);
         // It goes with the next tree that needs the room; the user's file does not.
         let other = model(&root.path().join("other"), 2, MIB / 5 - 10_000);
-        let other_tree = publish(&at.store, &other, None, Upload::Missing).await.unwrap();
+        let other_tree = publish(&at.store, &other, None, UploadMode::Missing).await.unwrap();
         fs::remove_dir_all(&other).unwrap();
-        ours.tree(&at.store, &other_tree).await.unwrap();
+        ours.fetch_tree(&at.store, &other_tree).await.unwrap();
         assert_eq!(fs::read(&theirs).unwrap(), noise(1, 2 * MIB));
     }
 }
@@ -96,28 +102,32 @@ async fn a_file_changed_in_place_is_never_used_as_the_base() {
     let at = Place::file().await;
     let (root, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let source = model(&root.path().join("tiny"), 1, MIB);
-    let elsewhere = publish(&at.store, &source, None, Upload::Nothing).await.unwrap();
-    let stored = publish(&at.store, &source, None, Upload::Missing).await.unwrap();
+    let elsewhere = publish(&at.store, &source, None, UploadMode::Nothing).await.unwrap();
+    let stored = publish(&at.store, &source, None, UploadMode::Missing).await.unwrap();
     let ours = cache(&dir, u64::MAX, &[root.path()], None);
-    ours.tree(&at.store, &elsewhere).await.unwrap();
-    ours.tree(&at.store, &stored).await.unwrap();
+    ours.fetch_tree(&at.store, &elsewhere).await.unwrap();
+    ours.fetch_tree(&at.store, &stored).await.unwrap();
     // As `rsync --inplace --times` does.
     let weights = source.join(WEIGHTS);
     let before = fs::metadata(&weights).unwrap();
     let open = File::options().write(true).open(&weights).unwrap();
     (&open).write_all(b"other").unwrap();
     open.set_modified(before.modified().unwrap()).unwrap();
-    let error = ours.tree(&at.store, &elsewhere).await.unwrap_err();
-    assert!(matches!(error, GetError::Nowhere { .. }) && !error.may_pass(), "{}", told(&error));
+    let error = ours.fetch_tree(&at.store, &elsewhere).await.unwrap_err();
+    assert!(
+        matches!(error, GetError::Unavailable { .. }) && !error.is_transient(),
+        "{}",
+        told(&error)
+    );
     for words in [WEIGHTS, "1048576 bytes", "--models", "base.upload: always", "copy it there"] {
         assert!(told(&error).contains(words), "{}", told(&error));
     }
-    let held = ours.tree(&at.store, &stored).await.unwrap();
+    let held = ours.fetch_tree(&at.store, &stored).await.unwrap();
     let fetched = held.path().join(WEIGHTS);
     assert!(fs::symlink_metadata(&fetched).unwrap().is_file(), "still the user's changed file");
     assert_eq!(fs::read(&fetched).unwrap(), noise(1, MIB));
     // What the store gave does for the other tree too.
-    ours.tree(&at.store, &elsewhere).await.unwrap();
+    ours.fetch_tree(&at.store, &elsewhere).await.unwrap();
 }
 
 #[tokio::test]
@@ -126,24 +136,30 @@ async fn a_hub_gives_what_neither_machine_nor_store_has() {
     let (root, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let source = model(&root.path().join("org/tiny"), 1, 3 * MIB);
     let server = HubServer::start(root.path()).unwrap();
-    let hub = Hub::at(&server.url(), &dir.path().join("hub"));
-    let tree = publish(&at.store, &source, Some(revision()), Upload::Nothing).await.unwrap();
+    let hub = HubClient::with_endpoint(&server.url(), &dir.path().join("hub"));
+    let tree = publish(&at.store, &source, Some(revision()), UploadMode::Nothing).await.unwrap();
     let ours = cache(&dir, 4 * MIB as u64, &[], Some(hub.clone()));
-    let held = ours.tree(&at.store, &tree).await.unwrap();
+    let held = ours.fetch_tree(&at.store, &tree).await.unwrap();
     assert_eq!(fs::read(held.path().join(WEIGHTS)).unwrap(), noise(1, 3 * MIB));
     assert!(disk_use(dir.path()) >= 3 * MIB as u64, "a download counts like any other");
     drop(held);
     // The commit says so, the digest decides.
     let there = tempfile::tempdir().unwrap();
     write(&source.join(WEIGHTS), &noise(2, 3 * MIB));
-    let error = cache(&there, u64::MAX, &[], Some(hub)).tree(&at.store, &tree).await.unwrap_err();
+    let error =
+        cache(&there, u64::MAX, &[], Some(hub)).fetch_tree(&at.store, &tree).await.unwrap_err();
     let text = told(&error);
-    assert!(text.contains("is another") && text.contains("hf download org/tiny"), "{text}");
+    assert!(text.contains("has another digest") && text.contains("hf download org/tiny"), "{text}");
     let url = server.url();
     drop(server);
-    let away = Hub::at(&url, &dir.path().join("hub"));
-    let error = cache(&there, u64::MAX, &[], Some(away)).tree(&at.store, &tree).await.unwrap_err();
-    assert!(matches!(error, GetError::Nowhere { .. }) && error.may_pass(), "{}", told(&error));
+    let away = HubClient::with_endpoint(&url, &dir.path().join("hub"));
+    let error =
+        cache(&there, u64::MAX, &[], Some(away)).fetch_tree(&at.store, &tree).await.unwrap_err();
+    assert!(
+        matches!(error, GetError::Unavailable { .. }) && error.is_transient(),
+        "{}",
+        told(&error)
+    );
 }
 
 #[tokio::test]
@@ -151,12 +167,12 @@ async fn the_same_bytes_are_not_uploaded_twice() {
     let at = Place::s3().await;
     let root = tempfile::tempdir().unwrap();
     let source = model(&root.path().join("tiny"), 1, 40 * MIB);
-    let first = publish(&at.store, &source, None, Upload::Missing).await.unwrap();
+    let first = publish(&at.store, &source, None, UploadMode::Missing).await.unwrap();
     let uploads = at.count(&["POST", "uploads"]);
     assert_eq!(uploads, 1);
-    assert_eq!(publish(&at.store, &source, None, Upload::Missing).await.unwrap(), first);
+    assert_eq!(publish(&at.store, &source, None, UploadMode::Missing).await.unwrap(), first);
     // Another tree, of the same weights.
-    let second = publish(&at.store, &source, Some(revision()), Upload::Missing).await.unwrap();
+    let second = publish(&at.store, &source, Some(revision()), UploadMode::Missing).await.unwrap();
     assert_ne!(second, first);
     assert_eq!(at.count(&["POST", "uploads"]), uploads);
     // A submission that was killed before its manifest goes on where it was.
@@ -166,14 +182,14 @@ async fn the_same_bytes_are_not_uploaded_twice() {
     }
     fs::remove_dir_all(at.dir.join(&first.path)).unwrap();
     assert_eq!(
-        publish(&at.store, &source, Some(revision()), Upload::Missing).await.unwrap(),
+        publish(&at.store, &source, Some(revision()), UploadMode::Missing).await.unwrap(),
         second
     );
     assert_eq!(at.count(&["POST", "uploads"]), uploads);
-    assert_eq!(at.store.examine_tree(&second).await.unwrap().flaws, []);
+    assert_eq!(at.store.examine_tree(&second).await.unwrap().defects, []);
     // Unless somebody wants it so: a store may have lost what it holds.
     fs::write(place.join(WEIGHTS), noise(3, 40 * MIB)).unwrap();
-    publish(&at.store, &source, Some(revision()), Upload::All).await.unwrap();
+    publish(&at.store, &source, Some(revision()), UploadMode::All).await.unwrap();
     assert_eq!(fs::read(place.join(WEIGHTS)).unwrap(), noise(1, 40 * MIB));
 }
 
@@ -184,23 +200,24 @@ async fn a_directory_somebody_copied_into_the_store_becomes_a_tree_where_it_is()
         let there = model(&at.dir.join("mirror/tiny"), 1, 20 * MIB);
         fs::write(there.join("README.md"), "theirs").unwrap();
         let root = RelativePath::new("mirror/tiny").unwrap();
-        let found = at.store.directory(&root).await.unwrap();
+        let found = at.store.read_directory(&root).await.unwrap();
         assert!(found.published.is_none());
         let names: BTreeMap<_, _> =
             found.files.into_iter().filter(|(name, _)| name != "README.md").collect();
         let before = fs::metadata(there.join(WEIGHTS)).unwrap().ino();
-        let tree = at.store.adopt(&root, &names, &|_| ()).await.unwrap();
+        let tree = at.store.register_in_place(&root, &names, &|_| ()).await.unwrap();
         assert_eq!((tree.path.as_str(), names.len()), ("mirror/tiny", 2));
         assert_eq!(fs::metadata(there.join(WEIGHTS)).unwrap().ino(), before);
-        assert_eq!(at.store.examine_tree(&tree).await.unwrap().flaws, []);
-        let held = cache(&dir, u64::MAX, &[], None).tree(&at.store, &tree).await.unwrap();
+        assert_eq!(at.store.examine_tree(&tree).await.unwrap().defects, []);
+        let held = cache(&dir, u64::MAX, &[], None).fetch_tree(&at.store, &tree).await.unwrap();
         assert_eq!(fs::read(held.path().join(WEIGHTS)).unwrap(), noise(1, 20 * MIB));
-        let again = at.store.directory(&root).await.unwrap().published.unwrap();
+        let again = at.store.read_directory(&root).await.unwrap().published.unwrap();
         assert_eq!(again.0, tree);
         // Somebody copies another model over it.
         fs::write(there.join(WEIGHTS), noise(2, 20 * MIB)).unwrap();
         let other = tempfile::tempdir().unwrap();
-        let error = cache(&other, u64::MAX, &[], None).tree(&at.store, &tree).await.unwrap_err();
+        let error =
+            cache(&other, u64::MAX, &[], None).fetch_tree(&at.store, &tree).await.unwrap_err();
         assert!(matches!(error, GetError::Corrupt { .. }), "{}", told(&error));
     }
 }
@@ -210,14 +227,14 @@ async fn agents_that_share_a_cache_share_what_they_found() {
     let at = Place::s3().await;
     let (root, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let source = model(&root.path().join("tiny"), 1, MIB);
-    let tree = publish(&at.store, &source, None, Upload::Missing).await.unwrap();
+    let tree = publish(&at.store, &source, None, UploadMode::Missing).await.unwrap();
     let gets = at.count(&["GET", WEIGHTS]);
     let agents = (0..4).map(|_| {
         let (cache, store, tree) =
             (cache(&dir, u64::MAX, &[root.path()], None), at.store.clone(), tree.clone());
         tokio::spawn(async move {
             for _ in 0..8 {
-                let held = cache.tree(&store, &tree).await.unwrap();
+                let held = cache.fetch_tree(&store, &tree).await.unwrap();
                 assert_eq!(fs::read(held.path().join(WEIGHTS)).unwrap(), noise(1, MIB));
             }
         })
@@ -234,21 +251,22 @@ async fn agents_that_share_a_cache_share_what_they_found() {
 
 #[tokio::test]
 async fn one_file_of_a_base_is_had_without_the_rest_wherever_it_is() {
-    for (upload, is_here) in [(Upload::Missing, false), (Upload::Nothing, true)] {
+    for (upload, is_here) in [(UploadMode::Missing, false), (UploadMode::Nothing, true)] {
         let at = Place::file().await;
         let (root, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let model = model(&root.path().join("models/tiny"), 7, MIB);
         let tree = publish(&at.store, &model, None, upload).await.unwrap();
         let models = [root.path()];
         let cache = cache(&dir, 64 << 20, if is_here { &models } else { &[] }, None);
-        let of = async |name, limit| cache.file_of(&at.store, &tree, name, limit).await.unwrap();
+        let of =
+            async |name, limit| cache.read_tree_file(&at.store, &tree, name, limit).await.unwrap();
         assert_eq!(of("config.json", 100).await.unwrap(), b"{\"seed\": 7}");
         assert_eq!(of("config.json", 3).await, None, "larger than was asked for");
         assert_eq!(of("no-such.json", 100).await, None);
         assert!(names_in(&dir.path().join("b3")).len() <= 1, "the weights were not fetched");
         assert!(names_in(&dir.path().join("trees")).is_empty());
         // The tree that is there needs no store.
-        let held = cache.tree(&at.store, &tree).await.unwrap();
+        let held = cache.fetch_tree(&at.store, &tree).await.unwrap();
         fs::remove_dir_all(&at.dir).unwrap();
         assert_eq!(of("config.json", 100).await.unwrap(), b"{\"seed\": 7}");
         drop(held);

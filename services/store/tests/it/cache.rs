@@ -4,7 +4,7 @@ use std::{
     path::Path,
 };
 
-use store::{Cache, CacheError, GetError};
+use store::{CacheError, FileCache, GetError};
 use tempfile::TempDir;
 use wire::v1;
 
@@ -13,8 +13,8 @@ use crate::support::{MIB, Place, about, adapter, disk_use, noise, place, told};
 const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// What another process would have: nothing but the directory is shared.
-fn cache(dir: &TempDir, max_bytes: u64) -> Cache {
-    Cache::open(dir.path(), max_bytes).unwrap()
+fn cache(dir: &TempDir, max_bytes: u64) -> FileCache {
+    FileCache::open(dir.path(), max_bytes).unwrap()
 }
 
 async fn publish(at: &Place, seed: u64, len: usize) -> v1::Tree {
@@ -32,7 +32,7 @@ async fn a_tree_arrives_whole_read_only_and_with_its_manifest() {
     for at in Place::all().await {
         let dir = tempfile::tempdir().unwrap();
         let tree = publish(&at, 1, 20 * MIB).await;
-        let held = cache(&dir, u64::MAX).tree(&at.store, &tree).await.unwrap();
+        let held = cache(&dir, u64::MAX).fetch_tree(&at.store, &tree).await.unwrap();
         assert_eq!(fs::read(held.path().join(WEIGHTS)).unwrap(), noise(1, 20 * MIB));
         assert_eq!(fs::read(held.path().join("tokenizer/vocab.txt")).unwrap(), b"");
         for name in ["manifest.json", "B3SUMS", WEIGHTS] {
@@ -41,7 +41,7 @@ async fn a_tree_arrives_whole_read_only_and_with_its_manifest() {
             let published = fs::metadata(at.dir.join(&tree.path).join(name)).unwrap();
             assert_ne!(published.ino(), meta.ino(), "a job could write into the store");
         }
-        assert_eq!(held.manifest(), &at.store.manifest(&tree).await.unwrap());
+        assert_eq!(held.manifest(), &at.store.read_manifest(&tree).await.unwrap());
         assert_eq!(fs::read_dir(dir.path().join("tmp")).unwrap().count(), 0);
         assert_eq!(fs::read_dir(dir.path().join("locks")).unwrap().count(), 0);
     }
@@ -54,7 +54,7 @@ async fn concurrent_fetchers_of_one_tree_fetch_it_once() {
     let tree = publish(&at, 1, 10 * MIB).await;
     let gets = at.count(&["GET"]);
     let caches: Vec<_> = (0..4).map(|_| cache(&dir, u64::MAX)).collect();
-    let fetches = caches.iter().map(|cache| cache.tree(&at.store, &tree));
+    let fetches = caches.iter().map(|cache| cache.fetch_tree(&at.store, &tree));
     let held = futures::future::try_join_all(fetches).await.unwrap();
     assert!(held.iter().all(|tree| tree.path() == held[0].path()));
     // Three files and the manifest.
@@ -66,9 +66,9 @@ async fn trees_share_the_files_they_have_in_common() {
     let at = Place::s3().await;
     let dir = tempfile::tempdir().unwrap();
     let cache = cache(&dir, u64::MAX);
-    let one = cache.tree(&at.store, &publish(&at, 1, MIB).await).await.unwrap();
+    let one = cache.fetch_tree(&at.store, &publish(&at, 1, MIB).await).await.unwrap();
     let gets = at.count(&["GET", "adapter_config.json"]);
-    let two = cache.tree(&at.store, &publish(&at, 2, MIB).await).await.unwrap();
+    let two = cache.fetch_tree(&at.store, &publish(&at, 2, MIB).await).await.unwrap();
     assert_eq!(at.count(&["GET", "adapter_config.json"]), gets);
     let inode = |tree: &Path| fs::metadata(tree.join("adapter_config.json")).unwrap().ino();
     assert_eq!(inode(one.path()), inode(two.path()));
@@ -79,9 +79,9 @@ async fn a_cached_tree_needs_no_store() {
     let at = Place::file().await;
     let dir = tempfile::tempdir().unwrap();
     let tree = publish(&at, 1, 10).await;
-    drop(cache(&dir, u64::MAX).tree(&at.store, &tree).await.unwrap());
+    drop(cache(&dir, u64::MAX).fetch_tree(&at.store, &tree).await.unwrap());
     fs::remove_dir_all(&at.dir).unwrap();
-    let held = cache(&dir, u64::MAX).tree(&at.store, &tree).await.unwrap();
+    let held = cache(&dir, u64::MAX).fetch_tree(&at.store, &tree).await.unwrap();
     assert_eq!(fs::read(held.path().join(WEIGHTS)).unwrap(), noise(1, 10));
 }
 
@@ -91,20 +91,20 @@ async fn a_file_damaged_in_the_cache_is_fetched_again() {
     let dir = tempfile::tempdir().unwrap();
     let ours = cache(&dir, u64::MAX);
     let tree = publish(&at, 1, 10).await;
-    let weights = ours.tree(&at.store, &tree).await.unwrap().path().join(WEIGHTS);
+    let weights = ours.fetch_tree(&at.store, &tree).await.unwrap().path().join(WEIGHTS);
     overwrite(&weights, b"0123456789");
-    ours.tree(&at.store, &tree).await.unwrap();
+    ours.fetch_tree(&at.store, &tree).await.unwrap();
     assert_eq!(fs::read(&weights).unwrap(), noise(1, 10), "a later write went unnoticed");
     // As a failing disk does: neither size nor time tell, but a new process hashes.
     let before = fs::metadata(&weights).unwrap().modified().unwrap();
     overwrite(&weights, b"0123456789");
     File::options().write(true).open(&weights).unwrap().set_modified(before).unwrap();
-    cache(&dir, u64::MAX).tree(&at.store, &tree).await.unwrap();
+    cache(&dir, u64::MAX).fetch_tree(&at.store, &tree).await.unwrap();
     assert_eq!(fs::read(&weights).unwrap(), noise(1, 10), "old damage went unnoticed");
     fs::remove_file(&weights).unwrap();
     let manifest = weights.with_file_name("manifest.json");
     overwrite(&manifest, b"{}");
-    cache(&dir, u64::MAX).tree(&at.store, &tree).await.unwrap();
+    cache(&dir, u64::MAX).fetch_tree(&at.store, &tree).await.unwrap();
     assert_eq!(fs::read(&weights).unwrap(), noise(1, 10), "a damaged tree was not rebuilt");
 }
 
@@ -114,7 +114,7 @@ async fn what_is_damaged_in_the_store_never_enters_the_cache() {
         let dir = tempfile::tempdir().unwrap();
         let tree = publish(&at, 1, 10).await;
         fs::write(at.dir.join(&tree.path).join(WEIGHTS), b"0123456789").unwrap();
-        let error = cache(&dir, u64::MAX).tree(&at.store, &tree).await.unwrap_err();
+        let error = cache(&dir, u64::MAX).fetch_tree(&at.store, &tree).await.unwrap_err();
         assert!(matches!(error, GetError::Corrupt { .. }), "{}", told(&error));
         assert_eq!(fs::read_dir(dir.path().join("trees")).unwrap().count(), 0);
         assert_eq!(fs::read_dir(dir.path().join("tmp")).unwrap().count(), 0);
@@ -131,9 +131,9 @@ async fn the_least_recently_used_goes_and_what_is_in_use_stays() {
     for seed in 0..4 {
         trees.push(publish(&at, seed, MIB - 4096).await);
     }
-    let held = cache.tree(&at.store, &trees[0]).await.unwrap();
+    let held = cache.fetch_tree(&at.store, &trees[0]).await.unwrap();
     for n in [1, 2, 1, 3] {
-        cache.tree(&at.store, &trees[n]).await.unwrap();
+        cache.fetch_tree(&at.store, &trees[n]).await.unwrap();
         assert!(disk_use(dir.path()) <= limit);
     }
     let is_there = |tree: &v1::Tree| {
@@ -142,7 +142,7 @@ async fn the_least_recently_used_goes_and_what_is_in_use_stays() {
     assert_eq!([0, 1, 2, 3].map(|n| is_there(&trees[n])), [true, true, false, true]);
     assert_eq!(fs::read(held.path().join(WEIGHTS)).unwrap(), noise(0, MIB - 4096));
     drop(held);
-    cache.tree(&at.store, &trees[2]).await.unwrap();
+    cache.fetch_tree(&at.store, &trees[2]).await.unwrap();
     assert!(!is_there(&trees[0]), "the oldest stayed after its last use");
 }
 
@@ -153,15 +153,15 @@ async fn what_cannot_fit_is_refused_before_it_is_fetched() {
     let cache = cache(&dir, 3 * MIB as u64);
     let large = publish(&at, 1, 4 * MIB).await;
     let gets = at.count(&["GET", WEIGHTS]);
-    let error = cache.tree(&at.store, &large).await.unwrap_err();
+    let error = cache.fetch_tree(&at.store, &large).await.unwrap_err();
     assert!(matches!(error, GetError::Cache(CacheError::Full { .. })), "{}", told(&error));
     assert_eq!(at.count(&["GET", WEIGHTS]), gets);
-    let one = cache.tree(&at.store, &publish(&at, 2, 2 * MIB).await).await.unwrap();
+    let one = cache.fetch_tree(&at.store, &publish(&at, 2, 2 * MIB).await).await.unwrap();
     let other = publish(&at, 3, 2 * MIB).await;
-    let error = cache.tree(&at.store, &other).await.unwrap_err();
-    assert!(error.may_pass() && told(&error).contains("raise the limit"), "{}", told(&error));
+    let error = cache.fetch_tree(&at.store, &other).await.unwrap_err();
+    assert!(error.is_transient() && told(&error).contains("raise the limit"), "{}", told(&error));
     drop(one);
-    cache.tree(&at.store, &other).await.unwrap();
+    cache.fetch_tree(&at.store, &other).await.unwrap();
 }
 
 #[tokio::test]
@@ -174,7 +174,7 @@ async fn what_a_killed_process_left_is_swept() {
     fs::write(dir.path().join("locks/t-stale"), "").unwrap();
     let in_use = File::create(dir.path().join("tmp/1-3")).unwrap();
     in_use.lock_shared().unwrap();
-    cache.tree(&at.store, &publish(&at, 1, 10).await).await.unwrap();
+    cache.fetch_tree(&at.store, &publish(&at, 1, 10).await).await.unwrap();
     let left =
         fs::read_dir(dir.path().join("tmp")).unwrap().map(|entry| entry.unwrap().file_name());
     assert_eq!(left.collect::<Vec<_>>(), ["1-3"]);
@@ -197,7 +197,7 @@ async fn many_users_of_a_small_cache_stay_within_its_bound_and_see_only_good_fil
         tokio::spawn(async move {
             for turn in 0..25 {
                 let seed = (user * 3 + turn * turn) % trees.len();
-                let held = cache.tree(&store, &trees[seed]).await.unwrap();
+                let held = cache.fetch_tree(&store, &trees[seed]).await.unwrap();
                 let weights = fs::read(held.path().join(WEIGHTS)).unwrap();
                 assert_eq!(weights, noise(seed as u64, LEN));
                 assert!(disk_use(&dir) <= limit);

@@ -3,9 +3,13 @@
 
 use std::{fs, time::Duration};
 
-use store::{Cache, Door, Fault, PutError, RemoveError, Store, TreePlace};
+use futures::stream;
+use store::{
+    FileCache, GatewayStore, PartPosition, PutError, ReceiveError, RemoveError, StorageError,
+    Store, TreePlace,
+};
 use tempfile::TempDir;
-use wire::v1;
+use wire::{Digest, v1};
 
 use crate::support::{MIB, Place, about, adapter, noise, place, told};
 
@@ -42,7 +46,7 @@ async fn written_by(store: &Store, seed: u64) -> [bool; 4] {
     let told_why = |error: &PutError| {
         let said = told(error);
         assert!(said.contains("may not write"), "{said}");
-        assert!(matches!(error, PutError::Fault(Fault::Refused { .. })), "{said}");
+        assert!(matches!(error, PutError::Storage(StorageError::Refused { .. })), "{said}");
         false
     };
     let checkpoint = adapter(seed, 10);
@@ -51,12 +55,16 @@ async fn written_by(store: &Store, seed: u64) -> [bool; 4] {
     let put = [
         store.publish_tree(checkpoint.path(), &place(step), about()).await.map(|_| ()),
         store
-            .publish_tree(checkpoint.path(), &TreePlace::resume(&run, 0, step), about())
+            .publish_tree(checkpoint.path(), &TreePlace::for_resume_state(&run, 0, step), about())
             .await
             .map(|_| ()),
         store.put_blob(noise(seed, 100).into()).await.map(|_| ()),
         store
-            .publish_tree(model().path(), &TreePlace::model(&format!("m{seed}")).unwrap(), about())
+            .publish_tree(
+                model().path(),
+                &TreePlace::for_model(&format!("m{seed}")).unwrap(),
+                about(),
+            )
             .await
             .map(|_| ()),
     ];
@@ -81,7 +89,7 @@ async fn each_member_writes_checkpoints_resume_states_blobs_and_models_or_is_tol
         .enumerate()
         {
             let store = at.as_seen_by(&format!("box-{n}.{who}"));
-            store.check().await.unwrap();
+            store.check_access().await.unwrap();
             assert_eq!(store.get_blob(&readable, 1000).await.unwrap(), noise(99, 1000), "{who}");
             assert_eq!(written_by(&store, 100 + n as u64).await, may, "{who}");
         }
@@ -93,7 +101,7 @@ async fn each_member_writes_checkpoints_resume_states_blobs_and_models_or_is_tol
 async fn only_a_trainer_removes_and_only_what_its_optimizer_left() {
     for at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
         let run = "raft-1".parse().unwrap();
-        let (kept, state) = (place(1), TreePlace::resume(&run, 0, 1));
+        let (kept, state) = (place(1), TreePlace::for_resume_state(&run, 0, 1));
         let dir = adapter(1, 10);
         let checkpoint = at.store.publish_tree(dir.path(), &kept, about()).await.unwrap();
         let resume = at.store.publish_tree(dir.path(), &state, about()).await.unwrap();
@@ -106,9 +114,9 @@ async fn only_a_trainer_removes_and_only_what_its_optimizer_left() {
             refused(at.as_seen_by(who).remove_tree(&state, &resume).await);
         }
         refused(trainer.remove_tree(&kept, &checkpoint).await);
-        trainer.manifest(&checkpoint).await.unwrap();
+        trainer.read_manifest(&checkpoint).await.unwrap();
         trainer.remove_tree(&state, &resume).await.unwrap();
-        assert!(trainer.manifest(&resume).await.is_err());
+        assert!(trainer.read_manifest(&resume).await.is_err());
         assert!(!at.dir.join(&resume.path).join("adapter_config.json").exists());
     }
 }
@@ -178,14 +186,36 @@ async fn an_upload_that_is_older_than_a_commit_changes_nothing_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_part_that_is_still_coming_changes_nothing_of_the_completed_object() {
+    let at = Place::file().await;
+    let objects = at.store.objects_by_key();
+    let good = noise(1, MIB);
+    let hex = Digest::hash_bytes(&good).to_hex();
+    let key = format!("blobs/{}/{hex}", &hex[..2]).parse().unwrap();
+    let owner = ("box-1", &key);
+    let upload = objects.begin_upload("box-1", &key).await.unwrap();
+    let part = PartPosition { upload: upload.clone(), index: 0, offset: 0 };
+    let body = stream::iter([Ok(good.clone().into())]);
+    let name = objects.put_part(owner, &part, body, MIB as u64).await.unwrap();
+    // The body is asked for its bytes when the part's file is open.
+    let late = stream::once(async {
+        objects.complete_upload(owner, &upload, vec![name], MIB as u64).await.unwrap();
+        Ok(vec![b'Z'; MIB].into())
+    });
+    let refused = objects.put_part(owner, &part, late, MIB as u64).await.unwrap_err();
+    assert!(matches!(refused, ReceiveError::NoUpload), "{refused}");
+    assert_eq!(fs::read(at.dir.join(key.as_str())).unwrap(), good);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_stranger_is_asked_who_he_is_and_told_where_the_answer_comes_from() {
     let at = Place::file().await.behind_a_door();
     let blob = at.store.put_blob(noise(1, 10).into()).await.unwrap();
     let gateway = at.door.as_ref().unwrap().door("x.trainer").unwrap().gateway;
-    let stranger = Store::through(&Door { gateway, ca: None, bearer: None }).unwrap();
+    let stranger = Store::open_gateway(&GatewayStore { gateway, ca: None, bearer: None }).unwrap();
     let error = stranger.get_blob(&blob, 10).await.unwrap_err();
     assert!(told(&error).contains("from a kit of this fleet"), "{}", told(&error));
-    assert!(!error.may_pass());
+    assert!(!error.is_transient());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -221,7 +251,7 @@ async fn ranges_lengths_and_what_is_not_there_are_told_as_http_has_it() {
     assert_eq!(head.headers()["content-length"], "1000");
     let gone = http.get(format!("{url}x")).bearer_auth("box-1.evaluator").send().await.unwrap();
     assert_eq!(gone.status().as_u16(), 404);
-    assert_eq!(gone.text().await.unwrap(), "there is no such object");
+    assert_eq!(gone.text().await.unwrap(), "no such object");
     // Nothing is taken whose size is not known, or is too large.
     let chunked = reqwest::Body::wrap_stream(futures::stream::iter([Ok::<_, std::io::Error>("x")]));
     let put = http.put(&url).bearer_auth("box-1.trainer").body(chunked).send().await.unwrap();
@@ -251,9 +281,9 @@ async fn a_fetch_goes_on_when_the_gateway_is_killed_midway_and_comes_back() {
     for mut at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
         let blob = at.store.put_blob(noise(1, 160 * MIB).into()).await.unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let cache = Cache::open(dir.path(), u64::MAX).unwrap();
+        let cache = FileCache::open(dir.path(), u64::MAX).unwrap();
         let (store, wanted) = (at.store.clone(), blob.clone());
-        let fetch = tokio::spawn(async move { cache.blob(&store, &wanted).await });
+        let fetch = tokio::spawn(async move { cache.fetch_blob(&store, &wanted).await });
         until(&at, &["GET"], 3).await;
         at.door.as_mut().unwrap().kill();
         assert!(!fetch.is_finished());

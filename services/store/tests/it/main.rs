@@ -9,6 +9,7 @@ mod cache;
 mod door;
 mod examine;
 mod figures;
+mod leftovers;
 mod outage;
 mod peers;
 mod resume;

@@ -1,7 +1,7 @@
 use std::{fs, time::Duration};
 
 use s3_server::Faults;
-use store::Cache;
+use store::FileCache;
 
 use crate::support::{MIB, Place, about, adapter, noise, place, told};
 
@@ -37,9 +37,9 @@ async fn a_fetch_finishes_when_the_server_is_killed_midway_and_comes_back() {
     let mut at = Place::s3().await;
     let blob = at.store.put_blob(noise(1, 160 * MIB).into()).await.unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let cache = Cache::open(dir.path(), u64::MAX).unwrap();
+    let cache = FileCache::open(dir.path(), u64::MAX).unwrap();
     let (store, wanted) = (at.store.clone(), blob.clone());
-    let fetch = tokio::spawn(async move { cache.blob(&store, &wanted).await });
+    let fetch = tokio::spawn(async move { cache.fetch_blob(&store, &wanted).await });
     until(&at, &["GET"], 3).await;
     at.s3.as_mut().unwrap().kill();
     assert!(!fetch.is_finished());
@@ -61,8 +61,8 @@ async fn a_store_that_refuses_cuts_short_and_flips_bits_still_gives_what_was_sto
         let blob = at.store.put_blob(noise(seed, 1000).into()).await.unwrap();
         assert_eq!(at.store.get_blob(&blob, 1000).await.unwrap(), noise(seed, 1000));
         let cached = tempfile::tempdir().unwrap();
-        let cache = Cache::open(cached.path(), u64::MAX).unwrap();
-        let held = cache.tree(&at.store, &tree).await.unwrap();
+        let cache = FileCache::open(cached.path(), u64::MAX).unwrap();
+        let held = cache.fetch_tree(&at.store, &tree).await.unwrap();
         let weights = fs::read(held.path().join("adapter_model.safetensors")).unwrap();
         assert_eq!(weights, noise(3, 3 * MIB));
     }

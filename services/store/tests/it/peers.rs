@@ -11,7 +11,10 @@ use std::{
 };
 
 use async_trait::async_trait;
-use store::{Cache, Elsewhere, Fault, Fingerprint, GetError, Peer, Peers, Roll, Store};
+use store::{
+    ExternalSources, FileCache, Fingerprint, GetError, PeerAgent, PeerDirectory, PeerNode,
+    StorageError, Store,
+};
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -26,15 +29,15 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// What a fleet's agents are told of each other.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Vec<Peer>>>);
+struct Told(Arc<Mutex<Vec<PeerAgent>>>);
 
 #[async_trait]
-impl Roll for Told {
-    async fn some(&self) -> Vec<Peer> {
+impl PeerDirectory for Told {
+    async fn sample_peers(&self) -> Vec<PeerAgent> {
         self.0.lock().unwrap().clone()
     }
 
-    async fn key_of(&self, name: &AgentId) -> Option<Fingerprint> {
+    async fn find_key(&self, name: &AgentId) -> Option<Fingerprint> {
         let peers = self.0.lock().unwrap();
         peers.iter().find(|peer| peer.name == *name).map(|peer| peer.key)
     }
@@ -42,10 +45,10 @@ impl Roll for Told {
 
 /// An agent's cache, served to others while it is there.
 struct Box_ {
-    cache: Cache,
+    cache: FileCache,
     dir: TempDir,
-    peer: Peer,
-    peers: Peers,
+    peer: PeerAgent,
+    peers: PeerNode,
     _serving: JoinSet<()>,
 }
 
@@ -53,17 +56,18 @@ impl Box_ {
     /// `roll` is what it is told, which may not name it.
     async fn new(name: &str, roll: &Told) -> Self {
         let name: AgentId = name.parse().unwrap();
-        let peers = Peers::new(name.clone(), Arc::new(roll.clone())).unwrap();
+        let peers = PeerNode::new(name.clone(), Arc::new(roll.clone())).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addresses = vec![listener.local_addr().unwrap()];
-        let peer = Peer { name, key: peers.key(), addresses };
+        let peer = PeerAgent { name, key: peers.own_key(), addresses };
         let dir = tempfile::tempdir().unwrap();
-        let elsewhere = Elsewhere { peers: Some(peers.clone()), ..Elsewhere::default() };
-        let cache = Cache::with(dir.path(), 1 << 30, elsewhere).unwrap();
+        let elsewhere =
+            ExternalSources { peers: Some(peers.clone()), ..ExternalSources::default() };
+        let cache = FileCache::open_with_sources(dir.path(), 1 << 30, elsewhere).unwrap();
         let mut serving = JoinSet::new();
         let served = cache.clone();
         let serves = peers.clone();
-        serving.spawn(async move { match serves.serve(listener, &served).await {} });
+        serving.spawn(async move { match serves.serve_files(listener, &served).await {} });
         Self { cache, dir, peer, peers, _serving: serving }
     }
 
@@ -75,7 +79,7 @@ impl Box_ {
     }
 
     async fn fetch(&self, store: &Store, tree: &v1::Tree) -> Result<Vec<u8>, GetError> {
-        let tree = self.cache.tree(store, tree).await?;
+        let tree = self.cache.fetch_tree(store, tree).await?;
         Ok(fs::read(tree.path().join(WEIGHTS)).unwrap())
     }
 
@@ -98,7 +102,7 @@ fn lose_weights(at: &Place, tree: &v1::Tree) {
 }
 
 fn is_missing(fetched: &Result<Vec<u8>, GetError>) -> bool {
-    matches!(fetched, Err(GetError::Fault(Fault::Missing { .. })))
+    matches!(fetched, Err(GetError::Storage(StorageError::Missing { .. })))
 }
 
 /// Passes on what is said to an address, until it has passed so much.
@@ -161,7 +165,7 @@ async fn who_publishes_has_it_for_peers_and_all_tell_what_came_from_where() {
     lose_weights(&at, &tree);
     assert_eq!(other.fetch(&at.store, &tree).await.unwrap(), noise(1, 3 * MIB));
     let bytes = 3 * MIB as u64;
-    let (sent, came) = (trainer.peers.exchanged(), other.peers.exchanged());
+    let (sent, came) = (trainer.peers.transfer_totals(), other.peers.transfer_totals());
     assert_eq!((sent.from_store, sent.to_peers), (0, bytes));
     assert_eq!((came.from_peers, came.to_peers), (bytes, 0));
     // And what is small, which no peer is asked for.
@@ -219,7 +223,7 @@ async fn a_peer_that_dies_midway_or_never_answers_costs_no_file() {
         peers[0].addresses = vec![dies];
         let address = silent.local_addr().unwrap();
         let name = "silent".parse().unwrap();
-        let silent = Peer { name, addresses: vec![address], ..peers[0].clone() };
+        let silent = PeerAgent { name, addresses: vec![address], ..peers[0].clone() };
         peers.push(silent);
     }
     let second = Box_::member("b", &told).await;
@@ -245,7 +249,7 @@ async fn who_is_no_member_gets_nothing_and_is_not_listened_to() {
     assert!(is_missing(&posing.fetch(&at.store, &tree).await));
     // Who has another key than the roll says is not asked, though it would answer.
     let second = Box_::member("b", &told).await;
-    told.0.lock().unwrap()[0].key = Fingerprint::of(b"another's");
+    told.0.lock().unwrap()[0].key = Fingerprint::from_der(b"another's");
     assert!(is_missing(&second.fetch(&at.store, &tree).await));
 }
 

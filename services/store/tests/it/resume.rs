@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use store::{Cache, Store};
+use store::{FileCache, Store};
 
 use crate::support::{MIB, Place, about, adapter, noise, place};
 
@@ -80,8 +80,11 @@ async fn a_large_file_that_the_last_tree_had_is_copied_in_the_store() {
         fs::write(dir.path().join("adapter_model.safetensors"), noise(2, 3 * MIB)).unwrap();
         let tree = at.store.publish_tree(dir.path(), &place(2), about()).await.unwrap();
         let cache = tempfile::tempdir().unwrap();
-        let tree =
-            Cache::open(cache.path(), 1 << 30).unwrap().tree(&at.store, &tree).await.unwrap();
+        let tree = FileCache::open(cache.path(), 1 << 30)
+            .unwrap()
+            .fetch_tree(&at.store, &tree)
+            .await
+            .unwrap();
         let got = fs::read(tree.path().join("tokenizer.json")).unwrap();
         assert!(got == noise(7, 2 * MIB));
         if let Some(s3) = &at.s3 {

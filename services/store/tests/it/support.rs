@@ -9,7 +9,7 @@ use std::{
 
 use door_server::DoorServer;
 use s3_server::S3Server;
-use store::{About, Store, TreePlace};
+use store::{Store, TreeMetadata, TreePlace};
 use tempfile::TempDir;
 
 pub(crate) const MIB: usize = 1 << 20;
@@ -42,7 +42,7 @@ impl Place {
     pub(crate) fn behind_a_door(self) -> Self {
         let env = self.s3.as_ref().map(S3Server::env).unwrap_or_default();
         let door = DoorServer::start(self.store.url(), env).unwrap();
-        let store = Store::through(&door.door("box-1.trainer+operator").unwrap()).unwrap();
+        let store = Store::open_gateway(&door.door("box-1.trainer+operator").unwrap()).unwrap();
         Self { store, door: Some(door), ..self }
     }
 
@@ -57,7 +57,7 @@ impl Place {
 
     /// As `box-2.evaluator` sees it.
     pub(crate) fn as_seen_by(&self, who: &str) -> Store {
-        Store::through(&self.door.as_ref().unwrap().door(who).unwrap()).unwrap()
+        Store::open_gateway(&self.door.as_ref().unwrap().door(who).unwrap()).unwrap()
     }
 
     /// How many requests so far contain all the words; 0 for a directory.
@@ -85,20 +85,20 @@ pub(crate) fn adapter(seed: u64, len: usize) -> TempDir {
 }
 
 pub(crate) fn place(step: u32) -> TreePlace {
-    TreePlace::checkpoint(&"raft-1".parse().unwrap(), 0, step)
+    TreePlace::for_checkpoint(&"raft-1".parse().unwrap(), 0, step)
 }
 
 /// Where what an optimizer remembers lies, which alone is ever removed.
 pub(crate) fn resume(step: u32) -> TreePlace {
-    TreePlace::resume(&"raft-1".parse().unwrap(), 0, step)
+    TreePlace::for_resume_state(&"raft-1".parse().unwrap(), 0, step)
 }
 
-pub(crate) fn about() -> About {
-    About::from([("parents".to_owned(), serde_json::json!(["b3:00"]))])
+pub(crate) fn about() -> TreeMetadata {
+    TreeMetadata::from([("parents".to_owned(), serde_json::json!(["b3:00"]))])
 }
 
 /// The whole chain, as a person sees it.
-pub(crate) use wire::chain as told;
+pub(crate) use wire::format_error_chain as told;
 
 /// Bytes of all files of a cache, each inode once. Under the lock without which nothing is
 /// evicted or begun, or files that were never there together would be added up.

@@ -5,7 +5,7 @@ use std::{
 };
 
 use futures::TryStreamExt;
-use store::{Fault, GetError, Manifest, PutError, RemoveError};
+use store::{GetError, PutError, RemoveError, StorageError, TreeManifest};
 use wire::{Digest, v1};
 
 use crate::support::{MIB, Place, about, adapter, noise, place, resume, told};
@@ -20,7 +20,7 @@ async fn a_published_tree_is_a_plain_directory_whose_manifest_came_last() {
         assert_eq!(tree.path, expected);
         let dir = at.dir.join(&tree.path);
         assert_eq!(fs::read(dir.join("adapter_model.safetensors")).unwrap(), noise(1, 20 * MIB));
-        let manifest = at.store.manifest(&tree).await.unwrap();
+        let manifest = at.store.read_manifest(&tree).await.unwrap();
         let paths: Vec<_> = manifest.files.iter().map(|file| file.path.as_str()).collect();
         assert_eq!(
             paths,
@@ -29,7 +29,7 @@ async fn a_published_tree_is_a_plain_directory_whose_manifest_came_last() {
         assert_eq!(manifest.about, about());
         for line in fs::read_to_string(dir.join("B3SUMS")).unwrap().lines() {
             let (hex, path) = line.split_once("  ").unwrap();
-            assert_eq!(Digest::of(&fs::read(dir.join(path)).unwrap()).to_hex(), hex);
+            assert_eq!(Digest::hash_bytes(&fs::read(dir.join(path)).unwrap()).to_hex(), hex);
         }
         if let Some(server) = &at.s3 {
             let sent = server.requests().into_iter().rfind(|line| line.starts_with("PUT")).unwrap();
@@ -62,7 +62,7 @@ async fn other_bytes_for_the_same_place_land_beside_and_not_over() {
         let two = at.store.publish_tree(adapter(2, 10).path(), &place(1), about()).await.unwrap();
         assert_ne!(one.path, two.path);
         for (tree, seed) in [(&one, 1), (&two, 2)] {
-            let file = at.store.read_file(tree, "adapter_model.safetensors").await.unwrap();
+            let file = at.store.stream_tree_file(tree, "adapter_model.safetensors").await.unwrap();
             let bytes: Vec<_> = file.try_collect().await.unwrap();
             assert_eq!(bytes.concat(), noise(seed, 10));
         }
@@ -77,11 +77,11 @@ async fn a_tree_without_its_manifest_does_not_exist_and_publishing_completes_it(
         let dir = at.dir.join(&tree.path);
         fs::remove_file(dir.join("manifest.json")).unwrap();
         fs::remove_file(dir.join("adapter_config.json")).unwrap();
-        let absent = at.store.manifest(&tree).await;
-        assert!(matches!(absent, Err(GetError::Fault(Fault::Missing { .. }))));
+        let absent = at.store.read_manifest(&tree).await;
+        assert!(matches!(absent, Err(GetError::Storage(StorageError::Missing { .. }))));
         at.store.publish_tree(source.path(), &place(1), about()).await.unwrap();
         assert!(dir.join("adapter_config.json").exists());
-        assert!(at.store.manifest(&tree).await.is_ok());
+        assert!(at.store.read_manifest(&tree).await.is_ok());
     }
 }
 
@@ -89,27 +89,27 @@ async fn a_tree_without_its_manifest_does_not_exist_and_publishing_completes_it(
 async fn a_manifest_that_is_not_the_one_asked_for_is_refused() {
     for at in Place::all().await {
         let tree = at.store.publish_tree(adapter(1, 10).path(), &place(1), about()).await.unwrap();
-        let other = v1::Tree { manifest: Digest::of(b"other").to_string(), ..tree.clone() };
-        let error = at.store.manifest(&other).await.unwrap_err();
+        let other = v1::Tree { manifest: Digest::hash_bytes(b"other").to_string(), ..tree.clone() };
+        let error = at.store.read_manifest(&other).await.unwrap_err();
         assert!(matches!(error, GetError::Corrupt { .. }), "{}", told(&error));
         assert!(told(&error).contains(&other.manifest), "{}", told(&error));
         let outside = v1::Tree { path: "../x".to_owned(), ..tree };
-        assert!(matches!(at.store.manifest(&outside).await, Err(GetError::Path(_))));
+        assert!(matches!(at.store.read_manifest(&outside).await, Err(GetError::Path(_))));
     }
 }
 
 #[tokio::test]
 async fn a_manifest_that_leads_outside_is_refused_even_with_the_right_digest() {
     let at = Place::file().await;
-    let digest = Digest::of(b"secret");
+    let digest = Digest::hash_bytes(b"secret");
     let file = serde_json::json!({"path": "../../secret", "bytes": 6, "digest": digest});
     let json = serde_json::json!({"schema": "flotilla.tree/1", "files": [file]}).to_string();
     fs::create_dir_all(at.dir.join("models/evil")).unwrap();
     fs::write(at.dir.join("models/evil/manifest.json"), &json).unwrap();
     fs::write(at.dir.join("secret"), "secret").unwrap();
-    let manifest = Digest::of(json.as_bytes()).to_string();
+    let manifest = Digest::hash_bytes(json.as_bytes()).to_string();
     let tree = v1::Tree { path: "models/evil".to_owned(), manifest };
-    let error = at.store.read_file(&tree, "../../secret").await.err().unwrap();
+    let error = at.store.stream_tree_file(&tree, "../../secret").await.err().unwrap();
     assert!(matches!(error, GetError::Manifest { .. }), "{}", told(&error));
     assert!(told(&error).contains("'..'"), "{}", told(&error));
 }
@@ -123,10 +123,10 @@ async fn a_damaged_file_fails_at_the_end_of_its_stream() {
         bytes[5] ^= 1;
         let path = at.dir.join(&tree.path).join("adapter_model.safetensors");
         fs::write(path, bytes).unwrap();
-        let stream = at.store.read_file(&tree, "adapter_model.safetensors").await.unwrap();
+        let stream = at.store.stream_tree_file(&tree, "adapter_model.safetensors").await.unwrap();
         let error = stream.try_for_each(|_| async { Ok(()) }).await.unwrap_err();
         assert!(matches!(error, GetError::Corrupt { .. }), "{}", told(&error));
-        let absent = at.store.read_file(&tree, "model.safetensors").await.err().unwrap();
+        let absent = at.store.stream_tree_file(&tree, "model.safetensors").await.err().unwrap();
         assert!(matches!(absent, GetError::NoSuchFile { .. }), "{}", told(&absent));
     }
 }
@@ -154,10 +154,10 @@ async fn links_to_files_are_followed_and_what_is_no_file_is_refused() {
 async fn the_content_digest_ignores_what_is_told_about_the_files() {
     let at = Place::file().await;
     let source = adapter(1, 10);
-    let mut manifests: Vec<Manifest> = Vec::new();
-    for about in [about(), store::About::new()] {
+    let mut manifests: Vec<TreeManifest> = Vec::new();
+    for about in [about(), store::TreeMetadata::new()] {
         let tree = at.store.publish_tree(source.path(), &place(1), about).await.unwrap();
-        manifests.push(at.store.manifest(&tree).await.unwrap());
+        manifests.push(at.store.read_manifest(&tree).await.unwrap());
     }
     assert_ne!(manifests[0], manifests[1]);
     assert_eq!(manifests[0].content_digest(), manifests[1].content_digest());
@@ -170,10 +170,10 @@ async fn a_removed_tree_leaves_nothing_and_takes_nothing_else_with_it() {
         let goes = at.store.publish_tree(one.path(), &resume(1), about()).await.unwrap();
         let stays = at.store.publish_tree(two.path(), &resume(1), about()).await.unwrap();
         at.store.remove_tree(&resume(1), &goes).await.unwrap();
-        let absent = at.store.manifest(&goes).await;
-        assert!(matches!(absent, Err(GetError::Fault(Fault::Missing { .. }))));
+        let absent = at.store.read_manifest(&goes).await;
+        assert!(matches!(absent, Err(GetError::Storage(StorageError::Missing { .. }))));
         assert!(files_below(&at.dir.join(&goes.path)).is_empty());
-        assert!(at.store.manifest(&stays).await.is_ok());
+        assert!(at.store.read_manifest(&stays).await.is_ok());
         assert_eq!(files_below(&at.dir.join(&stays.path)).len(), 5);
         let removed_again = at.store.remove_tree(&resume(1), &goes).await;
         assert!(removed_again.is_ok(), "{removed_again:?}");
@@ -204,11 +204,11 @@ async fn a_fact_cannot_have_a_tree_of_another_place_removed() {
     for at in Place::all().await {
         let tree = at.store.publish_tree(adapter(1, 10).path(), &place(1), about()).await.unwrap();
         let refused = at.store.remove_tree(&place(2), &tree).await;
-        assert!(matches!(refused, Err(RemoveError::Elsewhere { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(RemoveError::WrongPlace { .. })), "{refused:?}");
         let above = v1::Tree { path: "runs".to_owned(), ..tree.clone() };
         let refused = at.store.remove_tree(&place(1), &above).await;
-        assert!(matches!(refused, Err(RemoveError::Elsewhere { .. })), "{refused:?}");
-        assert!(at.store.manifest(&tree).await.is_ok());
+        assert!(matches!(refused, Err(RemoveError::WrongPlace { .. })), "{refused:?}");
+        assert!(at.store.read_manifest(&tree).await.is_ok());
     }
 }
 

@@ -5,11 +5,14 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 
-use engine::{Adapter, Config, Device, LoraSpec, Model, Module, Shape, Tokenizer, write_scratch};
+use engine::{
+    Device, LanguageModel, LayerModule, LoraAdapter, LoraSpec, ModelConfig, ModelTokenizer,
+    ScratchShape, write_scratch_model,
+};
 use tempfile::TempDir;
 
 /// As small as a model can be: most of an input should be what is tried.
-const SHAPE: Shape = Shape {
+const SHAPE: ScratchShape = ScratchShape {
     hidden_size: 2,
     intermediate_size: 2,
     layers: 1,
@@ -23,19 +26,19 @@ const TEXT: &str = "2+2=4, é <|endoftext|>\n";
 /// A whole model with an adapter, of which an input replaces one file.
 struct Directory {
     directory: TempDir,
-    config: Config,
+    config: ModelConfig,
 }
 
 impl Directory {
     fn create() -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let config = write_scratch(directory.path(), &SHAPE).expect("files");
-        let model = Model::init(config.clone(), 1, &Device::Cpu).expect("a model");
-        model.save(directory.path()).expect("files");
-        let modules = [Module::Query, Module::Down].into();
+        let config = write_scratch_model(directory.path(), &SHAPE).expect("files");
+        let model = LanguageModel::init_random(config.clone(), 1, &Device::Cpu).expect("a model");
+        model.save_directory(directory.path()).expect("files");
+        let modules = [LayerModule::Query, LayerModule::Down].into();
         let spec = LoraSpec { rank: 1, alpha: 2.0, modules, rslora: false };
-        let adapter = Adapter::new(&spec, &config, 1).expect("an adapter");
-        adapter.save(directory.path(), "base").expect("files");
+        let adapter = LoraAdapter::new(&spec, &config, 1).expect("an adapter");
+        adapter.save_peft(directory.path(), "base").expect("files");
         Self { directory, config }
     }
 
@@ -65,33 +68,39 @@ macro_rules! directory {
 pub(super) fn configs(input: &[u8]) {
     let path = Path::new("config.json");
     let Ok(map) = serde_json::from_slice(input) else { return };
-    let Ok(config) = Config::from_json(&map, path) else { return };
+    let Ok(config) = ModelConfig::from_json(&map, path) else { return };
     let written = config.to_json();
-    let again = Config::from_json(written.as_object().expect("an object"), path);
+    let again = ModelConfig::from_json(written.as_object().expect("an object"), path);
     assert_eq!(again.ok(), Some(config));
 }
 
 /// `model.safetensors`.
 pub(super) fn weights(input: &[u8]) {
     let directory = directory!();
-    let _ = Model::load(directory.with("model.safetensors", input), &Device::Cpu);
+    let _ = LanguageModel::load_f32(directory.with("model.safetensors", input), &Device::Cpu);
 }
 
 /// `model.safetensors.index.json`.
 pub(super) fn shards(input: &[u8]) {
     let directory = directory!();
-    let _ = Model::load(directory.with("model.safetensors.index.json", input), &Device::Cpu);
+    let _ = LanguageModel::load_f32(
+        directory.with("model.safetensors.index.json", input),
+        &Device::Cpu,
+    );
 }
 
 /// `tokenizer.json`, and texts through it.
 pub(super) fn tokenizers(input: &[u8]) {
     let directory = directory!();
-    let Ok(tokenizer) = Tokenizer::load(directory.with("tokenizer.json", input)) else { return };
+    let Ok(tokenizer) = ModelTokenizer::load_tokenizer(directory.with("tokenizer.json", input))
+    else {
+        return;
+    };
     let _ = tokenizer.encode_continuation(TEXT);
-    if let Ok(tokens) = tokenizer.encode(TEXT) {
-        let _ = tokenizer.decode(&tokens);
+    if let Ok(tokens) = tokenizer.encode_prompt(TEXT) {
+        let _ = tokenizer.decode_tokens(&tokens);
     }
-    let _ = tokenizer.decode(&[0, 1, 256, u32::MAX]);
+    let _ = tokenizer.decode_tokens(&[0, 1, 256, u32::MAX]);
 }
 
 /// `adapter_config.json`.
@@ -106,9 +115,9 @@ pub(super) fn pairs(input: &[u8]) {
     load_adapter(directory.with("adapter_model.safetensors", input), &directory.config);
 }
 
-fn load_adapter(path: &Path, config: &Config) {
-    if let Ok(adapter) = Adapter::load(path, config) {
-        let model = Model::load(path, &Device::Cpu).expect("its files are our own");
+fn load_adapter(path: &Path, config: &ModelConfig) {
+    if let Ok(adapter) = LoraAdapter::load_peft(path, config) {
+        let model = LanguageModel::load_f32(path, &Device::Cpu).expect("its files are our own");
         let _ = model.with_adapter(&adapter);
     }
 }

@@ -2,8 +2,11 @@
 
 use std::{collections::BTreeMap, sync::OnceLock};
 
-use cycle::{Fleet, Inputs, Member, Run, Sizing, Waiting, audit, decide};
-use wire::{Fact, Prompt, Record};
+use cycle::{
+    FleetMember, FleetSnapshot, JobSizing, PlannerInputs, ReissueTimeouts, Run, audit_records,
+    next_commands,
+};
+use wire::{Fact, PromptEntry, Record};
 
 use super::reads_back;
 use crate::lines;
@@ -15,7 +18,7 @@ const FACTS_MAX: usize = 256;
 pub(super) fn fold(input: &[u8]) {
     let facts = input.split(|byte| *byte == b'\n').filter_map(|line| {
         let (subject, payload) = lines::fact(line)?;
-        Fact::decode(subject, payload).ok()
+        Fact::from_json(subject, payload).ok()
     });
     let records: Vec<Record> = (1..)
         .zip(facts.take(FACTS_MAX))
@@ -24,15 +27,15 @@ pub(super) fn fold(input: &[u8]) {
     let mut run: Option<Run> = None;
     for record in &records {
         match &mut run {
-            Some(run) => run.fold(record),
+            Some(run) => run.fold_record(record),
             None => run = Run::start(record),
         }
         if let Some(run) = &run {
             next(run);
-            let _ = control::view(run);
+            let _ = control::run_to_proto(run);
         }
     }
-    let _ = audit(&records);
+    let _ = audit_records(&records);
 }
 
 /// The log's clock may be set, even back.
@@ -41,34 +44,38 @@ fn time_ms(sequence: u64) -> u64 {
 }
 
 fn next(run: &Run) {
-    static PROMPTS: OnceLock<Vec<Prompt>> = OnceLock::new();
+    static PROMPTS: OnceLock<Vec<PromptEntry>> = OnceLock::new();
     let prompts = PROMPTS.get_or_init(prompts);
     let speeds = [10.0, 0.0, -1.0, f64::NAN, f64::INFINITY];
-    let member = |tokens_per_s| Member { tokens_per_s, ..Member::default() };
-    let generators: Vec<Member> = speeds.map(member).into();
+    let member = |tokens_per_s| FleetMember { tokens_per_s, ..FleetMember::default() };
+    let generators: Vec<FleetMember> = speeds.map(member).into();
     let others = generators[..1].to_vec();
-    let fleet =
-        Fleet { generators, verifiers: others.clone(), trainers: others, ..Fleet::default() };
-    let raft = run.raft();
+    let fleet = FleetSnapshot {
+        generators,
+        verifiers: others.clone(),
+        trainers: others,
+        ..FleetSnapshot::default()
+    };
+    let raft = run.raft_spec();
     let names = raft.iter().flat_map(|raft| &raft.prompt_suites).map(|suite| suite.name.clone());
     let suites: BTreeMap<_, _> = names.map(|name| (name, prompts[..2].to_vec())).collect();
-    let inputs = Inputs {
+    let inputs = PlannerInputs {
         prompts,
         heldout: &prompts[..4],
         suites: &suites,
         fleet: &fleet,
-        sizing: &Sizing::default(),
-        waiting: &Waiting::default(),
-        again: true,
+        sizing: &JobSizing::default(),
+        timeouts: &ReissueTimeouts::default(),
+        check_stragglers: true,
         now_ms: if run.sequence.is_multiple_of(2) { u64::MAX } else { run.sequence },
     };
-    for command in decide(run, inputs) {
+    for command in next_commands(run, inputs) {
         reads_back(&command.fact);
     }
 }
 
-fn prompts() -> Vec<Prompt> {
+fn prompts() -> Vec<PromptEntry> {
     let lines: Vec<String> =
         (0..8).map(|n| format!(r#"{{"id":"p{n}","prompt":"{n}+1="}}"#)).collect();
-    Prompt::parse_all(lines.join("\n").as_bytes()).expect("these are prompts")
+    PromptEntry::parse_all(lines.join("\n").as_bytes()).expect("these are prompts")
 }

@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 
-use formats::{convert, gguf::File, safetensors};
+use formats::{convert, gguf::GgufFile, safetensors};
 use tempfile::TempDir;
 
 /// Only one input is in a target's file at a time.
@@ -40,15 +40,15 @@ macro_rules! place {
 pub(super) fn gguf(input: &[u8]) {
     let place = place!("model.gguf");
     let path = place.with(input);
-    let Ok(file) = File::open(&path) else { return };
+    let Ok(file) = GgufFile::open(&path) else { return };
     for tensor in &file.tensors {
         let size = tensor.range.end - tensor.range.start;
         file.read(tensor, size - 1, &mut [0]).expect("it was held against the file's length");
     }
     listed(&path);
-    let again = place.with(&formats::fuzzing::gguf_again(&file));
-    let again = File::open(&again).expect("our own");
-    let plain = |file: &File| {
+    let again = place.with(&formats::fuzzing::rewrite_gguf(&file));
+    let again = GgufFile::open(&again).expect("our own");
+    let plain = |file: &GgufFile| {
         let tensors = file.tensors.iter().map(|t| (t.name.clone(), t.shape.clone(), t.kind));
         let mut fields = file.fields.clone();
         fields.retain(|(name, _)| name != "general.alignment");
@@ -61,18 +61,18 @@ pub(super) fn gguf(input: &[u8]) {
 pub(super) fn safetensors(input: &[u8]) {
     let place = place!("model.safetensors");
     let path = place.with(input);
-    let Ok(file) = safetensors::File::open(&path) else { return };
-    for (name, entry) in file.entries() {
+    let Ok(file) = safetensors::SafetensorsFile::open(&path) else { return };
+    for (name, entry) in file.tensor_entries() {
         let tensor = file.get(name).expect("it is listed");
         if entry.range.end > entry.range.start {
             let last = entry.range.end - entry.range.start - 1;
             tensor.read(last, &mut [0]).expect("it was held against the file's length");
         }
-        let _ = tensor.element();
+        let _ = tensor.float_dtype();
     }
     listed(&path);
 }
 
 fn listed(path: &Path) {
-    assert!(convert::show(path).is_ok(), "what was understood can be listed");
+    assert!(convert::list_contents(path).is_ok(), "what was understood can be listed");
 }

@@ -2,7 +2,7 @@
 
 /// A line of a worker's stdin or stdout, as agent and worker read it.
 pub(super) fn lines(input: &[u8]) {
-    let read = [runtime::fuzzing::answer(input), runtime::fuzzing::request(input)];
+    let read = [agent::fuzzing::parse_answer(input), agent::fuzzing::parse_request(input)];
     for value in read.into_iter().flatten() {
         evaluator::fuzzing::calls(&value);
         generator::fuzzing::calls(&value);
@@ -13,12 +13,12 @@ pub(super) fn lines(input: &[u8]) {
 
 /// What a `command` verifier prints.
 pub(super) fn verdicts(input: &[u8]) {
-    verifier::fuzzing::answer(input);
+    verifier::fuzzing::fuzz_answer(input);
 }
 
 /// Completions and answers that somebody else wrote, before every other verifier.
 pub(super) fn judges(input: &[u8]) {
     if let Ok(call) = serde_json::from_slice(input) {
-        verifier::fuzzing::judge(&call);
+        verifier::fuzzing::fuzz_judge(&call);
     }
 }

@@ -1,23 +1,25 @@
-//! The two products of attention for a few vectors at a time: with blocks of 16 others, and of
-//! weights with those. Sums go over the others in their order, and no vector sees its neighbours.
+//! The two products of attention for a tile of vectors: dot products with blocks of 16 rows, and
+//! weighted sums of rows. Sums run over the rows in their order, and no vector depends on its
+//! neighbours in the tile.
 
 use pulp::Simd;
 use rayon::prelude::*;
 
-/// Vectors that are computed at once.
+/// The number of vectors that are computed at once.
 pub(super) const TILE: usize = 8;
-/// Others in a block.
+/// The number of rows of a block.
 pub(crate) const BLOCK: usize = 16;
 
-/// Rows of `heads * dim`, by blocks of 16 and heads, transposed: `[block][head][dim][16]`. What
-/// lacks in the last block is 0.
+/// Rows of `heads * dim` elements in blocks of 16, transposed: `[block][head][dim][16]`. Missing
+/// rows of the last block are 0.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Blocks {
+pub(crate) struct TransposedBlocks {
     values: Vec<f32>,
     rows: usize,
 }
 
-impl Blocks {
+impl TransposedBlocks {
+    /// Transposes rows into blocks.
     pub(super) fn new(rows: &[f32], heads: usize, dim: usize) -> Self {
         let width = heads * dim;
         let count = rows.len() / width;
@@ -25,26 +27,26 @@ impl Blocks {
         let blocks = values.par_chunks_exact_mut(BLOCK * width);
         blocks.zip(rows.par_chunks(BLOCK * width)).for_each(|(block, rows)| {
             for (lane, row) in rows.chunks_exact(width).enumerate() {
-                put(block, lane, row);
+                write_lane(block, lane, row);
             }
         });
         Self { values, rows: count }
     }
 
-    /// One row more.
+    /// Appends a row.
     pub(crate) fn push(&mut self, row: &[f32]) {
         let (lane, size) = (self.rows % BLOCK, BLOCK * row.len());
         if lane == 0 {
             self.values.resize(self.values.len() + size, 0.0);
         }
         let last = self.values.len() - size;
-        put(&mut self.values[last..], lane, row);
+        write_lane(&mut self.values[last..], lane, row);
         self.rows += 1;
     }
 
-    /// `[dim][16]` of one head.
+    /// Returns one head of a block, `[dim][16]`.
     #[inline(always)]
-    pub(super) fn block(
+    pub(super) fn head_block(
         &self,
         block: usize,
         head: usize,
@@ -56,41 +58,44 @@ impl Blocks {
     }
 }
 
-fn put(block: &mut [f32], lane: usize, row: &[f32]) {
+/// Writes a row into a lane of a block.
+fn write_lane(block: &mut [f32], lane: usize, row: &[f32]) {
     for (out, value) in block[lane..].iter_mut().step_by(BLOCK).zip(row) {
         *out = *value;
     }
 }
 
-/// A number for each vector of a tile and each other, those of a vector side by side.
+/// One number for each pair of a tile's vector and a row; the numbers of a vector are contiguous.
 #[derive(Debug, Default)]
-pub(crate) struct Numbers {
+pub(crate) struct TileBuffer {
     values: Vec<f32>,
     blocks: usize,
 }
 
-impl Numbers {
-    /// For so many blocks of others.
-    pub(super) fn make_room(&mut self, blocks: usize) {
+impl TileBuffer {
+    /// Resizes the buffer for a number of blocks.
+    pub(super) fn resize_blocks(&mut self, blocks: usize) {
         self.blocks = blocks;
         self.values.resize(TILE * blocks * BLOCK, 0.0);
     }
 
+    /// Returns the numbers of a vector.
     #[inline(always)]
-    pub(super) fn of(&self, vector: usize) -> &[f32] {
+    pub(super) fn vector_numbers(&self, vector: usize) -> &[f32] {
         let width = self.blocks * BLOCK;
         &self.values[vector * width..(vector + 1) * width]
     }
 
+    /// Returns the numbers of a vector, mutable.
     #[inline(always)]
-    pub(super) fn of_mut(&mut self, vector: usize) -> &mut [f32] {
+    pub(super) fn vector_numbers_mut(&mut self, vector: usize) -> &mut [f32] {
         let width = self.blocks * BLOCK;
         &mut self.values[vector * width..(vector + 1) * width]
     }
 
-    /// Dot products of the vectors with all of a block, by a factor.
+    /// Writes the dot products of the vectors with all rows of a block, times `factor`.
     #[inline(always)]
-    pub(super) fn put_dots<S: Simd>(
+    pub(super) fn write_dot_products<S: Simd>(
         &mut self,
         simd: S,
         block: usize,
@@ -98,31 +103,31 @@ impl Numbers {
         others: &[[f32; BLOCK]],
         factor: f32,
     ) {
-        let sums = products(simd, vectors, others.len(), |place| &others[place]);
+        let sums = multiply_tile(simd, vectors, others.len(), |place| &others[place]);
         for (vector, sums) in sums.iter().enumerate() {
-            let out = &mut self.of_mut(vector)[block * BLOCK..][..BLOCK];
+            let out = &mut self.vector_numbers_mut(vector)[block * BLOCK..][..BLOCK];
             for (out, sum) in out.iter_mut().zip(sums) {
                 *out = sum * factor;
             }
         }
     }
 
-    /// Sums of rows, `stride` apart, `dim` elements each: for every vector its own numbers times the
-    /// first `count` rows. `out` hears for each vector 16 elements at a time: where they are, and
-    /// them.
+    /// Computes for each vector the sum of the first `count` rows weighted by the vector's numbers.
+    /// Rows are `stride` apart and have `dim` elements. Calls `out(vector, first element, sums)`
+    /// with at most 16 elements at a time.
     #[inline(always)]
-    pub(super) fn weigh<S: Simd>(
+    pub(super) fn sum_weighted_rows<S: Simd>(
         &self,
         simd: S,
         rows: &[f32],
         (stride, dim, count): (usize, usize, usize),
         mut out: impl FnMut(usize, usize, &[f32]),
     ) {
-        let vectors = std::array::from_fn(|vector| self.of(vector));
+        let vectors = std::array::from_fn(|vector| self.vector_numbers(vector));
         for from in (0..dim).step_by(BLOCK) {
             let width = BLOCK.min(dim - from);
             let sums = if width == BLOCK {
-                products(simd, vectors, count, |row| {
+                multiply_tile(simd, vectors, count, |row| {
                     rows[row * stride + from..].first_chunk().unwrap_or(&[0.0; BLOCK])
                 })
             } else {
@@ -132,7 +137,7 @@ impl Numbers {
                     rest
                 };
                 let rests: Vec<[f32; BLOCK]> = (0..count).map(rest).collect();
-                products(simd, vectors, count, |row| &rests[row])
+                multiply_tile(simd, vectors, count, |row| &rests[row])
             };
             for (vector, sums) in sums.iter().enumerate() {
                 out(vector, from, &sums[..width]);
@@ -141,9 +146,10 @@ impl Numbers {
     }
 }
 
-/// For each vector the sum of `others(place)`, each times the vector's element of that place.
+/// Computes for each vector the sum over `place` of `others(place)` times the vector's element at
+/// `place`.
 #[inline(always)]
-fn products<'a, S: Simd>(
+fn multiply_tile<'a, S: Simd>(
     simd: S,
     vectors: [&[f32]; TILE],
     count: usize,

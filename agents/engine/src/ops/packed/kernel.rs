@@ -1,4 +1,4 @@
-//! What multiplies blocks: the widest bf16 instructions that the processor has.
+//! The kernels that multiply blocks, with the widest bf16 instructions of the processor.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -6,80 +6,87 @@ mod amx;
 mod avx512;
 mod portable;
 
-use super::tiles::Tile;
-use super::{Phase, Rows};
+use super::tiles::FactorTile;
+use super::{Bf16Rows, MatmulPhase};
 use half::bf16;
 use std::ops::Range;
 use std::sync::OnceLock;
 
-/// Rows and columns of a tile of sums; rows of a tile of factors, and pairs of bf16 in one.
+/// The number of rows and columns of a tile of sums; also the number of rows of a tile of factors,
+/// and of bf16 pairs in such a row.
 pub(super) const SIDE: usize = 16;
-/// What a tile covers of the inner dimension.
+/// The number of elements of the inner dimension that a tile covers.
 pub(super) const STEP: usize = 2 * SIDE;
 
-/// Sums of 16 rows and 16 columns.
+/// The sums of 16 rows and 16 columns.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
-pub(super) struct Sums(pub(super) [f32; SIDE * SIDE]);
+pub(super) struct TileSums(pub(super) [f32; SIDE * SIDE]);
 
-impl Sums {
+impl TileSums {
     pub(super) const ZERO: Self = Self([0.0; SIDE * SIDE]);
 
-    pub(super) fn transposed(&self, kernel: Kernel) -> Self {
+    /// Returns the transpose.
+    pub(super) fn transpose_sums(&self, kernel: MatmulKernel) -> Self {
         let bits = self.0.map(f32::to_bits);
-        Self(kernel.transpose(&bits).map(f32::from_bits))
+        Self(kernel.transpose_tile(&bits).map(f32::from_bits))
     }
 }
 
-/// 32 rows by 32 columns of sums.
-pub(super) type Block = [[Sums; 2]; 2];
+/// The sums of 32 rows and 32 columns.
+pub(super) type SumBlock = [[TileSums; 2]; 2];
 
-/// Rows of factors as they lie in memory, the starts of two `stride` apart.
+/// Rows of the left factor as they lie in memory; their starts are `stride` elements apart.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Left<'a> {
+pub(super) struct LeftRows<'a> {
     pub(super) values: &'a [bf16],
     pub(super) stride: usize,
-    /// 16 or 32.
+    /// The number of rows, 16 or 32.
     pub(super) rows: usize,
 }
 
-/// One or two columns of tiles, of as many steps each.
+/// One or two columns of tiles of the right factor, with equally many steps.
 #[derive(Clone, Copy)]
-pub(super) struct Tiles<'a> {
-    pub(super) first: &'a [Tile],
-    pub(super) second: Option<&'a [Tile]>,
+pub(super) struct RightTiles<'a> {
+    pub(super) first: &'a [FactorTile],
+    pub(super) second: Option<&'a [FactorTile]>,
 }
 
-/// Rows of activations and of weights, as wide as each other.
+/// Rows of activations and rows of weights, of the same width.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Term<'a> {
-    pub(super) x: Rows<'a>,
-    pub(super) weight: Rows<'a>,
+pub(super) struct RowTerm<'a> {
+    pub(super) x: Bf16Rows<'a>,
+    pub(super) weight: Bf16Rows<'a>,
 }
 
+/// A set of processor instructions for products of bf16 matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kernel {
+pub(crate) enum MatmulKernel {
+    /// Intel's tile instructions.
     #[cfg(target_arch = "x86_64")]
     Amx,
+    /// AVX-512 with bf16 dot products.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// Conversion to f32, on any processor.
     Portable,
 }
 
-impl Kernel {
-    /// Of this processor and system.
-    pub(crate) fn best(phase: Phase) -> Self {
-        static BEST: OnceLock<Kernel> = OnceLock::new();
-        let best = || Self::all().find(|kernel| kernel.is_fast()).unwrap_or(Self::Portable);
+impl MatmulKernel {
+    /// Returns the fastest kernel of this processor and system for a phase.
+    pub(crate) fn select_best(phase: MatmulPhase) -> Self {
+        static BEST: OnceLock<MatmulKernel> = OnceLock::new();
+        let best =
+            || Self::available_kernels().find(|kernel| kernel.is_fast()).unwrap_or(Self::Portable);
         match (*BEST.get_or_init(best), phase) {
-            // What AMX takes has to be packed, which few rows do not pay for.
+            // AMX needs packed factors, which does not pay off for few rows.
             #[cfg(target_arch = "x86_64")]
-            (Self::Amx, Phase::Decode) if avx512::is_there() => Self::Avx512,
+            (Self::Amx, MatmulPhase::Decode) if avx512::is_available() => Self::Avx512,
             (best, _) => best,
         }
     }
 
-    /// Against those that come after it.
+    /// Returns true if the kernel is faster than those after it in the list.
     fn is_fast(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -88,110 +95,119 @@ impl Kernel {
         }
     }
 
-    /// Those that work here, what has instructions of its own first.
-    pub(crate) fn all() -> impl Iterator<Item = Self> {
+    /// Yields the kernels that work here, special instructions first.
+    pub(crate) fn available_kernels() -> impl Iterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
-        let native =
-            [amx::is_there().then_some(Self::Amx), avx512::is_there().then_some(Self::Avx512)];
+        let native = [
+            amx::is_available().then_some(Self::Amx),
+            avx512::is_available().then_some(Self::Avx512),
+        ];
         #[cfg(not(target_arch = "x86_64"))]
         let native = [None];
         native.into_iter().flatten().chain([Self::Portable])
     }
 
-    /// Makes the thread ready to multiply, until what is returned is dropped.
-    pub(super) fn session(self) -> Session {
+    /// Prepares the thread for products until the returned session is dropped.
+    pub(super) fn start_session(self) -> KernelSession {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Amx {
-            amx::begin();
+            amx::configure_tiles();
         }
-        Session(self)
+        KernelSession(self)
     }
 
-    /// Whether so many rows of activations are packed for it, and not multiplied as they lie.
-    pub(super) fn takes_tiles(self, phase: Phase, rows: usize) -> bool {
+    /// Returns true if this number of rows of activations is packed for the kernel, instead of
+    /// multiplied as they lie.
+    pub(super) fn packs_activations(self, phase: MatmulPhase, rows: usize) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Amx => true,
-            // Its sums are the same in both ways.
+            // The sums are the same either way.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => rows > avx512::FEW,
-            Self::Portable => phase == Phase::Prefill,
+            Self::Avx512 => rows > avx512::FEW_ROWS,
+            Self::Portable => phase == MatmulPhase::Prefill,
         }
     }
 
-    /// Of activations, that are multiplied at once as they lie.
-    pub(super) fn rows(self) -> usize {
+    /// Returns the number of rows of activations that are multiplied at once as they lie.
+    pub(super) fn rows_at_once(self) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Amx | Self::Avx512 => avx512::FEW,
-            Self::Portable => portable::ROWS,
+            Self::Amx | Self::Avx512 => avx512::FEW_ROWS,
+            Self::Portable => portable::DOT_ROWS,
         }
     }
 
-    /// Adds `Σ x wᵀ` over the terms to `out`, of up to [`Self::rows`] rows of `x` by so many rows of
-    /// weights. Each element is summed alike, whatever rows and columns are asked for.
-    pub(super) fn dots(
+    /// Adds `Σ x wᵀ` over the terms to `out`, for up to `rows_at_once` rows of `x` and a range of
+    /// rows of weights. The order of an element's sum does not depend on the ranges. `room` is a
+    /// buffer for reuse.
+    pub(super) fn add_dot_products(
         self,
-        terms: &[Term<'_>],
+        terms: &[RowTerm<'_>],
         rows: Range<usize>,
         columns: Range<usize>,
         out: &mut [f32],
         room: &mut Vec<f32>,
     ) {
-        assert!((1..=self.rows()).contains(&rows.len()));
+        assert!((1..=self.rows_at_once()).contains(&rows.len()));
         assert!(out.len() == rows.len() * columns.len());
-        for Term { x, weight } in terms {
+        for RowTerm { x, weight } in terms {
             assert!(x.width == weight.width);
-            assert!(rows.end <= x.count() && columns.end <= weight.count());
+            assert!(rows.end <= x.row_count() && columns.end <= weight.row_count());
         }
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Amx | Self::Avx512 => avx512::dots(terms, rows, columns, out),
-            Self::Portable => portable::dots(terms, rows, columns, out, room),
+            Self::Amx | Self::Avx512 => avx512::add_dot_products(terms, rows, columns, out),
+            Self::Portable => portable::add_dot_products(terms, rows, columns, out, room),
         }
     }
 
-    /// Adds `left · right`, in a session.
-    pub(super) fn multiply(self, block: &mut Block, left: Left<'_>, right: Tiles<'_>) {
+    /// Adds `left · right` to a block. Must be called within a session.
+    pub(super) fn add_product(
+        self,
+        block: &mut SumBlock,
+        left: LeftRows<'_>,
+        right: RightTiles<'_>,
+    ) {
         let steps = right.first.len();
         assert!(left.rows == SIDE || left.rows == 2 * SIDE);
         assert!((left.rows - 1) * left.stride + steps * STEP <= left.values.len());
         assert!(right.second.is_none_or(|second| second.len() == steps));
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Amx => amx::multiply(block, left, right),
+            Self::Amx => amx::add_product(block, left, right),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => avx512::multiply(block, left, right),
-            Self::Portable => portable::multiply(block, left, right),
+            Self::Avx512 => avx512::add_product(block, left, right),
+            Self::Portable => portable::add_product(block, left, right),
         }
     }
 
-    /// Of 16 rows of 16.
-    pub(super) fn transpose(self, rows: &[u32; SIDE * SIDE]) -> [u32; SIDE * SIDE] {
+    /// Transposes 16 rows of 16.
+    pub(super) fn transpose_tile(self, rows: &[u32; SIDE * SIDE]) -> [u32; SIDE * SIDE] {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Amx | Self::Avx512 => avx512::transpose(rows),
-            Self::Portable => portable::transpose(rows),
+            Self::Amx | Self::Avx512 => avx512::transpose_tile(rows),
+            Self::Portable => portable::transpose_tile(rows),
         }
     }
 }
 
-/// Rows from `from` on; beyond the range's end its last row stands in.
+/// Returns `N` rows from `from` on; the last row of the range stands in for rows beyond it.
 #[inline(always)]
-fn clamped<'a, const N: usize>(
-    rows: &Rows<'a>,
+fn clamped_rows<'a, const N: usize>(
+    rows: &Bf16Rows<'a>,
     range: &Range<usize>,
     from: usize,
 ) -> [&'a [bf16]; N] {
-    std::array::from_fn(|index| rows.row((from + index).min(range.end - 1)))
+    std::array::from_fn(|index| rows.row_values((from + index).min(range.end - 1)))
 }
 
-/// Asks for what will be read soon. A hint, which may name any place.
+/// Prefetches a cache line that is read soon. A hint: any address is valid.
 #[inline(always)]
-fn prefetch(place: *const bf16) {
+fn prefetch_line(place: *const bf16) {
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "an instruction, which every such processor has")]
-    // SAFETY: it reads nothing that the program would see, and cannot fail.
+    // SAFETY: it reads nothing that the program can observe, and cannot fail.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(place.cast());
     }
@@ -199,13 +215,14 @@ fn prefetch(place: *const bf16) {
     let _ = place;
 }
 
-pub(super) struct Session(Kernel);
+/// A thread's permission to multiply with a kernel. Dropping it releases the processor's tiles.
+pub(super) struct KernelSession(MatmulKernel);
 
-impl Drop for Session {
+impl Drop for KernelSession {
     fn drop(&mut self) {
         #[cfg(target_arch = "x86_64")]
-        if self.0 == Kernel::Amx {
-            amx::end();
+        if self.0 == MatmulKernel::Amx {
+            amx::release_tiles();
         }
     }
 }

@@ -1,5 +1,8 @@
-use super::{Factors, Inputs, Kernel, Phase, Projection, Right, Rows, mix, project};
-use crate::random::Random;
+use super::{
+    Bf16Rows, LeftFactor, MatmulKernel, MatmulPhase, PackedProjection, ProjectionInputs,
+    RightFactor, multiply_packed, project_packed,
+};
+use crate::random::RandomStream;
 use half::bf16;
 
 /// Rows of activations, columns, inner: whole tiles, less than one, more than one of everything.
@@ -15,8 +18,8 @@ const SHAPES: [(usize, usize, usize); 8] = [
 ];
 
 fn values(count: usize, seed: u64) -> Vec<f32> {
-    let mut random = Random::new(seed);
-    (0..count).map(|_| random.normal() as f32).collect()
+    let mut random = RandomStream::new(seed);
+    (0..count).map(|_| random.next_normal() as f32).collect()
 }
 
 fn narrow(values: &[f32]) -> Vec<bf16> {
@@ -24,8 +27,9 @@ fn narrow(values: &[f32]) -> Vec<bf16> {
 }
 
 /// Every way to project.
-fn ways() -> impl Iterator<Item = (Kernel, Phase)> {
-    Kernel::all().flat_map(|kernel| [(kernel, Phase::Prefill), (kernel, Phase::Decode)])
+fn ways() -> impl Iterator<Item = (MatmulKernel, MatmulPhase)> {
+    MatmulKernel::available_kernels()
+        .flat_map(|kernel| [(kernel, MatmulPhase::Prefill), (kernel, MatmulPhase::Decode)])
 }
 
 /// What the factors become, in f64: `[rows, inner] · [inner, columns]` by element.
@@ -59,14 +63,16 @@ fn every_kernel_projects_as_the_definition_says() {
             let weight = values(columns * inner, 2);
             let (more, more_weight) = (values(rows * 7, 4), values(columns * 7, 5));
             let (narrowed, more_narrowed) = (narrow(&weight), narrow(&more_weight));
-            let inputs =
-                [Inputs::new(kernel, phase, &x, inner), Inputs::new(kernel, phase, &more, 7)];
+            let inputs = [
+                ProjectionInputs::new(kernel, phase, &x, inner),
+                ProjectionInputs::new(kernel, phase, &more, 7),
+            ];
             let terms = vec![
-                (&inputs[0], Rows::new(&narrowed, inner)),
-                (&inputs[1], Rows::new(&more_narrowed, 7)),
+                (&inputs[0], Bf16Rows::new(&narrowed, inner)),
+                (&inputs[1], Bf16Rows::new(&more_narrowed, 7)),
             ];
             let mut out = vec![f32::NAN; rows * columns];
-            project(vec![Projection { out: &mut out, terms, bias: Some(&bias) }]);
+            project_packed(vec![PackedProjection { out: &mut out, terms, bias: Some(&bias) }]);
             let first = naive(shape, |r, i| x[r * inner + i], |i, c| weight[c * inner + i]);
             let shape = (rows, columns, 7);
             let second = naive(shape, |r, i| more[r * 7 + i], |i, c| more_weight[c * 7 + i]);
@@ -79,22 +85,26 @@ fn every_kernel_projects_as_the_definition_says() {
 
 #[test]
 fn every_kernel_mixes_as_the_definition_says() {
-    for kernel in Kernel::all() {
+    for kernel in MatmulKernel::available_kernels() {
         for shape @ (rows, columns, inner) in SHAPES {
             let what = format!("{kernel:?} {shape:?}");
             let (x, weight) = (values(rows * inner, 1), values(inner * columns, 2));
             let narrowed = narrow(&weight);
-            let left = Factors::new(kernel, &x, inner);
+            let left = LeftFactor::new(kernel, &x, inner);
             let mut out = vec![f32::NAN; rows * columns];
-            let right = Right::Bf16(Rows::new(&narrowed, columns));
-            mix(&mut out, columns, &[(&left, right), (&left, Right::F32(&weight))]);
+            let right = RightFactor::Bf16(Bf16Rows::new(&narrowed, columns));
+            multiply_packed(
+                &mut out,
+                columns,
+                &[(&left, right), (&left, RightFactor::F32(&weight))],
+            );
             let once = naive(shape, |r, i| x[r * inner + i], |i, c| weight[i * columns + c]);
             assert_close(&out, &once.iter().map(|sum| 2.0 * sum).collect::<Vec<_>>(), &what);
             // The same of a left factor that lies the other way.
             let turned: Vec<f32> =
                 (0..inner * rows).map(|at| x[at % rows * inner + at / rows]).collect();
-            let left = Factors::transposed(kernel, &turned, rows);
-            mix(&mut out, columns, &[(&left, Right::F32(&weight))]);
+            let left = LeftFactor::from_transposed(kernel, &turned, rows);
+            multiply_packed(&mut out, columns, &[(&left, RightFactor::F32(&weight))]);
             assert_close(&out, &once, &what);
         }
     }
@@ -107,11 +117,15 @@ fn no_kernel_s_sums_depend_on_company_or_threads() {
     let x = values(150 * inner, 1);
     for (kernel, phase) in ways() {
         let project = |first: usize, rows: usize| {
-            let inputs =
-                Inputs::new(kernel, phase, &x[first * inner..(first + rows) * inner], inner);
+            let inputs = ProjectionInputs::new(
+                kernel,
+                phase,
+                &x[first * inner..(first + rows) * inner],
+                inner,
+            );
             let mut out = vec![f32::NAN; rows * columns];
-            let terms = vec![(&inputs, Rows::new(&weight, inner))];
-            project(vec![Projection { out: &mut out, terms, bias: None }]);
+            let terms = vec![(&inputs, Bf16Rows::new(&weight, inner))];
+            project_packed(vec![PackedProjection { out: &mut out, terms, bias: None }]);
             out
         };
         let all = project(0, 150);
@@ -133,17 +147,19 @@ fn no_kernel_s_sums_depend_on_company_or_threads() {
 #[test]
 fn a_row_has_one_sum_in_whichever_way_dot_products_multiply_it() {
     // The kernel's own promise: it chooses by how many rows there are.
-    let Some(kernel) = Kernel::all().find(|kernel| format!("{kernel:?}") == "Avx512") else {
+    let Some(kernel) =
+        MatmulKernel::available_kernels().find(|kernel| format!("{kernel:?}") == "Avx512")
+    else {
         return;
     };
     let (columns, inner) = (100, 1201);
     let (weight, bias) = (narrow(&values(columns * inner, 2)), values(columns, 3));
     let x = values(20 * inner, 1);
     let project = |rows: usize| {
-        let inputs = Inputs::new(kernel, Phase::Decode, &x[..rows * inner], inner);
+        let inputs = ProjectionInputs::new(kernel, MatmulPhase::Decode, &x[..rows * inner], inner);
         let mut out = vec![f32::NAN; rows * columns];
-        let terms = vec![(&inputs, Rows::new(&weight, inner))];
-        project(vec![Projection { out: &mut out, terms, bias: Some(&bias) }]);
+        let terms = vec![(&inputs, Bf16Rows::new(&weight, inner))];
+        project_packed(vec![PackedProjection { out: &mut out, terms, bias: Some(&bias) }]);
         out
     };
     let all = project(20);
@@ -154,12 +170,12 @@ fn a_row_has_one_sum_in_whichever_way_dot_products_multiply_it() {
 
 #[test]
 fn numbers_become_the_nearest_bf16_and_what_is_none_stays_none() {
-    use super::tiles::Element;
-    let mut random = Random::new(1);
+    use super::tiles::Bf16Source;
+    let mut random = RandomStream::new(1);
     let cases = (0..100_000).map(|_| f32::from_bits(random.next_u64() as u32));
     let edges = [0.0, -0.0, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, 1e-40, f32::NAN];
     for value in cases.chain(edges) {
-        let (ours, theirs) = (bf16::from_bits(value.bits()), bf16::from_f32(value));
+        let (ours, theirs) = (bf16::from_bits(value.bf16_bits()), bf16::from_f32(value));
         let same = ours == theirs || (ours.is_nan() && theirs.is_nan());
         assert!(same, "{value} ({:x}) became {ours}, not {theirs}", value.to_bits());
     }
@@ -170,10 +186,10 @@ fn an_infinite_weight_stays_where_it_is() {
     for (kernel, phase) in ways() {
         let mut weight = vec![bf16::ONE; 20 * 40];
         weight[19 * 40 + 39] = bf16::INFINITY;
-        let inputs = Inputs::new(kernel, phase, &[1.0; 3 * 40], 40);
+        let inputs = ProjectionInputs::new(kernel, phase, &[1.0; 3 * 40], 40);
         let mut out = vec![f32::NAN; 3 * 20];
-        let terms = vec![(&inputs, Rows::new(&weight, 40))];
-        project(vec![Projection { out: &mut out, terms, bias: None }]);
+        let terms = vec![(&inputs, Bf16Rows::new(&weight, 40))];
+        project_packed(vec![PackedProjection { out: &mut out, terms, bias: None }]);
         for row in out.chunks_exact(20) {
             assert!(row[..19].iter().all(|sum| *sum == 40.0), "{kernel:?} {phase:?}: {row:?}");
             assert_eq!(row[19], f32::INFINITY, "{kernel:?} {phase:?}");

@@ -1,28 +1,30 @@
-//! The right factor as tiles: 16 pairs of the inner dimension by 16 columns, the two of a pair in
-//! the halves of 32 bits.
+//! The right factor as tiles: 16 pairs of the inner dimension by 16 columns. The two elements of a
+//! pair share 32 bits.
 
-use super::super::wide;
-use super::kernel::{Kernel, SIDE, STEP};
+use super::super::run_vectorised;
+use super::kernel::{MatmulKernel, SIDE, STEP};
 use half::bf16;
 use rayon::prelude::*;
 
+/// A tile of the right factor: 16 rows of 16 pairs.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(super) struct Tile(pub(super) [u32; SIDE * SIDE]);
+pub(super) struct FactorTile(pub(super) [u32; SIDE * SIDE]);
 
-impl Tile {
+impl FactorTile {
     pub(super) const ZERO: Self = Self([0; SIDE * SIDE]);
 }
 
-/// Something to be narrowed to the bits of a bf16.
-pub(super) trait Element: Copy + Sync {
-    fn bits(self) -> u16;
+/// A number that can be narrowed to the bits of a bf16.
+pub(super) trait Bf16Source: Copy + Sync {
+    /// Returns the bits of the nearest bf16.
+    fn bf16_bits(self) -> u16;
 }
 
-impl Element for f32 {
-    /// To the nearest, ties to even; what is not a number stays none.
+impl Bf16Source for f32 {
+    /// Rounds to nearest, ties to even; NaN stays NaN.
     #[inline(always)]
-    fn bits(self) -> u16 {
+    fn bf16_bits(self) -> u16 {
         let bits = self.to_bits();
         let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1))) >> 16;
         let is_number = bits & 0x7fff_ffff <= 0x7f80_0000;
@@ -30,24 +32,24 @@ impl Element for f32 {
     }
 }
 
-impl Element for bf16 {
+impl Bf16Source for bf16 {
     #[inline(always)]
-    fn bits(self) -> u16 {
+    fn bf16_bits(self) -> u16 {
         self.to_bits()
     }
 }
 
-/// The transpose of `x`, `[rows, inner]`: each row is a column of the tiles, of which there are
-/// `inner / 32` for every 16 rows.
-pub(super) fn of_columns(kernel: Kernel, x: &[f32], inner: usize) -> Vec<Tile> {
+/// Packs the transpose of `x`, `[rows, inner]`: each row becomes a column of the tiles, with `inner
+/// / 32` tiles for every 16 rows.
+pub(super) fn pack_transposed(kernel: MatmulKernel, x: &[f32], inner: usize) -> Vec<FactorTile> {
     let rows = x.len() / inner;
     let steps = inner.div_ceil(STEP);
-    let mut tiles = vec![Tile::ZERO; rows.div_ceil(SIDE) * steps];
-    let pack = |(group, tiles): (usize, &mut [Tile])| {
+    let mut tiles = vec![FactorTile::ZERO; rows.div_ceil(SIDE) * steps];
+    let pack = |(group, tiles): (usize, &mut [FactorTile])| {
         let x = &x[group * SIDE * inner..rows.min((group + 1) * SIDE) * inner];
-        wide(
+        run_vectorised(
             #[inline(always)]
-            || pack_columns(kernel, x, inner, tiles),
+            || pack_column_group(kernel, x, inner, tiles),
         );
     };
     if rows <= SIDE {
@@ -58,34 +60,41 @@ pub(super) fn of_columns(kernel: Kernel, x: &[f32], inner: usize) -> Vec<Tile> {
     tiles
 }
 
+/// Packs at most 16 rows of `x` as columns.
 #[inline(always)]
-fn pack_columns(kernel: Kernel, x: &[f32], inner: usize, tiles: &mut [Tile]) {
+fn pack_column_group(kernel: MatmulKernel, x: &[f32], inner: usize, tiles: &mut [FactorTile]) {
     let mut pairs = [0u32; SIDE * SIDE];
     for (step, tile) in tiles.iter_mut().enumerate() {
         let columns = step * STEP..inner.min((step + 1) * STEP);
         for (row, pairs) in x.chunks_exact(inner).zip(pairs.chunks_exact_mut(SIDE)) {
             let mut halves = [0u16; STEP];
             for (half, value) in halves.iter_mut().zip(&row[columns.clone()]) {
-                *half = value.bits();
+                *half = value.bf16_bits();
             }
             for (pair, halves) in pairs.iter_mut().zip(halves.as_chunks().0) {
-                *pair = join(*halves);
+                *pair = join_pair(*halves);
             }
         }
-        tile.0 = kernel.transpose(&pairs);
+        tile.0 = kernel.transpose_tile(&pairs);
     }
 }
 
+/// Joins two halves; the even element has the lower bits.
 #[inline(always)]
-fn join([even, odd]: [u16; 2]) -> u32 {
+fn join_pair([even, odd]: [u16; 2]) -> u32 {
     u32::from(even) | u32::from(odd) << 16
 }
 
-/// Of `rows`, `[inner, width]`, the columns from `column` on: of every 16 columns one tile for every
-/// 32 rows.
-pub(super) fn of_rows<T: Element>(rows: &[T], width: usize, column: usize, tiles: &mut [Tile]) {
+/// Packs the columns of `rows`, `[inner, width]`, from `column` on: for every 16 columns one tile
+/// for every 32 rows.
+pub(super) fn pack_rows<T: Bf16Source>(
+    rows: &[T],
+    width: usize,
+    column: usize,
+    tiles: &mut [FactorTile],
+) {
     let steps = (rows.len() / width).div_ceil(STEP);
-    wide(
+    run_vectorised(
         #[inline(always)]
         || {
             for (pair, both) in rows.chunks(2 * width).enumerate() {
@@ -101,40 +110,41 @@ pub(super) fn of_rows<T: Element>(rows: &[T], width: usize, column: usize, tiles
     );
 }
 
-/// There may be no odd row, and fewer columns than a tile has; what is lacking is 0 in `out`.
+/// Packs two rows into a row of a tile. The odd row may be missing, and there may be fewer columns
+/// than in a tile; missing elements are 0.
 #[inline(always)]
-fn pack_pair<T: Element>(even: &[T], odd: &[T], out: &mut [u32; SIDE]) {
+fn pack_pair<T: Bf16Source>(even: &[T], odd: &[T], out: &mut [u32; SIDE]) {
     if let (Some(even), Some(odd)) = (even.first_chunk::<SIDE>(), odd.first_chunk::<SIDE>()) {
-        let even = even.map(|value| u32::from(value.bits()));
-        let odd = odd.map(|value| u32::from(value.bits()) << 16);
+        let even = even.map(|value| u32::from(value.bf16_bits()));
+        let odd = odd.map(|value| u32::from(value.bf16_bits()) << 16);
         for (place, out) in out.iter_mut().enumerate() {
             *out = even[place] | odd[place];
         }
         return;
     }
     for (index, out) in out.iter_mut().enumerate() {
-        let bits = |row: &[T]| row.get(index).map_or(0, |value| value.bits());
-        *out = join([bits(even), bits(odd)]);
+        let bits = |row: &[T]| row.get(index).map_or(0, |value| value.bf16_bits());
+        *out = join_pair([bits(even), bits(odd)]);
     }
 }
 
-/// Rows as they lie.
-pub(super) fn narrow(x: &[f32], width: usize) -> Vec<bf16> {
+/// Narrows rows without padding.
+pub(super) fn narrow_to_bf16(x: &[f32], width: usize) -> Vec<bf16> {
     let mut out = vec![bf16::ZERO; x.len()];
     narrow_rows(x, width, width, &mut out);
     out
 }
 
-/// Bits of rows of f32, each followed by zeros up to `stride`.
+/// Narrows rows of f32, and places them `stride` elements apart.
 pub(super) fn narrow_rows(x: &[f32], width: usize, stride: usize, out: &mut [bf16]) {
     const ROWS: usize = 8;
     let narrow = |(out, x): (&mut [bf16], &[f32])| {
-        wide(
+        run_vectorised(
             #[inline(always)]
             || {
                 for (out, x) in out.chunks_exact_mut(stride).zip(x.chunks_exact(width)) {
                     for (out, x) in out.iter_mut().zip(x) {
-                        *out = bf16::from_bits(x.bits());
+                        *out = bf16::from_bits(x.bf16_bits());
                     }
                 }
             },

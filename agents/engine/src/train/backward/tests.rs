@@ -1,21 +1,21 @@
 //! The written-out backward pass against candle's autograd over a naive model.
 
 use super::*;
-use crate::adapter::Adapter;
-use crate::dropout::Dropout;
+use crate::adapter::LoraAdapter;
+use crate::dropout::LoraDropout;
 use crate::ops::testing::{assert_close, random};
 use candle_core::{D, DType, Device, Var};
 use formats::LoraSpec;
-use formats::{Architecture, Config};
+use formats::{Architecture, ModelConfig};
 
-fn config(architecture: Architecture) -> Config {
+fn config(architecture: Architecture) -> ModelConfig {
     let scaling = formats::RopeScaling {
         factor: 8.0,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
         original_max_positions: 32,
     };
-    Config {
+    ModelConfig {
         architecture,
         vocab_size: 50,
         hidden_size: 32,
@@ -38,16 +38,16 @@ fn config(architecture: Architecture) -> Config {
 
 /// Composed from candle's differentiable operations, one sequence, every parameter by name.
 struct Naive<'a> {
-    config: &'a Config,
+    config: &'a ModelConfig,
     parameters: BTreeMap<String, Var>,
     scale: f64,
     rate: f64,
 }
 
 impl Naive<'_> {
-    fn new<'a>(model: &'a Model, adapter: Option<&Adapter>, rate: f64) -> Naive<'a> {
-        let mut named = model.weights.tensors().unwrap();
-        named.extend(adapter.iter().flat_map(|adapter| adapter.named()));
+    fn new<'a>(model: &'a LanguageModel, adapter: Option<&LoraAdapter>, rate: f64) -> Naive<'a> {
+        let mut named = model.weights.named_tensors().unwrap();
+        named.extend(adapter.iter().flat_map(|adapter| adapter.named_parameters()));
         let var = |(name, tensor): (String, Tensor)| (name, Var::from_tensor(&tensor).unwrap());
         let scale = adapter.map_or(0.0, |adapter| adapter.pairs.values().next().unwrap().scale);
         Naive {
@@ -69,18 +69,18 @@ impl Naive<'_> {
     }
 
     /// `number`: of the sequence, in its step.
-    fn linear(&self, x: &Tensor, layer: usize, module: Module, number: u64) -> Tensor {
+    fn linear(&self, x: &Tensor, layer: usize, module: LayerModule, number: u64) -> Tensor {
         let by = |x: &Tensor, part| {
-            x.matmul(&self.get(&module.parameter(layer, part)).t().unwrap()).unwrap()
+            x.matmul(&self.get(&module.parameter_name(layer, part)).t().unwrap()).unwrap()
         };
         let mut out = by(x, "weight");
-        if let Some(bias) = self.parameters.get(&module.parameter(layer, "bias")) {
+        if let Some(bias) = self.parameters.get(&module.parameter_name(layer, "bias")) {
             out = out.broadcast_add(bias).unwrap();
         }
         if self.scale != 0.0 {
             let places = (0..x.dim(0).unwrap() as u64).map(|place| number << 32 | place);
-            let dropout = Dropout::of_step(self.rate, 3, 1, places.collect());
-            let seen = dropout.map(|dropout| dropout.apply(layer, module, x).unwrap());
+            let dropout = LoraDropout::for_step(self.rate, 3, 1, places.collect());
+            let seen = dropout.map(|dropout| dropout.apply_mask(layer, module, x).unwrap());
             let low = by(&by(seen.as_ref().unwrap_or(x), "lora_A.weight"), "lora_B.weight");
             out = (out + (low * self.scale).unwrap()).unwrap();
         }
@@ -98,7 +98,7 @@ impl Naive<'_> {
 
     /// Query or key of `[heads, rows, dim]`.
     fn head_norm(&self, x: Tensor, layer: usize, name: &str) -> Tensor {
-        let name = layer_name(layer, name);
+        let name = layer_parameter_name(layer, name);
         if self.parameters.contains_key(&name) { self.norm(&x, &name) } else { x }
     }
 
@@ -147,23 +147,23 @@ impl Naive<'_> {
         out.reshape((rows, ())).unwrap()
     }
 
-    fn summed_loss(&self, sequence: &Sequence, number: u64) -> Tensor {
+    fn summed_loss(&self, sequence: &TokenSequence, number: u64) -> Tensor {
         let tokens = &sequence.tokens[..sequence.tokens.len() - 1];
         let tokens = Tensor::new(tokens, &Device::Cpu).unwrap();
         let mut x = self.get(EMBEDDING).index_select(&tokens, 0).unwrap();
         for layer in 0..self.config.layers {
-            let input = self.norm(&x, &layer_name(layer, INPUT_NORM));
-            let [q, k, v] = [Module::Query, Module::Key, Module::Value]
+            let input = self.norm(&x, &layer_parameter_name(layer, INPUT_NORM));
+            let [q, k, v] = [LayerModule::Query, LayerModule::Key, LayerModule::Value]
                 .map(|module| self.linear(&input, layer, module, number));
             let attended = self.attention(layer, [&q, &k, &v]);
-            x = (x + self.linear(&attended, layer, Module::Output, number)).unwrap();
-            let input = self.norm(&x, &layer_name(layer, POST_NORM));
-            let gate = self.linear(&input, layer, Module::Gate, number).silu().unwrap();
-            let up = self.linear(&input, layer, Module::Up, number);
-            x = (x + self.linear(&(gate * up).unwrap(), layer, Module::Down, number)).unwrap();
+            x = (x + self.linear(&attended, layer, LayerModule::Output, number)).unwrap();
+            let input = self.norm(&x, &layer_parameter_name(layer, POST_NORM));
+            let gate = self.linear(&input, layer, LayerModule::Gate, number).silu().unwrap();
+            let up = self.linear(&input, layer, LayerModule::Up, number);
+            x = (x + self.linear(&(gate * up).unwrap(), layer, LayerModule::Down, number)).unwrap();
         }
         let head = self.get(if self.config.tied_embeddings { EMBEDDING } else { HEAD });
-        let logits = self.norm(&x, NORM).matmul(&head.t().unwrap()).unwrap();
+        let logits = self.norm(&x, FINAL_NORM).matmul(&head.t().unwrap()).unwrap();
         let total = logits.exp().unwrap().sum_keepdim(D::Minus1).unwrap().log().unwrap();
         let scores = logits.broadcast_sub(&total).unwrap();
         let scored = sequence.scored.clone();
@@ -174,39 +174,39 @@ impl Naive<'_> {
     }
 }
 
-fn sequences() -> Vec<Sequence> {
+fn sequences() -> Vec<TokenSequence> {
     [(9, 4, 1), (3, 1, 2), (17, 10, 3)]
         .map(|(length, from, seed)| {
             let tokens = (0..length).map(|i| ((i * i + 7 * seed) % 50) as u32).collect();
-            Sequence { tokens, scored: from..length, completion_bytes: 0 }
+            TokenSequence { tokens, scored: from..length, completion_bytes: 0 }
         })
         .into()
 }
 
 /// Values that make every gradient large enough to compare.
-fn shaken(model: &mut Model, adapter: &mut Option<Adapter>) {
+fn shaken(model: &mut LanguageModel, adapter: &mut Option<LoraAdapter>) {
     let shake = |(name, tensor): (String, Tensor)| {
         let noise = random(tensor.dims(), blake3::hash(name.as_bytes()).as_bytes()[0].into());
         (name, (tensor + (noise * 0.1).unwrap()).unwrap())
     };
-    let weights = model.weights.tensors().unwrap().into_iter().map(shake).collect();
+    let weights = model.weights.named_tensors().unwrap().into_iter().map(shake).collect();
     super::super::replace_weights(model, weights).unwrap();
     if let Some(adapter) = adapter {
-        let pairs = adapter.named().into_iter().map(shake).collect();
-        adapter.replace(pairs).unwrap();
+        let pairs = adapter.named_parameters().into_iter().map(shake).collect();
+        adapter.replace_parameters(pairs).unwrap();
     }
 }
 
 fn compare(architecture: Architecture, lora: bool, rate: f64) {
-    let mut model = Model::init(config(architecture), 1, &Device::Cpu).unwrap();
-    let spec = LoraSpec { rank: 3, alpha: 5.0, modules: Module::ALL.into(), rslora: false };
-    let mut adapter = lora.then(|| Adapter::new(&spec, &model.config, 2).unwrap());
+    let mut model = LanguageModel::init_random(config(architecture), 1, &Device::Cpu).unwrap();
+    let spec = LoraSpec { rank: 3, alpha: 5.0, modules: LayerModule::ALL.into(), rslora: false };
+    let mut adapter = lora.then(|| LoraAdapter::new(&spec, &model.config, 2).unwrap());
     shaken(&mut model, &mut adapter);
     let sequences = sequences();
-    let batch = Batch::pack(&sequences.iter().collect::<Vec<_>>(), 0);
-    let dropout = Dropout::of_step(rate, 3, 1, batch.places());
-    let trained = |adapter| Trained { adapter, dropout: dropout.as_ref() };
-    let mut ours = Gradients::default();
+    let batch = PackedBatch::pack_sequences(&sequences.iter().collect::<Vec<_>>(), 0);
+    let dropout = LoraDropout::for_step(rate, 3, 1, batch.token_places());
+    let trained = |adapter| TrainedAdapter { adapter, dropout: dropout.as_ref() };
+    let mut ours = ParameterGradients::default();
     let loss = ours.add_batch(&model, adapter.as_ref().map(trained), &batch, 0.5, false).unwrap();
     let naive = Naive::new(&model, adapter.as_ref(), rate);
     let losses: Vec<Tensor> =
@@ -216,8 +216,8 @@ fn compare(architecture: Architecture, lora: bool, rate: f64) {
     assert!((loss - expected).abs() < 1e-3, "loss {loss} {expected}");
     let theirs = (total * 0.5).unwrap().backward().unwrap();
     let trained = match &adapter {
-        Some(adapter) => adapter.named(),
-        None => model.weights.tensors().unwrap(),
+        Some(adapter) => adapter.named_parameters(),
+        None => model.weights.named_tensors().unwrap(),
     };
     assert_eq!(ours.by_name.len(), trained.len());
     for (name, _) in trained {

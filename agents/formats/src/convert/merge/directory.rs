@@ -1,4 +1,4 @@
-//! A model directory that is there whole or not at all.
+//! A model directory that appears complete or not at all.
 
 use std::fs;
 use std::io::Write;
@@ -10,24 +10,27 @@ use serde_json::{Map, json};
 use tempfile::TempDir;
 
 use super::super::ConvertError;
-use super::super::output::{self, Output};
-use crate::safetensors::Located;
-use crate::{SIDE_FILES, SINGLE_FILE};
+use super::super::atomic_file::{self, AtomicFile};
+use crate::safetensors::LocatedTensor;
+use crate::{SIDE_FILES, SINGLE_WEIGHTS_FILE};
 
-/// As transformers has it.
+/// The largest size of a weight file, as in transformers.
 const SHARD_BYTES_MAX: u64 = 5_000_000_000;
 
-pub(super) struct Shard {
+/// A weight file to be written.
+pub(super) struct WeightShard {
     pub(super) name: String,
-    /// Which of the model's tensors.
+    /// The indexes of its tensors in the list of the model's tensors.
     pub(super) tensors: Range<usize>,
 }
 
-pub(super) fn shards(tensors: &[Located<'_>]) -> Vec<Shard> {
+/// Distributes the tensors over weight files of at most [`SHARD_BYTES_MAX`], in order. A larger
+/// tensor gets a file of its own.
+pub(super) fn plan_shards(tensors: &[LocatedTensor<'_>]) -> Vec<WeightShard> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     let mut held = 0;
     for (index, tensor) in tensors.iter().enumerate() {
-        let size = super::size(tensor);
+        let size = super::tensor_bytes(tensor);
         match ranges.last_mut() {
             Some(range) if held + size <= SHARD_BYTES_MAX => {
                 range.end = index + 1;
@@ -41,21 +44,25 @@ pub(super) fn shards(tensors: &[Located<'_>]) -> Vec<Shard> {
     }
     let count = ranges.len();
     let name = |index: usize| match count {
-        1 => SINGLE_FILE.to_owned(),
+        1 => SINGLE_WEIGHTS_FILE.to_owned(),
         _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
     };
-    let shard = |(index, tensors)| Shard { name: name(index), tensors };
+    let shard = |(index, tensors)| WeightShard { name: name(index), tensors };
     ranges.into_iter().enumerate().map(shard).collect()
 }
 
-/// Filled under a name of its own beside the final one.
-pub(super) struct Directory<'a> {
+/// A directory that is filled under a temporary name beside the final one.
+pub(super) struct AtomicDirectory<'a> {
     out: &'a Path,
     temporary: TempDir,
 }
 
-impl<'a> Directory<'a> {
-    pub(super) fn create(out: &'a Path) -> Result<Self, ConvertError> {
+impl<'a> AtomicDirectory<'a> {
+    /// Creates the temporary directory.
+    ///
+    /// # Errors
+    /// When `out` exists and is not empty, or the directory cannot be created.
+    pub(super) fn create_at(out: &'a Path) -> Result<Self, ConvertError> {
         let empty = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
         if out.exists() && !empty {
             return Err(ConvertError::Exists { path: out.into() });
@@ -64,19 +71,21 @@ impl<'a> Directory<'a> {
             .prefix(".convert-")
             .suffix(".partial")
             .permissions(fs::Permissions::from_mode(0o777))
-            .tempdir_in(output::parent(out))
-            .map_err(Output::failed(out))?;
+            .tempdir_in(atomic_file::parent_directory(out))
+            .map_err(AtomicFile::write_error(out))?;
         Ok(Self { out, temporary })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    /// Returns the path of the temporary directory.
+    pub(super) fn temporary_path(&self) -> &Path {
         self.temporary.path()
     }
 
+    /// Writes the index of the weight files, if there are several.
     pub(super) fn write_index(
         &self,
-        shards: &[Shard],
-        tensors: &[Located<'_>],
+        shards: &[WeightShard],
+        tensors: &[LocatedTensor<'_>],
     ) -> Result<(), ConvertError> {
         if shards.len() < 2 {
             return Ok(());
@@ -87,11 +96,12 @@ impl<'a> Directory<'a> {
                 map.insert(tensor.name.into(), json!(shard.name));
             }
         }
-        let total: u64 = tensors.iter().map(super::size).sum();
+        let total: u64 = tensors.iter().map(super::tensor_bytes).sum();
         let index = json!({"metadata": {"total_size": total}, "weight_map": map});
         self.write("model.safetensors.index.json", format!("{index:#}\n").as_bytes())
     }
 
+    /// Copies `config.json` and the [`SIDE_FILES`] that exist from the base.
     pub(super) fn copy_side_files(&self, base: &Path) -> Result<(), ConvertError> {
         for name in SIDE_FILES.into_iter().chain(["config.json"]) {
             let from = base.join(name);
@@ -104,20 +114,23 @@ impl<'a> Directory<'a> {
         Ok(())
     }
 
+    /// Writes one file.
     fn write(&self, name: &str, content: &[u8]) -> Result<(), ConvertError> {
-        let path = self.path().join(name);
-        let mut out = Output::create(&path)?;
-        out.write_all(content).map_err(Output::failed(&path))?;
-        out.finish()
+        let path = self.temporary_path().join(name);
+        let mut out = AtomicFile::create_at(&path)?;
+        out.write_all(content).map_err(AtomicFile::write_error(&path))?;
+        out.commit_file()
     }
 
-    /// Its files are on disk; now it gets its name, which an empty directory may have had.
-    pub(super) fn finish(self) -> Result<(), ConvertError> {
-        let renamed = fs::rename(self.path(), self.out);
-        let synced = renamed
-            .and_then(|()| fs::File::open(output::parent(self.out)).and_then(|dir| dir.sync_all()));
-        synced.map_err(Output::failed(self.out))?;
-        // It has gone from where it was.
+    /// Renames the directory to its final name, which may belong to an empty directory. Its files
+    /// are already synced to disk.
+    pub(super) fn commit_directory(self) -> Result<(), ConvertError> {
+        let renamed = fs::rename(self.temporary_path(), self.out);
+        let synced = renamed.and_then(|()| {
+            fs::File::open(atomic_file::parent_directory(self.out)).and_then(|dir| dir.sync_all())
+        });
+        synced.map_err(AtomicFile::write_error(self.out))?;
+        // The temporary name no longer exists, so there is nothing to remove.
         let _ = self.temporary.keep();
         Ok(())
     }

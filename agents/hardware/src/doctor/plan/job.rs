@@ -1,41 +1,54 @@
-//! What a training asks for.
+//! Checks of the settings of a training.
 
-use super::{Finding, Plan};
+use super::{DoctorFinding, TrainingPlan};
 use crate::{
-    Dtype, Profile,
-    doctor::{Severity, number},
-    profile::Policy,
-    snapshot::Snapshot,
+    HardwareProfile, ProfileDtype,
+    doctor::{Severity, parse_major_minor},
+    host_snapshot::HostSnapshot,
+    profile::SupportLevel,
 };
 
-pub(super) fn check(box_: &Snapshot, profile: &Profile, plan: &Plan) -> Vec<Finding> {
-    let mut findings = saving(plan);
-    findings.extend(precision(profile, plan));
-    findings.extend(quantised(box_, profile, plan));
-    findings.extend(loader(profile, plan));
-    findings.extend(evals(box_, profile, plan));
-    findings.extend(refused(plan));
-    findings.extend(recomputing(profile, plan));
-    findings.extend(padding(plan));
+/// Returns the findings about a plan's settings.
+pub(super) fn check_settings(
+    box_: &HostSnapshot,
+    profile: &HardwareProfile,
+    plan: &TrainingPlan,
+) -> Vec<DoctorFinding> {
+    let mut findings = check_saving(plan);
+    findings.extend(check_precision(profile, plan));
+    findings.extend(check_quantisation(box_, profile, plan));
+    findings.extend(check_data_loader(profile, plan));
+    findings.extend(check_evaluations(box_, profile, plan));
+    findings.extend(check_refused_settings(plan));
+    findings.extend(check_gradient_checkpointing(profile, plan));
+    findings.extend(check_padding(plan));
     findings
 }
 
-/// Longer than this nobody wants to compute again.
+/// The longest acceptable time between two checkpoints.
 const SAVE_WITHIN_S: f64 = 900.0;
 
-/// What a good cadence is.
+/// The recommended time between two checkpoints.
 const SAVE_EVERY_S: f64 = 600.0;
 
 const POST_MORTEM: &str = "an R9700's post-mortem: 57 steps, save_steps 100, nothing left";
 
-fn saving(plan: &Plan) -> Vec<Finding> {
+/// Reports checkpoints that are missing or too rare.
+fn check_saving(plan: &TrainingPlan) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     let Some(every) = plan.save_every else { return findings };
     let mut found = |severity, seen: String, why| {
-        let remedy = remedy(plan);
-        findings.push(Finding { id: "C-60", severity, seen, why, remedy, source: POST_MORTEM });
+        let remedy = saving_remedy(plan);
+        findings.push(DoctorFinding {
+            id: "C-60",
+            severity,
+            seen,
+            why,
+            remedy,
+            source: POST_MORTEM,
+        });
     };
-    let lost = "whatever interrupts it loses all of it";
+    let lost = "any interruption loses all of it";
     if every == 0 {
         if !plan.saves_by_time {
             found(Severity::Fail, "no checkpoint is saved".into(), lost);
@@ -51,25 +64,26 @@ fn saving(plan: &Plan) -> Vec<Finding> {
     };
     let seen = format!("a checkpoint every {every} steps of {steps}");
     if every > steps && plan.saves_by_time {
-        let why = "it never comes; a third of the steps is taken in its place, and time";
+        let why = "it is never saved; the agent saves after a third of the steps instead, and by \
+                   time";
         found(Severity::Warn, seen, why);
     } else if every > steps {
         found(Severity::Fail, seen, lost);
     } else if plan.saves_by_time {
-        // Time sees to the rest.
+        // Checkpoints by time are frequent enough.
     } else if let Some(seconds) =
         plan.seconds_per_step.map(|step| step * every as f64).filter(|it| *it > SAVE_WITHIN_S)
     {
         let seen = format!("{seen}, {:.0} minutes apart", seconds / 60.0);
-        found(Severity::Warn, seen, "whatever interrupts it loses as much");
+        found(Severity::Warn, seen, "any interruption loses as much");
     } else if every > steps.div_ceil(3) {
-        found(Severity::Warn, seen, "whatever interrupts it loses more than a third of it");
+        found(Severity::Warn, seen, "any interruption loses more than a third of it");
     }
     findings
 }
 
-/// Ten minutes, and at least three checkpoints.
-fn remedy(plan: &Plan) -> String {
+/// Recommends an interval of ten minutes, and at least three checkpoints.
+fn saving_remedy(plan: &TrainingPlan) -> String {
     let Some(steps) = plan.steps else {
         return "name the examples (--examples N), and save at least three times".into();
     };
@@ -84,57 +98,67 @@ fn remedy(plan: &Plan) -> String {
     format!("save every {every} steps, with the optimizer's state, and keep three")
 }
 
-fn name(dtype: Dtype) -> &'static str {
+/// Returns the name of a type.
+fn dtype_name(dtype: ProfileDtype) -> &'static str {
     match dtype {
-        Dtype::F32 => "f32",
-        Dtype::F16 => "f16",
-        Dtype::Bf16 => "bf16",
+        ProfileDtype::F32 => "f32",
+        ProfileDtype::F16 => "f16",
+        ProfileDtype::Bf16 => "bf16",
     }
 }
 
-fn precision(profile: &Profile, plan: &Plan) -> Option<Finding> {
+/// Reports a type that the card computes slowly or wrongly.
+fn check_precision(profile: &HardwareProfile, plan: &TrainingPlan) -> Option<DoctorFinding> {
     let dtype = plan.dtype?;
-    let (severity, why) = match profile.precision.of(dtype) {
-        Policy::Allow => return None,
-        Policy::Warn => {
+    let (severity, why) = match profile.precision.support_for(dtype) {
+        SupportLevel::Allow => return None,
+        SupportLevel::Warn => {
             (Severity::Warn, "its range is small: losses overflow to NaN without a scaler")
         }
-        Policy::Refuse => (
+        SupportLevel::Refuse => (
             Severity::Fail,
-            "the card does not have it: it faults, or computes it slowly in f32, whatever \
-             torch.cuda.is_bf16_supported() says",
+            "the card does not have it: it faults, or computes it slowly in f32, even if \
+             torch.cuda.is_bf16_supported() returns true",
         ),
     };
-    Some(Finding {
+    Some(DoctorFinding {
         id: "C-51",
         severity,
-        seen: format!("training in {} on {}", name(dtype), profile.name),
+        seen: format!("training in {} on {}", dtype_name(dtype), profile.name),
         why,
-        remedy: format!("train in {}", name(profile.training.dtype)),
+        remedy: format!("train in {}", dtype_name(profile.training.dtype)),
         source: "unsloth #7682, PR 7354",
     })
 }
 
-/// The first bitsandbytes whose wheels have RDNA's kernels.
-const QUANTISES: (u64, u64) = (0, 49);
+/// The first version of bitsandbytes whose wheels have kernels for RDNA.
+const BITSANDBYTES_SINCE: (u64, u64) = (0, 49);
 
-fn quantised(box_: &Snapshot, profile: &Profile, plan: &Plan) -> Option<Finding> {
+/// Reports quantised weights that the card does not support well.
+fn check_quantisation(
+    box_: &HostSnapshot,
+    profile: &HardwareProfile,
+    plan: &TrainingPlan,
+) -> Option<DoctorFinding> {
     if plan.quantised_bits == 0 {
         return None;
     }
     let packages = box_.python.as_ref().map(|python| &python.packages);
     let installed = packages.and_then(|packages| packages.get("bitsandbytes"));
-    let too_old = installed.is_some_and(|version| number(version) < Some(QUANTISES));
+    let too_old =
+        installed.is_some_and(|version| parse_major_minor(version) < Some(BITSANDBYTES_SINCE));
     let (severity, why) = match profile.quantisation {
-        Policy::Allow => return None,
-        Policy::Warn if !too_old => (Severity::Warn, "slower than bf16, and little tried here"),
-        Policy::Warn => (Severity::Fail, "this bitsandbytes has no kernels for the card"),
-        Policy::Refuse => {
+        SupportLevel::Allow => return None,
+        SupportLevel::Warn if !too_old => {
+            (Severity::Warn, "slower than bf16, and little tried here")
+        }
+        SupportLevel::Warn => (Severity::Fail, "this bitsandbytes has no kernels for the card"),
+        SupportLevel::Refuse => {
             (Severity::Fail, "bitsandbytes has no build for it: Configured ROCm binary not found")
         }
     };
     let version = installed.map(|it| format!(", bitsandbytes {it}")).unwrap_or_default();
-    Some(Finding {
+    Some(DoctorFinding {
         id: "C-52",
         severity,
         seen: format!("weights in {} bits on {}{version}", plan.quantised_bits, profile.name),
@@ -144,7 +168,8 @@ fn quantised(box_: &Snapshot, profile: &Profile, plan: &Plan) -> Option<Finding>
     })
 }
 
-fn loader(profile: &Profile, plan: &Plan) -> Vec<Finding> {
+/// Reports data loader settings that compete for memory.
+fn check_data_loader(profile: &HardwareProfile, plan: &TrainingPlan) -> Vec<DoctorFinding> {
     let training = &profile.training;
     let workers = plan.dataloader_workers.filter(|it| *it > training.dataloader_workers);
     let pinned = plan.pin_memory.filter(|pinned| *pinned && !training.pin_memory);
@@ -152,7 +177,7 @@ fn loader(profile: &Profile, plan: &Plan) -> Vec<Finding> {
         .map(|workers| format!("dataloader_num_workers: {workers}"))
         .into_iter()
         .chain(pinned.map(|_| "dataloader_pin_memory: true (its default)".into()));
-    let finding = |seen: String| Finding {
+    let finding = |seen: String| DoctorFinding {
         id: "C-53",
         severity: Severity::Warn,
         seen,
@@ -164,17 +189,22 @@ fn loader(profile: &Profile, plan: &Plan) -> Vec<Finding> {
         ),
         source: "halo-forge's hardware notes",
     };
-    // A processor's own training takes what it is given.
+    // A training on the CPU may use any setting.
     if profile.is_cpu() { Vec::new() } else { seen.map(finding).collect() }
 }
 
-fn evals(box_: &Snapshot, profile: &Profile, plan: &Plan) -> Option<Finding> {
-    if plan.evals.is_empty() || profile.evals_in_trainer == Policy::Allow {
+/// Reports evaluations inside the training process.
+fn check_evaluations(
+    box_: &HostSnapshot,
+    profile: &HardwareProfile,
+    plan: &TrainingPlan,
+) -> Option<DoctorFinding> {
+    if plan.evals.is_empty() || profile.evals_in_trainer == SupportLevel::Allow {
         return None;
     }
     let storms = box_.is_unified() && !box_.cpu.invlpgb;
-    let refused = storms || profile.evals_in_trainer == Policy::Refuse;
-    Some(Finding {
+    let refused = storms || profile.evals_in_trainer == SupportLevel::Refuse;
+    Some(DoctorFinding {
         id: "C-54",
         severity: if refused { Severity::Fail } else { Severity::Warn },
         seen: plan.evals.join(", "),
@@ -187,8 +217,9 @@ fn evals(box_: &Snapshot, profile: &Profile, plan: &Plan) -> Option<Finding> {
     })
 }
 
-fn refused(plan: &Plan) -> Vec<Finding> {
-    let finding = |(setting, why): &(String, &'static str)| Finding {
+/// Reports settings that transformers refuses.
+fn check_refused_settings(plan: &TrainingPlan) -> Vec<DoctorFinding> {
+    let finding = |(setting, why): &(String, &'static str)| DoctorFinding {
         id: "C-54",
         severity: Severity::Fail,
         seen: setting.clone(),
@@ -200,26 +231,33 @@ fn refused(plan: &Plan) -> Vec<Finding> {
     plan.refused.iter().map(finding).collect()
 }
 
-/// From this many on activations do not fit beside the weights.
-const LARGE: u64 = 3_000_000_000;
+/// The number of parameters above which activations do not fit beside the weights.
+const LARGE_PARAMETERS: u64 = 3_000_000_000;
 
-fn recomputing(profile: &Profile, plan: &Plan) -> Option<Finding> {
+/// Reports a large model without gradient checkpointing.
+fn check_gradient_checkpointing(
+    profile: &HardwareProfile,
+    plan: &TrainingPlan,
+) -> Option<DoctorFinding> {
     let (shape, training) = plan.memory?;
     let off = !plan.checkpointing.unwrap_or(training.checkpointing);
-    (off && !profile.is_cpu() && shape.parameters() >= LARGE).then(|| Finding {
-        id: "C-63",
-        severity: Severity::Warn,
-        seen: format!("{} parameters without gradient checkpointing", shape.parameters()),
-        why: "the activations of every layer are kept",
-        remedy: "gradient_checkpointing: true, gradient_checkpointing_kwargs: \
+    (off && !profile.is_cpu() && shape.parameter_count() >= LARGE_PARAMETERS).then(|| {
+        DoctorFinding {
+            id: "C-63",
+            severity: Severity::Warn,
+            seen: format!("{} parameters without gradient checkpointing", shape.parameter_count()),
+            why: "the activations of every layer are kept",
+            remedy: "gradient_checkpointing: true, gradient_checkpointing_kwargs: \
                  {use_reentrant: false}"
-            .into(),
-        source: "an MI50's and an R9700's runs",
+                .into(),
+            source: "an MI50's and an R9700's runs",
+        }
     })
 }
 
-fn padding(plan: &Plan) -> Option<Finding> {
-    plan.pads_to_max.then(|| Finding {
+/// Reports padding to the maximum length.
+fn check_padding(plan: &TrainingPlan) -> Option<DoctorFinding> {
+    plan.pads_to_max.then(|| DoctorFinding {
         id: "C-64",
         severity: Severity::Warn,
         seen: "every example is padded to the longest allowed".into(),

@@ -1,13 +1,13 @@
 use super::*;
 use crate::{
-    doctor::{Arguments, Severity},
-    estimate::Method,
-    snapshot::{Access, GpuSeen},
+    doctor::{Severity, TrainingArguments},
+    estimate::TrainingMethod,
+    host_snapshot::{DeviceAccess, GpuInfo},
     torch,
 };
 use Severity::{Fail, Info, Warn};
 
-const SEVEN_B: Shape = Shape {
+const SEVEN_B: ModelShape = ModelShape {
     layers: 28,
     hidden: 3584,
     intermediate: 18_944,
@@ -21,24 +21,25 @@ const SEVEN_B: Shape = Shape {
 };
 
 /// A box with one card, as sysfs shows it.
-fn box_with(gfx: &str) -> Snapshot {
+fn box_with(gfx: &str) -> HostSnapshot {
     let unified_memory = gfx == "gfx1151";
-    let gpu = GpuSeen {
+    let gpu = GpuInfo {
         gfx: gfx.into(),
         unified_memory,
-        render: Access::Usable,
+        render: DeviceAccess::Usable,
         vram_total: if unified_memory { 512 << 20 } else { 32 << 30 },
         gtt_total: 112 << 30,
-        ..GpuSeen::default()
+        ..GpuInfo::default()
     };
-    let mut box_ = Snapshot { kfd: Access::Usable, gpus: vec![gpu], ..Snapshot::default() };
+    let mut box_ =
+        HostSnapshot { kfd: DeviceAccess::Usable, gpus: vec![gpu], ..HostSnapshot::default() };
     (box_.memory.total, box_.memory.available) = (124 << 30, 118 << 30);
     box_
 }
 
-fn found(gfx: &str, plan: &Plan) -> Vec<(&'static str, Severity)> {
-    let profile = Profile::named(gfx).unwrap();
-    for_plan(&box_with(gfx), &profile, plan).into_iter().map(|it| (it.id, it.severity)).collect()
+fn found(gfx: &str, plan: &TrainingPlan) -> Vec<(&'static str, Severity)> {
+    let profile = HardwareProfile::load_named(gfx).unwrap();
+    check_plan(&box_with(gfx), &profile, plan).into_iter().map(|it| (it.id, it.severity)).collect()
 }
 
 /// Of arguments in YAML, over so many examples.
@@ -46,10 +47,10 @@ fn of_arguments(
     gfx: &str,
     yaml: &str,
     examples: Option<u64>,
-    model: Option<Shape>,
+    model: Option<ModelShape>,
 ) -> Vec<(&'static str, Severity)> {
-    let arguments = Arguments::parse(yaml).unwrap();
-    found(gfx, &arguments.plan(examples, model, &box_with(gfx)))
+    let arguments = TrainingArguments::parse(yaml).unwrap();
+    found(gfx, &arguments.to_plan(examples, model, &box_with(gfx)))
 }
 
 /// The post-mortem's: 300 examples, and `save_steps` at 100.
@@ -67,12 +68,12 @@ lora_r: 32
 
 #[test]
 fn the_post_mortem_s_checkpoint_can_never_be_saved() {
-    assert_eq!(Plan::steps(300, 2, 8, 3.0), 57);
+    assert_eq!(TrainingPlan::count_steps(300, 2, 8, 3.0), 57);
     assert_eq!(of_arguments("gfx1201", POST_MORTEM, Some(300), Some(SEVEN_B)), [("C-60", Fail)]);
-    let arguments = Arguments::parse(POST_MORTEM).unwrap();
+    let arguments = TrainingArguments::parse(POST_MORTEM).unwrap();
     let box_ = box_with("gfx1201");
-    let plan = arguments.plan(Some(300), Some(SEVEN_B), &box_);
-    let findings = for_plan(&box_, &Profile::named("gfx1201").unwrap(), &plan);
+    let plan = arguments.to_plan(Some(300), Some(SEVEN_B), &box_);
+    let findings = check_plan(&box_, &HardwareProfile::load_named("gfx1201").unwrap(), &plan);
     assert_eq!(findings[0].seen, "a checkpoint every 100 steps of 57");
     assert!(findings[0].remedy.starts_with("save every 19 steps"), "{findings:?}");
     let better = POST_MORTEM.replace("save_steps: 100", "save_steps: 19");
@@ -84,7 +85,15 @@ fn the_post_mortem_s_checkpoint_can_never_be_saved() {
 fn a_cadence_is_judged_by_steps_and_by_time() {
     let saving = |every, steps, seconds| {
         let (save_every, steps) = (Some(every), Some(steps));
-        found("gfx1201", &Plan { save_every, steps, seconds_per_step: seconds, ..Plan::default() })
+        found(
+            "gfx1201",
+            &TrainingPlan {
+                save_every,
+                steps,
+                seconds_per_step: seconds,
+                ..TrainingPlan::default()
+            },
+        )
     };
     assert_eq!(saving(0, 57, None), [("C-60", Fail)]);
     assert_eq!(saving(58, 57, None), [("C-60", Fail)]);
@@ -92,11 +101,11 @@ fn a_cadence_is_judged_by_steps_and_by_time() {
     assert_eq!(saving(19, 57, None), []);
     assert_eq!(saving(19, 57, Some(60.0)), [("C-60", Warn)]);
     assert_eq!(saving(10, 57, Some(60.0)), []);
-    let ours = |every| Plan {
+    let ours = |every| TrainingPlan {
         save_every: Some(every),
         steps: Some(57),
         saves_by_time: true,
-        ..Plan::default()
+        ..TrainingPlan::default()
     };
     assert_eq!(found("gfx1201", &ours(100)), [("C-60", Warn)], "time saves it");
     assert_eq!(found("gfx1201", &ours(57)), []);
@@ -119,9 +128,9 @@ fn precision_and_quantisation_follow_the_profile() {
     assert_eq!(of("gfx906", "load_in_8bit: true"), [("C-52", Fail)]);
     let mut box_ = box_with("gfx1151");
     let packages = [("bitsandbytes".to_owned(), "0.48.2".to_owned())].into();
-    box_.python = Some(torch::Snapshot { packages, ..torch::Snapshot::default() });
-    let plan = Plan { quantised_bits: 4, ..Plan::default() };
-    let findings = for_plan(&box_, &Profile::named("gfx1151").unwrap(), &plan);
+    box_.python = Some(torch::TorchEnvironment { packages, ..torch::TorchEnvironment::default() });
+    let plan = TrainingPlan { quantised_bits: 4, ..TrainingPlan::default() };
+    let findings = check_plan(&box_, &HardwareProfile::load_named("gfx1151").unwrap(), &plan);
     assert_eq!(findings[0].severity, Fail, "too old: {findings:?}");
 }
 
@@ -146,12 +155,12 @@ fn evals_inside_the_trainer_are_refused_where_they_freeze_the_box() {
     }
     assert_eq!(of("gfx1151", "eval_strategy: \"no\""), []);
     assert_eq!(of("gfx1201", "load_best_model_at_end: true"), [("C-54", Fail), ("C-54", Warn)]);
-    let renamed = Arguments::parse("evaluation_strategy: \"no\"").unwrap();
+    let renamed = TrainingArguments::parse("evaluation_strategy: \"no\"").unwrap();
     let mut box_ = box_with("gfx1201");
     let packages = [("transformers".to_owned(), "5.2.0".to_owned())].into();
-    box_.python = Some(torch::Snapshot { packages, ..torch::Snapshot::default() });
-    assert_eq!(renamed.plan(None, None, &box_).refused.len(), 1);
-    assert_eq!(renamed.plan(None, None, &Snapshot::default()).refused, []);
+    box_.python = Some(torch::TorchEnvironment { packages, ..torch::TorchEnvironment::default() });
+    assert_eq!(renamed.to_plan(None, None, &box_).refused.len(), 1);
+    assert_eq!(renamed.to_plan(None, None, &HostSnapshot::default()).refused, []);
 }
 
 #[test]
@@ -169,8 +178,8 @@ fn loaders_that_compete_for_unified_memory_are_named() {
 
 #[test]
 fn a_training_that_does_not_fit_is_told_what_would() {
-    let training = Training {
-        method: Method::Lora { rank: 32 },
+    let training = PlannedTraining {
+        method: TrainingMethod::Lora { rank: 32 },
         batch: 16,
         sequence: 1024,
         bytes_per_weight: 2,
@@ -178,22 +187,23 @@ fn a_training_that_does_not_fit_is_told_what_would() {
         eager_attention: false,
         dropout: false,
     };
-    let plan = |training| Plan { memory: Some((SEVEN_B, training)), ..Plan::default() };
-    let profile = Profile::named("gfx1201").unwrap();
-    let findings = for_plan(&box_with("gfx1201"), &profile, &plan(training));
+    let plan =
+        |training| TrainingPlan { memory: Some((SEVEN_B, training)), ..TrainingPlan::default() };
+    let profile = HardwareProfile::load_named("gfx1201").unwrap();
+    let findings = check_plan(&box_with("gfx1201"), &profile, &plan(training));
     assert_eq!((findings[0].id, findings[0].severity), ("C-62", Fail));
     assert!(findings[0].remedy.starts_with("batch 4, accumulated"), "{findings:?}");
-    let smaller = Training { batch: 2, ..training };
+    let smaller = PlannedTraining { batch: 2, ..training };
     assert_eq!(found("gfx1201", &plan(smaller)), []);
-    let kept = Training { checkpointing: false, ..smaller };
+    let kept = PlannedTraining { checkpointing: false, ..smaller };
     assert!(found("gfx1201", &plan(kept)).contains(&("C-63", Warn)));
     assert_eq!(found("gfx1151", &plan(training)), [], "99 GiB hold it");
-    let full = Plan { disk_free: Some(10 << 30), ..plan(smaller) };
+    let full = TrainingPlan { disk_free: Some(10 << 30), ..plan(smaller) };
     assert_eq!(found("gfx1201", &full), [("C-35", Fail)]);
     let mut small_host = box_with("gfx1201");
     small_host.memory.available = 7 << 30;
-    let findings = for_plan(&small_host, &profile, &plan(smaller));
+    let findings = check_plan(&small_host, &profile, &plan(smaller));
     assert_eq!((findings[0].id, findings[0].severity), ("C-61", Warn));
-    let nobody = Snapshot::default();
-    assert_eq!(for_plan(&nobody, &profile, &plan(training)), [], "nothing is known of the box");
+    let nobody = HostSnapshot::default();
+    assert_eq!(check_plan(&nobody, &profile, &plan(training)), [], "nothing is known of the box");
 }

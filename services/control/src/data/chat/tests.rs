@@ -17,7 +17,7 @@ const TEMPLATES: [(&str, &str); 6] = [
 /// By tests/torch/chat.py.
 #[derive(Deserialize)]
 struct Golden {
-    conversations: BTreeMap<String, Vec<Message>>,
+    conversations: BTreeMap<String, Vec<ChatMessage>>,
     rendered: Vec<Rendered>,
 }
 
@@ -87,13 +87,13 @@ fn model(template: &str, eos: &serde_json::Value, begins: bool) -> tempfile::Tem
     dir
 }
 
-pub(in crate::data) fn chatml() -> Template {
+pub(in crate::data) fn chatml() -> ChatTemplate {
     template("chatml", &json!(2), false)
 }
 
-fn template(name: &str, eos: &serde_json::Value, begins: bool) -> Template {
+fn template(name: &str, eos: &serde_json::Value, begins: bool) -> ChatTemplate {
     let text = TEMPLATES.iter().find(|(known, _)| *known == name).unwrap().1;
-    Template::load(model(text, eos, begins).path(), &noon()).unwrap()
+    ChatTemplate::load(model(text, eos, begins).path(), &noon()).unwrap()
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn conversations_are_written_as_transformers_writes_them() {
         let mut seen = 0;
         for expected in golden.rendered.iter().filter(|rendered| rendered.template == name) {
             let messages = &golden.conversations[&expected.conversation];
-            let text = template.render(messages, expected.answer_next);
+            let text = template.render_messages(messages, expected.answer_next);
             let what = format!("{name}, {}, {}", expected.conversation, expected.answer_next);
             match (&expected.text, text) {
                 (Some(expected), Ok(text)) => assert_eq!(text, *expected, "{what}"),
@@ -121,7 +121,7 @@ fn conversations_are_written_as_transformers_writes_them() {
 fn a_refusal_carries_the_template_s_own_words() {
     let template = template("turns", &json!(1), false);
     let messages = &golden().conversations["system"];
-    let error = template.prompt(messages).unwrap_err();
+    let error = template.render_prompt(messages).unwrap_err();
     let source = std::error::Error::source(&error).unwrap().to_string();
     assert!(source.contains("there is no system role"), "{source}");
 }
@@ -130,9 +130,9 @@ fn a_refusal_carries_the_template_s_own_words() {
 fn an_answer_is_what_follows_its_question_without_the_end() {
     let golden = golden();
     let pair = |name: &str, eos: serde_json::Value, conversation: &str| {
-        template(name, &eos, false).pair(&golden.conversations[conversation]).unwrap()
+        template(name, &eos, false).render_pair(&golden.conversations[conversation]).unwrap()
     };
-    let of = |prompt: &str, completion: &str| Pair {
+    let of = |prompt: &str, completion: &str| PromptCompletion {
         prompt: prompt.into(),
         completion: completion.into(),
     };
@@ -161,9 +161,9 @@ fn an_answer_is_what_follows_its_question_without_the_end() {
 fn a_beginning_that_the_tokenizer_adds_is_written_once() {
     let golden = golden();
     let question = &golden.conversations["question"];
-    let adds = template("inst", &json!(1), true).prompt(question).unwrap();
+    let adds = template("inst", &json!(1), true).render_prompt(question).unwrap();
     assert_eq!(adds, "[INST] 2+2= [/INST]");
-    let adds_none = template("inst", &json!(1), false).prompt(question).unwrap();
+    let adds_none = template("inst", &json!(1), false).render_prompt(question).unwrap();
     assert_eq!(adds_none, "<s>[INST] 2+2= [/INST]");
 }
 
@@ -172,8 +172,8 @@ fn what_is_written_is_tokenized_with_one_beginning_and_special_tokens_as_such() 
     let text = TEMPLATES.iter().find(|(name, _)| *name == "headers").unwrap().1;
     for begins in [true, false] {
         let dir = model(text, &json!([1, 4]), begins);
-        let template = Template::load(dir.path(), &noon()).unwrap();
-        let prompt = template.prompt(&golden().conversations["turns"][..3]).unwrap();
+        let template = ChatTemplate::load(dir.path(), &noon()).unwrap();
+        let prompt = template.render_prompt(&golden().conversations["turns"][..3]).unwrap();
         let tokenizer = tokenizers::Tokenizer::from_file(dir.path().join("tokenizer.json"));
         let tokens = tokenizer.unwrap().encode(prompt, true).unwrap().get_ids().to_vec();
         let count = |id: u32| tokens.iter().filter(|token| **token == id).count();
@@ -191,10 +191,10 @@ fn generation_must_stop_where_a_turn_ends() {
         ("headers", json!(1), false),
         ("inst", json!(1), true),
     ] {
-        let checked = template(name, &eos, false).check_end();
+        let checked = template(name, &eos, false).check_end_token();
         assert_eq!(checked.is_ok(), stops, "{name}, {eos}: {checked:?}");
     }
-    let error = template("headers", &json!(1), false).check_end().unwrap_err().to_string();
+    let error = template("headers", &json!(1), false).check_end_token().unwrap_err().to_string();
     assert!(error.contains("<|eot_id|>") && error.contains("generation_config.json"), "{error}");
 }
 
@@ -203,41 +203,41 @@ fn what_cannot_be_written_says_why() {
     let golden = golden();
     let chatml = template("chatml", &json!(2), false);
     let said = |role: &str, content: serde_json::Value| {
-        serde_json::from_value::<Message>(json!({"role": role, "content": content})).unwrap()
+        serde_json::from_value::<ChatMessage>(json!({"role": role, "content": content})).unwrap()
     };
-    let answered = chatml.prompt(&golden.conversations["answered"]).unwrap_err();
+    let answered = chatml.render_prompt(&golden.conversations["answered"]).unwrap_err();
     assert!(matches!(answered, ChatError::Answered));
-    let unanswered = chatml.pair(&golden.conversations["question"]).unwrap_err();
+    let unanswered = chatml.render_pair(&golden.conversations["question"]).unwrap_err();
     assert!(matches!(unanswered, ChatError::Unanswered));
     let loose = template("loose", &json!(1), false);
-    let unstable = loose.pair(&golden.conversations["answered"]).unwrap_err();
+    let unstable = loose.render_pair(&golden.conversations["answered"]).unwrap_err();
     assert!(unstable.to_string().contains("\"### Answer:\\n\""), "{unstable}");
     let image = json!([{"type": "image", "url": "x"}]);
     for (messages, what) in [
         (vec![], "expected a list"),
-        (vec![Message::from(1)], "message 1: expected an object"),
+        (vec![ChatMessage::from(1)], "message 1: expected an object"),
         (vec![said("user", json!("a")), said("user", image)], "message 2: \"content\""),
         (vec![said("user", json!(null))], "message 1: \"content\""),
     ] {
-        let error = chatml.prompt(&messages).unwrap_err().to_string();
+        let error = chatml.render_prompt(&messages).unwrap_err().to_string();
         assert!(error.starts_with(what), "{error}");
     }
     let parts = json!([{"type": "text", "text": "2+"}, {"type": "text", "text": "2="}]);
-    let whole = chatml.prompt(&[said("user", json!("2+2="))]).unwrap();
-    assert_eq!(chatml.prompt(&[said("user", parts)]).unwrap(), whole);
+    let whole = chatml.render_prompt(&[said("user", json!("2+2="))]).unwrap();
+    assert_eq!(chatml.render_prompt(&[said("user", parts)]).unwrap(), whole);
 }
 
 #[test]
 fn a_template_is_found_where_models_have_it_and_has_to_be_one() {
-    let load = |dir: &Path| Template::load(dir, &noon());
+    let load = |dir: &Path| ChatTemplate::load(dir, &noon());
     let named = json!([{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]);
     let dir = model("", &json!(1), false);
     let dir = dir.path();
     let settings = |value: serde_json::Value| write(dir, "tokenizer_config.json", &value);
     settings(json!({"chat_template": named}));
-    assert_eq!(load(dir).unwrap().render(&[], false).unwrap(), "d");
+    assert_eq!(load(dir).unwrap().render_messages(&[], false).unwrap(), "d");
     std::fs::write(dir.join("chat_template.jinja"), "own").unwrap();
-    assert_eq!(load(dir).unwrap().render(&[], false).unwrap(), "own");
+    assert_eq!(load(dir).unwrap().render_messages(&[], false).unwrap(), "own");
     std::fs::write(dir.join("chat_template.jinja"), "{% for %}").unwrap();
     assert!(matches!(load(dir), Err(TemplateError::Syntax(_))));
     std::fs::remove_file(dir.join("chat_template.jinja")).unwrap();
@@ -248,6 +248,6 @@ fn a_template_is_found_where_models_have_it_and_has_to_be_one() {
 #[test]
 fn a_template_that_does_not_end_is_stopped() {
     let text = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
-    let template = Template::load(model(text, &json!(1), false).path(), &noon()).unwrap();
-    assert!(matches!(template.render(&[], false), Err(ChatError::Refused(_))));
+    let template = ChatTemplate::load(model(text, &json!(1), false).path(), &noon()).unwrap();
+    assert!(matches!(template.render_messages(&[], false), Err(ChatError::Refused(_))));
 }

@@ -1,7 +1,7 @@
 use super::*;
 
-fn candidate(line: u32, index: u32, completion: &str, reward: f64) -> Candidate<'_> {
-    Candidate {
+fn candidate(line: u32, index: u32, completion: &str, reward: f64) -> SampleCandidate<'_> {
+    SampleCandidate {
         line,
         prompt_id: "p",
         prompt: "",
@@ -9,9 +9,9 @@ fn candidate(line: u32, index: u32, completion: &str, reward: f64) -> Candidate<
         completion,
         tokens: 4,
         logprob: None,
-        finished: true,
+        is_finished: true,
         reward,
-        tie: wire::derive(1, &[&line.to_string(), &index.to_string()]),
+        tie_break: wire::derive_seed(1, &[&line.to_string(), &index.to_string()]),
     }
 }
 
@@ -20,9 +20,9 @@ fn rules() -> v1::Selection {
 }
 
 /// Line and index of what is kept.
-fn kept(candidates: &[Candidate<'_>], rules: &v1::Selection) -> Vec<(u32, u32)> {
-    let chosen = choose(candidates, rules);
-    let dropped: u32 = chosen.dropped().values().sum();
+fn kept(candidates: &[SampleCandidate<'_>], rules: &v1::Selection) -> Vec<(u32, u32)> {
+    let chosen = choose_samples(candidates, rules);
+    let dropped: u32 = chosen.count_reasons().values().sum();
     assert_eq!(chosen.kept.len() + dropped as usize, candidates.len(), "each is counted once");
     chosen.kept.iter().map(|at| (candidates[*at].line, candidates[*at].index)).collect()
 }
@@ -30,7 +30,7 @@ fn kept(candidates: &[Candidate<'_>], rules: &v1::Selection) -> Vec<(u32, u32)> 
 const WORDS: [&str; 8] = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen"];
 
 /// So many prompts with eight different samples each, of which the first `right(line)` pass.
-fn judged(prompts: u32, right: impl Fn(u32) -> u32) -> Vec<Candidate<'static>> {
+fn judged(prompts: u32, right: impl Fn(u32) -> u32) -> Vec<SampleCandidate<'static>> {
     let each = |line| (0..8).map(move |index| (line, index));
     let all = (0..prompts).flat_map(each);
     all.map(|(line, index)| {
@@ -46,7 +46,10 @@ fn raft_keeps_the_best_of_each_prompt() {
         [candidate(0, 0, "a", 0.7), candidate(0, 1, "b", 1.0), candidate(1, 0, "c", 0.5)];
     let rules = v1::Selection { keep_per_prompt: 1, ..rules() };
     assert_eq!(kept(&candidates, &rules), [(0, 1), (1, 0)]);
-    assert_eq!(choose(&candidates, &rules).dropped(), [(Why::Outranked, 1)].into());
+    assert_eq!(
+        choose_samples(&candidates, &rules).count_reasons(),
+        [(DropReason::Outranked, 1)].into()
+    );
 }
 
 #[test]
@@ -67,7 +70,7 @@ fn ties_are_the_seeds_matter_not_the_order_they_came_in() {
     let first = kept(&candidates, &rules);
     candidates.reverse();
     assert_eq!(kept(&candidates, &rules), first);
-    candidates.iter_mut().for_each(|c| c.tie = c.tie.rotate_left(17));
+    candidates.iter_mut().for_each(|c| c.tie_break = c.tie_break.rotate_left(17));
     assert_ne!(kept(&candidates, &rules), first);
 }
 
@@ -86,8 +89,11 @@ fn mixed_leaves_out_prompts_that_teach_nothing() {
     let rules = v1::Selection { mixed: true, ..rules() };
     let kept: BTreeSet<_> = kept(&candidates, &rules).into_iter().collect();
     assert_eq!(kept, [(1, 0), (1, 1), (1, 2)].into());
-    let dropped = choose(&candidates, &rules).dropped();
-    assert_eq!(dropped, [(Why::Failed, 5), (Why::AllRight, 8), (Why::AllWrong, 8)].into());
+    let dropped = choose_samples(&candidates, &rules).count_reasons();
+    assert_eq!(
+        dropped,
+        [(DropReason::Failed, 5), (DropReason::AllRight, 8), (DropReason::AllWrong, 8)].into()
+    );
 }
 
 #[test]
@@ -117,13 +123,14 @@ fn length_and_an_end_of_its_own_can_be_asked_for() {
     let mut candidates = judged(1, |_| 8);
     candidates[0].tokens = 1;
     candidates[1].tokens = 90;
-    candidates[2].finished = false;
+    candidates[2].is_finished = false;
     candidates[3].completion = "";
     let rules = v1::Selection { min_tokens: 2, max_tokens: 80, finished: true, ..rules() };
-    let chosen = choose(&candidates, &rules);
+    let chosen = choose_samples(&candidates, &rules);
     assert_eq!(chosen.kept.len(), 4);
-    let expected = [Why::Empty, Why::Unfinished, Why::Short, Why::Long].map(|why| (why, 1));
-    assert_eq!(chosen.dropped(), expected.into());
+    let expected = [DropReason::Empty, DropReason::Unfinished, DropReason::Short, DropReason::Long]
+        .map(|why| (why, 1));
+    assert_eq!(chosen.count_reasons(), expected.into());
 }
 
 #[test]
@@ -147,7 +154,7 @@ fn too_few_are_made_up_from_the_best_failures_but_never_below_the_floor() {
 fn what_the_share_left_out_fills_up_before_what_failed() {
     let candidates = judged(2, |_| 4);
     let rules = v1::Selection { keep_share: 0.25, at_least: 7, floor: 0.0, ..rules() };
-    let chosen = choose(&candidates, &rules);
+    let chosen = choose_samples(&candidates, &rules);
     assert_eq!(chosen.kept.len(), 7);
     assert!(chosen.kept.iter().all(|place| candidates[*place].reward >= 0.5));
 }

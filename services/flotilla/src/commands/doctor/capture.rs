@@ -1,5 +1,5 @@
-//! A capture as a file: a tar of what was read, under its own paths, and an index of the looks
-//! that found something else than a file's content. Compressed by zstd.
+//! Capture files: a tar archive, compressed by zstd, of the files that were read under their own
+//! paths, and an index of the reads that returned something else.
 
 use std::{
     collections::BTreeMap,
@@ -9,20 +9,22 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use hardware::files::{Capture, Seen};
+use hardware::host_files::{CapturedEntry, HostCapture};
 use serde::{Deserialize, Serialize};
 
-const INDEX: &str = "index.json";
+/// Name of the index in the archive.
+const INDEX_FILE: &str = "index.json";
 
-/// What a capture may hold, unpacked.
-const BYTES_MAX: u64 = 64 << 20;
+/// Maximum size of an unpacked capture, against decompression bombs.
+const UNPACKED_BYTES_MAX: u64 = 64 << 20;
 
-/// Of zstd; these are small texts.
-const LEVEL: i32 = 9;
+/// Compression level of zstd; captures are small texts.
+const ZSTD_LEVEL: i32 = 9;
 
+/// The result of a read that was not a file's content.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Entry {
+enum CaptureEntry {
     Names(Vec<String>),
     Link(String),
     Free(u64),
@@ -30,29 +32,35 @@ enum Entry {
     Failed(i32),
 }
 
-pub(super) fn write(capture: &Capture, path: &Path) -> anyhow::Result<()> {
+/// Writes a capture to a file.
+pub(super) fn write_capture(capture: &HostCapture, path: &Path) -> anyhow::Result<()> {
     let mut index = BTreeMap::new();
-    let mut archive = tar::Builder::new(zstd::Encoder::new(File::create(path)?, LEVEL)?);
-    for (place, seen) in &capture.seen {
+    let mut archive = tar::Builder::new(zstd::Encoder::new(File::create(path)?, ZSTD_LEVEL)?);
+    for (place, seen) in &capture.entries {
         let entry = match seen {
-            Seen::File(bytes) => {
-                append(&mut archive, place.trim_start_matches('/'), bytes)?;
+            CapturedEntry::File(bytes) => {
+                append_file(&mut archive, place.trim_start_matches('/'), bytes)?;
                 continue;
             }
-            Seen::Names(names) => Entry::Names(names.clone()),
-            Seen::Link(link) => Entry::Link(link.clone()),
-            Seen::Free(bytes) => Entry::Free(*bytes),
-            Seen::Usable => Entry::Usable,
-            Seen::Failed(number) => Entry::Failed(*number),
+            CapturedEntry::Names(names) => CaptureEntry::Names(names.clone()),
+            CapturedEntry::Link(link) => CaptureEntry::Link(link.clone()),
+            CapturedEntry::Free(bytes) => CaptureEntry::Free(*bytes),
+            CapturedEntry::Usable => CaptureEntry::Usable,
+            CapturedEntry::Failed(number) => CaptureEntry::Failed(*number),
         };
         index.insert(place, entry);
     }
-    append(&mut archive, INDEX, &serde_json::to_vec_pretty(&index)?)?;
+    append_file(&mut archive, INDEX_FILE, &serde_json::to_vec_pretty(&index)?)?;
     archive.into_inner()?.finish()?.sync_all()?;
     Ok(())
 }
 
-fn append(archive: &mut tar::Builder<impl Write>, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
+/// Appends a file to the archive.
+fn append_file(
+    archive: &mut tar::Builder<impl Write>,
+    name: &str,
+    bytes: &[u8],
+) -> anyhow::Result<()> {
     let mut header = tar::Header::new_gnu();
     header.set_size(bytes.len() as u64);
     header.set_mode(0o644);
@@ -60,38 +68,45 @@ fn append(archive: &mut tar::Builder<impl Write>, name: &str, bytes: &[u8]) -> a
     Ok(archive.append_data(&mut header, name, bytes)?)
 }
 
-pub(super) fn read(path: &Path) -> anyhow::Result<Capture> {
-    // One byte more than allowed tells that there is more.
-    let unpacked = zstd::Decoder::new(File::open(path)?)?.take(BYTES_MAX + 1);
+/// Reads a capture from a file.
+///
+/// # Errors
+/// If it is not a capture, or unpacks to more than `UNPACKED_BYTES_MAX`.
+pub(super) fn read_capture(path: &Path) -> anyhow::Result<HostCapture> {
+    // One byte above the limit shows that there is more.
+    let unpacked = zstd::Decoder::new(File::open(path)?)?.take(UNPACKED_BYTES_MAX + 1);
     let mut archive = tar::Archive::new(unpacked);
-    let mut capture = Capture::default();
+    let mut capture = HostCapture::default();
     let (mut index, mut total) = (None, 0);
     for entry in archive.entries()? {
-        let mut entry = entry.context("it is no tar archive; was it made by --capture?")?;
+        let mut entry = entry.context("not a tar archive; pass a file written by --capture")?;
         let name = entry.path()?.to_string_lossy().into_owned();
         let mut bytes = Vec::new();
-        // A sparse entry is larger than what it takes in the archive.
-        (&mut entry).take(BYTES_MAX - total + 1).read_to_end(&mut bytes)?;
+        // A sparse entry is larger than its size in the archive.
+        (&mut entry).take(UNPACKED_BYTES_MAX - total + 1).read_to_end(&mut bytes)?;
         total += bytes.len() as u64;
-        if total > BYTES_MAX {
-            bail!("it unpacks to more than {BYTES_MAX} bytes: no capture does (A115)");
+        if total > UNPACKED_BYTES_MAX {
+            bail!(
+                "unpacks to more than {UNPACKED_BYTES_MAX} bytes; pass a file written by --capture (A115)"
+            );
         }
-        if name == INDEX {
-            let entries: BTreeMap<String, Entry> =
-                serde_json::from_slice(&bytes).with_context(|| format!("read its {INDEX}"))?;
+        if name == INDEX_FILE {
+            let entries: BTreeMap<String, CaptureEntry> =
+                serde_json::from_slice(&bytes).with_context(|| format!("read its {INDEX_FILE}"))?;
             index = Some(entries);
         } else {
-            capture.seen.insert(format!("/{name}"), Seen::File(bytes));
+            capture.entries.insert(format!("/{name}"), CapturedEntry::File(bytes));
         }
     }
-    let index = index.with_context(|| format!("it has no {INDEX}; was it made by --capture?"))?;
-    capture.seen.extend(index.into_iter().map(|(place, entry)| {
+    let index = index
+        .with_context(|| format!("no {INDEX_FILE} in it; pass a file written by --capture"))?;
+    capture.entries.extend(index.into_iter().map(|(place, entry)| {
         let seen = match entry {
-            Entry::Names(names) => Seen::Names(names),
-            Entry::Link(link) => Seen::Link(link),
-            Entry::Free(bytes) => Seen::Free(bytes),
-            Entry::Usable => Seen::Usable,
-            Entry::Failed(number) => Seen::Failed(number),
+            CaptureEntry::Names(names) => CapturedEntry::Names(names),
+            CaptureEntry::Link(link) => CapturedEntry::Link(link),
+            CaptureEntry::Free(bytes) => CapturedEntry::Free(bytes),
+            CaptureEntry::Usable => CapturedEntry::Usable,
+            CaptureEntry::Failed(number) => CapturedEntry::Failed(number),
         };
         (place, seen)
     }));
@@ -105,22 +120,26 @@ mod tests {
     #[test]
     fn a_capture_survives_its_file_and_damage_is_an_error() {
         let seen = [
-            ("/proc/meminfo", Seen::File(b"MemTotal: 5 kB\n".to_vec())),
-            ("/sys/class/kfd/kfd/topology/nodes", Seen::Names(vec!["0".into(), "1".into()])),
-            ("/sys/class/drm/renderD128/device", Seen::Link("../../0000:c1:00.0".into())),
-            ("/dev/kfd", Seen::Failed(13)),
-            ("/dev/dri/renderD128", Seen::Usable),
-            ("/@data", Seen::Free(1 << 40)),
+            ("/proc/meminfo", CapturedEntry::File(b"MemTotal: 5 kB\n".to_vec())),
+            (
+                "/sys/class/kfd/kfd/topology/nodes",
+                CapturedEntry::Names(vec!["0".into(), "1".into()]),
+            ),
+            ("/sys/class/drm/renderD128/device", CapturedEntry::Link("../../0000:c1:00.0".into())),
+            ("/dev/kfd", CapturedEntry::Failed(13)),
+            ("/dev/dri/renderD128", CapturedEntry::Usable),
+            ("/@data", CapturedEntry::Free(1 << 40)),
         ];
-        let capture = Capture { seen: seen.map(|(path, seen)| (path.to_owned(), seen)).into() };
+        let capture =
+            HostCapture { entries: seen.map(|(path, seen)| (path.to_owned(), seen)).into() };
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("box.tar.zst");
-        write(&capture, &path).unwrap();
-        assert_eq!(read(&path).unwrap(), capture);
+        write_capture(&capture, &path).unwrap();
+        assert_eq!(read_capture(&path).unwrap(), capture);
         let bytes = std::fs::read(&path).unwrap();
         std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
-        read(&path).unwrap_err();
+        read_capture(&path).unwrap_err();
         std::fs::write(&path, "no archive").unwrap();
-        read(&path).unwrap_err();
+        read_capture(&path).unwrap_err();
     }
 }

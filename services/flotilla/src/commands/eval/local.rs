@@ -1,28 +1,32 @@
-//! `flotilla eval local`: a model measured here, without a fleet.
+//! `flotilla eval local`: perplexity of a model on this machine, without a fleet.
 
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use evaluator::{Dtype, Figures, Format, Limits, LlamaCpp, Places, Source, Step};
-use hardware::Profile;
+use evaluator::{
+    ConvertedDtype, EvaluatorLimits, EvaluatorPaths, LlamaCppEvaluator, MeasureStep,
+    MeasurementInput, PerplexityResult, TextFormat,
+};
+use hardware::HardwareProfile;
 use serde_json::json;
 use wire::Digest;
 
 use crate::{
-    cli::{EvalLocalArgs, LocalDtype, LocalEngine},
-    local, output,
+    args::{EvalDtype, EvalEngine, EvalLocalArgs},
+    local_models, output,
 };
 
-/// A llama.cpp that finishes no chunk for so long is hung.
-const SILENCE: Duration = Duration::from_secs(900);
+/// Time without a finished chunk after which llama.cpp counts as hung.
+const SILENCE_LIMIT: Duration = Duration::from_secs(900);
 
-pub(super) fn local(args: EvalLocalArgs, json: bool) -> anyhow::Result<()> {
+/// Measures a model and prints the result.
+pub(super) fn run_local_eval(args: EvalLocalArgs, json: bool) -> anyhow::Result<()> {
     let lines = args.text.extension().is_some_and(|extension| extension == "jsonl");
-    let source = Source {
-        base: local::model(&args.model)?,
+    let source = MeasurementInput {
+        base: local_models::find_local_model(&args.model)?,
         adapter: args.adapter.clone(),
         text: args.text.clone(),
-        format: if lines { Format::Documents } else { Format::Text },
+        format: if lines { TextFormat::Documents } else { TextFormat::Text },
         n_ctx: args.n_ctx as usize,
         stride: args.stride as usize,
         chunks: args.chunks as usize,
@@ -33,61 +37,71 @@ pub(super) fn local(args: EvalLocalArgs, json: bool) -> anyhow::Result<()> {
         bar.set_position(done as u64);
     };
     let figures = match args.engine {
-        LocalEngine::Candle => {
-            let dtype = candle_dtype(args.dtype)?;
+        EvalEngine::Candle => {
+            let dtype = to_candle_dtype(args.dtype)?;
             evaluator::measure_with_candle(&source, &args.device, dtype, chunks)
         }
-        LocalEngine::LlamaCpp => with_llama_cpp(&source, &args, &mut |step| match step {
-            Step::Chunks(done, total) => chunks(done, total),
-            Step::Note(note) => bar.set_message(note.to_owned()),
+        EvalEngine::LlamaCpp => measure_with_llama_cpp(&source, &args, &mut |step| match step {
+            MeasureStep::Chunks(done, total) => chunks(done, total),
+            MeasureStep::Note(note) => output::set_bar_labels(&bar, "", note),
         }),
     };
     let figures = figures.with_context(|| format!("measure {}", source.text.display()))?;
     bar.finish_and_clear();
     let bytes =
         std::fs::read(&source.text).with_context(|| format!("read {}", source.text.display()))?;
-    print(&source, &figures, Digest::of(&bytes), json)
+    print_result(&source, &figures, Digest::hash_bytes(&bytes), json)
 }
 
-fn candle_dtype(dtype: LocalDtype) -> anyhow::Result<engine::Dtype> {
+/// Converts the weight type for candle, which supports f32 and bf16.
+fn to_candle_dtype(dtype: EvalDtype) -> anyhow::Result<engine::MatrixDtype> {
     match dtype {
-        LocalDtype::F32 => Ok(engine::Dtype::F32),
-        LocalDtype::Bf16 => Ok(engine::Dtype::Bf16),
-        LocalDtype::F16 | LocalDtype::Q8_0 => {
+        EvalDtype::F32 => Ok(engine::MatrixDtype::F32),
+        EvalDtype::Bf16 => Ok(engine::MatrixDtype::Bf16),
+        EvalDtype::F16 | EvalDtype::Q8_0 => {
             bail!(
-                "candle holds weights as f32 or bf16: pass one of these, or --engine llama.cpp (A101)"
+                "candle supports f32 and bf16 only: pass one of these, or --engine llama.cpp (A101)"
             )
         }
     }
 }
 
-fn with_llama_cpp(
-    source: &Source,
+/// Measures with llama.cpp, converting the model first if needed.
+fn measure_with_llama_cpp(
+    source: &MeasurementInput,
     args: &EvalLocalArgs,
-    progress: &mut dyn FnMut(Step<'_>),
-) -> anyhow::Result<Figures> {
-    let profile = Profile::choose(args.profile.as_deref()).context("choose the profile")?;
+    progress: &mut dyn FnMut(MeasureStep<'_>),
+) -> anyhow::Result<PerplexityResult> {
+    let profile =
+        HardwareProfile::choose_profile(args.profile.as_deref()).context("choose the profile")?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let canaries = local::cache_directory()?.join("llama.cpp-canaries.json");
-    let places = Places { shelf: local::shelf()?, canaries };
-    let limits = Limits {
+    let canaries = local_models::cache_directory()?.join("llama.cpp-canaries.json");
+    let places = EvaluatorPaths { gguf_cache: local_models::gguf_cache_directory()?, canaries };
+    let limits = EvaluatorLimits {
         threads: args.threads.map_or(cores, |threads| threads as usize),
-        silence: SILENCE,
-        shelf_bytes: local::SHELF_BYTES,
+        silence_limit: SILENCE_LIMIT,
+        gguf_cache_bytes: local_models::GGUF_CACHE_BYTES,
         repeat_log: false,
     };
-    let llama = LlamaCpp::find(args.llama_cpp.as_deref(), &profile, places, limits)?;
+    let llama =
+        LlamaCppEvaluator::find_installation(args.llama_cpp.as_deref(), &profile, places, limits)?;
     let dtype = match args.dtype {
-        LocalDtype::F32 => Dtype::F32,
-        LocalDtype::F16 => Dtype::F16,
-        LocalDtype::Bf16 => Dtype::Bf16,
-        LocalDtype::Q8_0 => Dtype::Q8_0,
+        EvalDtype::F32 => ConvertedDtype::F32,
+        EvalDtype::F16 => ConvertedDtype::F16,
+        EvalDtype::Bf16 => ConvertedDtype::Bf16,
+        EvalDtype::Q8_0 => ConvertedDtype::Q8_0,
     };
-    let key = llama::local_key(&source.base)?;
-    evaluator::measure_with_llama_cpp(source, &key, &LlamaCpp { dtype, ..llama }, progress)
+    let key = llama::local_model_key(&source.base)?;
+    evaluator::measure_with_llama_cpp(source, &key, &LlamaCppEvaluator { dtype, ..llama }, progress)
 }
 
-fn print(source: &Source, figures: &Figures, text: Digest, json: bool) -> anyhow::Result<()> {
+/// Prints the result as text or JSON.
+fn print_result(
+    source: &MeasurementInput,
+    figures: &PerplexityResult,
+    text: Digest,
+    json: bool,
+) -> anyhow::Result<()> {
     if json {
         return output::print_json(&json!({
             "perplexity": figures.perplexity,
@@ -115,7 +129,7 @@ fn print(source: &Source, figures: &Figures, text: Digest, json: bool) -> anyhow
         stride => format!("{} window of {}, stride {stride}", figures.protocol, source.n_ctx),
     };
     let canary = figures.canary.map_or(String::new(), |ratio| format!(", canary {ratio:.4}"));
-    output::print(&format!(
+    output::print_line(&format!(
         "perplexity {:.4} ± {:.4}, {bits}, mean NLL {:.6} over {} tokens in {} chunks \
          ({protocol}; {}{canary})",
         figures.perplexity,

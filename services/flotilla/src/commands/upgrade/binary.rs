@@ -1,4 +1,4 @@
-//! The installed binary and the one to come: what each says it is, and the exchange.
+//! The installed program and the new one: their versions, and the exchange of files.
 
 use std::{
     ffi::OsString,
@@ -13,51 +13,60 @@ use std::{
 use anyhow::{Context, bail};
 use tokio::process::Command;
 
-/// What a program may take to say its version.
+/// Maximum time that a program may take to print its version.
 const VERSION_LIMIT: Duration = Duration::from_secs(20);
 
-/// The version a binary says it is; that it runs here at all is known then too.
-pub(super) async fn version(binary: &Path) -> anyhow::Result<String> {
+/// Returns the version that a program prints, which also shows that it runs on this box.
+pub(super) async fn read_version(binary: &Path) -> anyhow::Result<String> {
     let mut command = Command::new(binary);
     command.arg("--version").stdin(Stdio::null()).kill_on_drop(true);
     let ended = tokio::time::timeout(VERSION_LIMIT, command.output()).await;
     let output = ended
-        .with_context(|| format!("{} says nothing within {VERSION_LIMIT:?}", binary.display()))?
+        .with_context(|| {
+            format!("{} printed no version within {VERSION_LIMIT:?}", binary.display())
+        })?
         .with_context(|| format!("{} does not run here", binary.display()))?;
     let said = String::from_utf8_lossy(&output.stdout);
     match said.trim().split_once(' ') {
         Some(("flotilla", version)) if output.status.success() => Ok(version.to_owned()),
-        _ => bail!("{} is no flotilla: it says {:?} (A109)", binary.display(), said.trim()),
+        _ => bail!(
+            "{} is not a flotilla binary: its version is {:?} (A109)",
+            binary.display(),
+            said.trim()
+        ),
     }
 }
 
-pub(super) fn same(one: &Path, other: &Path) -> anyhow::Result<bool> {
+/// Returns true if two files have the same content.
+pub(super) fn is_same_content(one: &Path, other: &Path) -> anyhow::Result<bool> {
     let read = |path: &Path| fs::read(path).with_context(|| format!("read {}", path.display()));
     Ok(fs::metadata(one)?.len() == fs::metadata(other)?.len() && read(one)? == read(other)?)
 }
 
-fn beside(installed: &Path, ending: &str) -> PathBuf {
+/// Returns a path with a suffix added to its name.
+fn with_suffix(installed: &Path, ending: &str) -> PathBuf {
     let mut name = OsString::from(installed);
     name.push(ending);
     name.into()
 }
 
-pub(super) fn previous(installed: &Path) -> PathBuf {
-    beside(installed, ".previous")
+/// Returns the path of the kept program.
+pub(super) fn previous_path(installed: &Path) -> PathBuf {
+    with_suffix(installed, ".previous")
 }
 
-/// Puts `new` in place of `installed`, which is kept as `.previous`. At every moment there is a
-/// whole program under the installed name.
-pub(super) fn swap(new: &Path, installed: &Path) -> anyhow::Result<()> {
-    let (partial, kept) = (beside(installed, ".new"), beside(installed, ".kept"));
+/// Puts `new` in place of `installed`, which is kept as `.previous`. A complete program exists
+/// under the installed name at all times.
+pub(super) fn swap_program(new: &Path, installed: &Path) -> anyhow::Result<()> {
+    let (partial, kept) = (with_suffix(installed, ".new"), with_suffix(installed, ".kept"));
     let exchange = || -> io::Result<()> {
-        // Copied, for it may lie on another disk.
+        // Copied instead of renamed, because it may be on another file system.
         fs::copy(new, &partial)?;
         fs::set_permissions(&partial, fs::Permissions::from_mode(0o755))?;
         File::open(&partial)?.sync_all()?;
-        remove(&kept)?;
+        remove_if_present(&kept)?;
         fs::hard_link(installed, &kept)?;
-        fs::rename(&kept, previous(installed))?;
+        fs::rename(&kept, previous_path(installed))?;
         fs::rename(&partial, installed)?;
         sync_directory(installed)
     };
@@ -66,21 +75,23 @@ pub(super) fn swap(new: &Path, installed: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("put {} in place of {}", new.display(), installed.display()))
 }
 
-/// Undoes `swap`.
-pub(super) fn put_back(installed: &Path) -> anyhow::Result<()> {
-    let kept = previous(installed);
+/// Undoes `swap_program`.
+pub(super) fn restore_previous(installed: &Path) -> anyhow::Result<()> {
+    let kept = previous_path(installed);
     fs::rename(&kept, installed)
         .and_then(|()| sync_directory(installed))
         .with_context(|| format!("put {} back as {}", kept.display(), installed.display()))
 }
 
-fn remove(path: &Path) -> io::Result<()> {
+/// Removes a file, if it exists.
+fn remove_if_present(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
 }
 
+/// Flushes the directory of a file to disk, so that its rename is durable.
 fn sync_directory(of: &Path) -> io::Result<()> {
     File::open(of.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
@@ -96,10 +107,10 @@ mod tests {
         let read = |name: &str| fs::read_to_string(at(name)).unwrap();
         fs::write(at("flotilla"), "old").unwrap();
         fs::write(at("download"), "new").unwrap();
-        swap(&at("download"), &at("flotilla")).unwrap();
+        swap_program(&at("download"), &at("flotilla")).unwrap();
         assert_eq!((read("flotilla"), read("flotilla.previous")), ("new".into(), "old".into()));
         assert_eq!(at("flotilla").metadata().unwrap().permissions().mode() & 0o777, 0o755);
-        put_back(&at("flotilla")).unwrap();
+        restore_previous(&at("flotilla")).unwrap();
         assert_eq!(read("flotilla"), "old");
         let mut left: Vec<_> =
             fs::read_dir(directory.path()).unwrap().map(|one| one.unwrap().file_name()).collect();
@@ -112,10 +123,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let installed = directory.path().join("flotilla");
         fs::write(&installed, "old").unwrap();
-        let error = swap(&directory.path().join("missing"), &installed).unwrap_err();
+        let error = swap_program(&directory.path().join("missing"), &installed).unwrap_err();
         assert!(format!("{error:#}").contains("missing"), "{error:#}");
         assert_eq!(fs::read_to_string(&installed).unwrap(), "old");
-        assert!(!previous(&installed).exists());
+        assert!(!previous_path(&installed).exists());
     }
 
     #[tokio::test]
@@ -128,11 +139,11 @@ mod tests {
             path
         };
         let good = script("good", "echo flotilla 0.2.0+gabc");
-        assert_eq!(version(&good).await.unwrap(), "0.2.0+gabc");
+        assert_eq!(read_version(&good).await.unwrap(), "0.2.0+gabc");
         for (name, text) in [("other", "echo git 2.47"), ("broken", "echo flotilla 1; exit 1")] {
-            let error = version(&script(name, text)).await.unwrap_err().to_string();
-            assert!(error.contains("is no flotilla"), "{error}");
+            let error = read_version(&script(name, text)).await.unwrap_err().to_string();
+            assert!(error.contains("is not a flotilla binary"), "{error}");
         }
-        assert!(version(directory.path()).await.is_err());
+        assert!(read_version(directory.path()).await.is_err());
     }
 }

@@ -16,8 +16,8 @@ struct Fleet {
 }
 
 struct Box_ {
-    plan: Plan,
-    under_way: Vec<(Take, u64)>,
+    plan: DownloadPlan,
+    under_way: Vec<(PartRequest, u64)>,
     starts: Duration,
     done: Option<Duration>,
     kind: Kind,
@@ -39,9 +39,9 @@ impl Fleet {
     fn new(kinds: &[Kind], parts: usize, rate: u64) -> Self {
         let count = kinds.len();
         let boxes = kinds.iter().enumerate().map(|(place, kind)| {
-            let mut plan = Plan::new(parts, PART, (place, count));
+            let mut plan = DownloadPlan::new(parts, PART, (place, count));
             (0..count).filter(|peer| *peer != place).for_each(|peer| {
-                plan.joined(peer, Duration::ZERO);
+                plan.add_peer(peer, Duration::ZERO);
             });
             let starts = MS * u32::try_from(place).unwrap();
             Box_ { plan, under_way: Vec::new(), starts, done: None, kind: *kind }
@@ -50,14 +50,14 @@ impl Fleet {
         Self { boxes, parts, rate, store_sent, sent: vec![0; count], now }
     }
 
-    fn speaks(&self, who: usize) -> Option<(Marks, Marks)> {
+    fn speaks(&self, who: usize) -> Option<(PartBitmap, PartBitmap)> {
         let one = &self.boxes[who];
         match one.kind {
             _ if self.now < one.starts => None,
             Kind::Boasts => Some((vec![false; self.parts], vec![true; self.parts])),
             Kind::Hangs | Kind::Has => Some((vec![true; self.parts], vec![false; self.parts])),
             Kind::DiesAt(at) if self.now >= at => None,
-            _ => Some(one.plan.said()),
+            _ => Some(one.plan.own_availability()),
         }
     }
 
@@ -78,8 +78,8 @@ impl Fleet {
         for who in (0..count).filter(|who| self.works(*who)).collect::<Vec<_>>() {
             for peer in (0..count).filter(|peer| *peer != who) {
                 match self.speaks(peer) {
-                    Some(said) => self.boxes[who].plan.heard(peer, said, self.now),
-                    None if self.is_dead(peer) => self.boxes[who].plan.left(peer),
+                    Some(said) => self.boxes[who].plan.update_peer(peer, said, self.now),
+                    None if self.is_dead(peer) => self.boxes[who].plan.remove_peer(peer),
                     None => {}
                 }
             }
@@ -98,9 +98,9 @@ impl Fleet {
         let mut of_store = 0;
         for (_, one) in self.boxes.iter().enumerate().filter(|(who, _)| self.works(*who)) {
             for (take, _) in &one.under_way {
-                match take.from {
-                    Source::Store => of_store += 1,
-                    Source::Peer(peer) => sent[peer] += 1,
+                match take.source {
+                    PartSource::Store => of_store += 1,
+                    PartSource::Peer(peer) => sent[peer] += 1,
                 }
             }
         }
@@ -112,29 +112,29 @@ impl Fleet {
             let kinds: Vec<Kind> = self.boxes.iter().map(|one| one.kind).collect();
             let one = &mut self.boxes[who];
             for (take, left) in &mut one.under_way {
-                let sharing = match take.from {
-                    Source::Store => of_store,
-                    Source::Peer(peer) if kinds[peer] == Kind::Hangs => continue,
-                    Source::Peer(peer) => sent[peer],
+                let sharing = match take.source {
+                    PartSource::Store => of_store,
+                    PartSource::Peer(peer) if kinds[peer] == Kind::Hangs => continue,
+                    PartSource::Peer(peer) => sent[peer],
                 };
                 let bytes = (self.rate / sharing.max(came)).min(*left);
                 let before = left.div_ceil(PART);
                 *left -= bytes;
-                match take.from {
-                    Source::Store => self.store_sent += bytes,
-                    Source::Peer(peer) => self.sent[peer] += bytes,
+                match take.source {
+                    PartSource::Store => self.store_sent += bytes,
+                    PartSource::Peer(peer) => self.sent[peer] += bytes,
                 }
                 for gone in left.div_ceil(PART)..before {
                     let index = take.parts.end - 1 - usize::try_from(gone).unwrap();
-                    one.plan.came(index);
+                    one.plan.mark_received(index);
                 }
             }
-            let over: Vec<Take> = one
+            let over: Vec<PartRequest> = one
                 .under_way
                 .extract_if(.., |(_, left)| *left == 0)
                 .map(|(take, _)| take)
                 .collect();
-            over.iter().for_each(|take| one.plan.ended(take));
+            over.iter().for_each(|take| one.plan.end_request(take));
             if one.plan.is_done() && one.done.is_none() {
                 one.done = Some(self.now);
             }
@@ -201,11 +201,11 @@ fn what_the_dead_had_comes_from_elsewhere() {
 
 #[test]
 fn what_failed_is_asked_for_again() {
-    let mut plan = Plan::new(4, PART, (0, 1));
+    let mut plan = DownloadPlan::new(4, PART, (0, 1));
     let take = plan.next(MS).unwrap();
-    assert_eq!(take, Take { from: Source::Store, parts: 0..4 });
+    assert_eq!(take, PartRequest { source: PartSource::Store, parts: 0..4 });
     assert_eq!(plan.next(MS), None);
-    plan.came(0);
-    plan.ended(&take);
-    assert_eq!(plan.next(MS), Some(Take { from: Source::Store, parts: 1..4 }));
+    plan.mark_received(0);
+    plan.end_request(&take);
+    assert_eq!(plan.next(MS), Some(PartRequest { source: PartSource::Store, parts: 1..4 }));
 }

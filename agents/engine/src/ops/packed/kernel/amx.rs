@@ -1,13 +1,14 @@
-//! AMX, tiles of the processor's own: Intel from Sapphire Rapids on. In assembly, as Rust has no
-//! stable intrinsics for it. Each piece of assembly loads the tiles it uses and stores its sums.
+//! AMX, the processor's tile instructions: Intel from Sapphire Rapids on. Written in assembly,
+//! because Rust has no stable intrinsics for it. Each piece of assembly loads the tiles it uses and
+//! stores its sums.
 
 #![expect(unsafe_code, reason = "assembly, on raw pointers")]
 
-use super::{Block, Left, SIDE, Sums, Tiles};
+use super::{LeftRows, RightTiles, SIDE, SumBlock, TileSums};
 use std::arch::asm;
 
-/// Whether the processor has it and the system lets this process use it.
-pub(super) fn is_there() -> bool {
+/// Returns true if the processor has AMX and the system lets this process use it.
+pub(super) fn is_available() -> bool {
     const FEATURES: u32 = 7;
     const AMX_BF16: u32 = 1 << 22;
     const AMX_TILE: u32 = 1 << 24;
@@ -15,26 +16,28 @@ pub(super) fn is_there() -> bool {
         let features = std::arch::x86_64::__cpuid_count(FEATURES, 0).edx;
         features & (AMX_BF16 | AMX_TILE) == AMX_BF16 | AMX_TILE
     };
-    super::avx512::is_there() && has_it() && is_permitted()
+    super::avx512::is_available() && has_it() && is_permitted()
 }
 
-/// Asks the system for room for the tiles when it switches threads (Linux 5.16).
+/// Requests permission from the system, which must save the tiles when it switches threads (Linux
+/// 5.16). Returns true if it is granted.
 #[cfg(target_os = "linux")]
 fn is_permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    // SAFETY: gives this process a right and reads or writes no memory of it.
+    // SAFETY: the call grants a permission to this process and accesses none of its memory.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
+/// Returns false: the permission is specific to Linux.
 #[cfg(not(target_os = "linux"))]
 fn is_permitted() -> bool {
     false
 }
 
-/// Of the processor's tiles, as `ldtilecfg` reads it.
+/// The configuration of the processor's tiles, as `ldtilecfg` reads it.
 #[repr(C, align(64))]
-struct Configuration {
+struct TileConfiguration {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -42,70 +45,74 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-const TILES: usize = 8;
+/// The number of tile registers.
+const TILE_COUNT: usize = 8;
+/// The bytes of a row of a tile.
 const ROW_BYTES: usize = 4 * SIDE;
 
-/// All eight of them 16 rows of 64 bytes.
-static WHOLE_TILES: Configuration = {
+/// The configuration with all eight tiles of 16 rows of 64 bytes.
+static WHOLE_TILES: TileConfiguration = {
     let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
     let mut tile = 0;
-    while tile < TILES {
+    while tile < TILE_COUNT {
         row_bytes[tile] = ROW_BYTES as u16;
         rows[tile] = SIDE as u8;
         tile += 1;
     }
-    Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
+    TileConfiguration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
 };
 
-/// The kernel was chosen because [`is_there`].
-pub(super) fn begin() {
-    // SAFETY: the instruction is there; it reads the 64 bytes of the configuration.
+/// Configures the tiles of this thread. Requires `is_available`.
+pub(super) fn configure_tiles() {
+    // SAFETY: the instruction exists; it reads the 64 bytes of the configuration.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const WHOLE_TILES, options(nostack, readonly)) }
 }
 
-pub(super) fn end() {
-    // SAFETY: the instruction is there.
+/// Releases the tiles of this thread.
+pub(super) fn release_tiles() {
+    // SAFETY: the instruction exists.
     unsafe { asm!("tilerelease", options(nostack, nomem)) }
 }
 
-/// The caller has checked that `left` has the rows, and begun.
-pub(super) fn multiply(block: &mut Block, left: Left<'_>, right: Tiles<'_>) {
+/// Adds `left · right` to a block. The caller checks that `left` has the rows, and has configured
+/// the tiles.
+pub(super) fn add_product(block: &mut SumBlock, left: LeftRows<'_>, right: RightTiles<'_>) {
     let (steps, stride) = (right.first.len(), 2 * left.stride);
     if steps == 0 {
         return;
     }
     let (upper, first) = (left.values.as_ptr(), right.first.as_ptr());
-    // SAFETY: `left` has so many rows of `steps` times 64 bytes, and the columns so many tiles.
+    // SAFETY: each row of `left` has `steps` times 64 bytes, and each column has `steps` tiles.
     unsafe {
         let lower = (left.rows > SIDE).then(|| upper.add(SIDE * left.stride));
         match (lower, right.second.map(<[_]>::as_ptr)) {
             (Some(lower), Some(second)) => {
                 let (left, right) = ([upper.cast(), lower.cast()], [first.cast(), second.cast()]);
-                add_four(block, left, stride, right, steps);
+                add_four_tiles(block, left, stride, right, steps);
             }
             (Some(lower), None) => {
-                add_two(block, [upper.cast(), lower.cast()], stride, first.cast(), steps);
+                add_two_tiles(block, [upper.cast(), lower.cast()], stride, first.cast(), steps);
             }
             (None, second) => {
                 let [[sums, other_sums], _] = block;
-                add(sums, upper.cast(), stride, first.cast(), steps);
+                add_one_tile(sums, upper.cast(), stride, first.cast(), steps);
                 if let Some(second) = second {
-                    add(other_sums, upper.cast(), stride, second.cast(), steps);
+                    add_one_tile(other_sums, upper.cast(), stride, second.cast(), steps);
                 }
             }
         }
     }
 }
 
-/// A whole block.
-unsafe fn add_four(
-    [[c00, c01], [c10, c11]]: &mut Block,
+/// Adds the product for a whole block.
+unsafe fn add_four_tiles(
+    [[c00, c01], [c10, c11]]: &mut SumBlock,
     [upper, lower]: [*const u8; 2],
     stride: usize,
     [first, second]: [*const u8; 2],
     steps: usize,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         asm!(
             "tileloadd tmm0, [{c00} + {row}]",
@@ -147,15 +154,15 @@ unsafe fn add_four(
     }
 }
 
-/// The left column of a block.
-unsafe fn add_two(
-    [[c00, _], [c10, _]]: &mut Block,
+/// Adds the product for the left column of a block.
+unsafe fn add_two_tiles(
+    [[c00, _], [c10, _]]: &mut SumBlock,
     [upper, lower]: [*const u8; 2],
     stride: usize,
     first: *const u8,
     steps: usize,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         asm!(
             "tileloadd tmm0, [{c00} + {row}]",
@@ -186,9 +193,15 @@ unsafe fn add_two(
     }
 }
 
-/// One tile of sums.
-unsafe fn add(sums: &mut Sums, left: *const u8, stride: usize, right: *const u8, steps: usize) {
-    // SAFETY: the caller's.
+/// Adds the product for one tile of sums.
+unsafe fn add_one_tile(
+    sums: &mut TileSums,
+    left: *const u8,
+    stride: usize,
+    right: *const u8,
+    steps: usize,
+) {
+    // SAFETY: guaranteed by the caller.
     unsafe {
         asm!(
             "tileloadd tmm0, [{sums} + {row}]",

@@ -2,10 +2,10 @@
 
 #![expect(unsafe_code, reason = "instructions that not every processor has, on raw pointers")]
 
-mod few;
+mod few_rows;
 
-use super::super::tiles::Tile;
-use super::{Block, Left, SIDE, Sums, Tiles};
+use super::super::tiles::FactorTile;
+use super::{LeftRows, RightTiles, SIDE, SumBlock, TileSums};
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_loadu_si512,
     _mm512_set1_epi32, _mm512_setzero_ps, _mm512_shuffle_i32x4, _mm512_storeu_ps,
@@ -13,36 +13,45 @@ use std::arch::x86_64::{
     _mm512_unpacklo_epi64,
 };
 
-pub(super) use few::{FEW, dots};
+pub(super) use few_rows::{FEW_ROWS, add_dot_products};
 
-pub(super) fn is_there() -> bool {
+/// Returns true if the processor has the instructions.
+pub(super) fn is_available() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512bf16")
 }
 
-/// Where one dot product takes no longer than the two multiplications it stands for: not on
-/// Intel's, which take two cycles for it and half of one for each of those.
+/// Returns true if a dot product takes no longer than the two multiplications that it replaces.
+/// This is not so on Intel processors: two cycles for it, half a cycle for each multiplication.
 pub(super) fn is_fast() -> bool {
     let vendor = std::arch::x86_64::__cpuid(0);
     [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() != b"GenuineIntel"
 }
 
-/// Rows that are summed up at once beside two columns of tiles; beside one, all of a tile.
-const HALF: usize = SIDE / 2;
+/// The number of rows summed at once with two columns of tiles; with one column, all rows of a tile
+/// are.
+const HALF_SIDE: usize = SIDE / 2;
 
-/// The caller has checked that the processor can, and that `left` has the rows.
-pub(super) fn multiply(block: &mut Block, left: Left<'_>, right: Tiles<'_>) {
+/// Adds `left · right` to a block. The caller checks that the processor has the instructions, and
+/// that `left` has the rows.
+pub(super) fn add_product(block: &mut SumBlock, left: LeftRows<'_>, right: RightTiles<'_>) {
     for (tiles, row) in block.iter_mut().zip((0..left.rows).step_by(SIDE)) {
-        // SAFETY: as the caller has checked.
+        // SAFETY: checked by the caller.
         unsafe {
             match right.second {
-                None => add::<SIDE, 1>([&mut tiles[0]], 0, &left, row, [right.first]),
+                None => add_tile_rows::<SIDE, 1>([&mut tiles[0]], 0, &left, row, [right.first]),
                 Some(second) => {
                     let [first_sums, second_sums] = tiles;
-                    for part in [0, HALF] {
+                    for part in [0, HALF_SIDE] {
                         let sums = [&mut *first_sums, &mut *second_sums];
-                        add::<HALF, 2>(sums, part, &left, row, [right.first, second]);
+                        add_tile_rows::<HALF_SIDE, 2>(
+                            sums,
+                            part,
+                            &left,
+                            row,
+                            [right.first, second],
+                        );
                     }
                 }
             }
@@ -50,16 +59,17 @@ pub(super) fn multiply(block: &mut Block, left: Left<'_>, right: Tiles<'_>) {
     }
 }
 
-/// Rows of the tiles from `part` on, which are those of `left` from `row + part` on.
+/// Adds the products for the rows of the tiles from `part` on, which are the rows of `left` from
+/// `row + part` on.
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn add<const ROWS: usize, const COLUMNS: usize>(
-    sums: [&mut Sums; COLUMNS],
+unsafe fn add_tile_rows<const ROWS: usize, const COLUMNS: usize>(
+    sums: [&mut TileSums; COLUMNS],
     part: usize,
-    left: &Left<'_>,
+    left: &LeftRows<'_>,
     row: usize,
-    right: [&[Tile]; COLUMNS],
+    right: [&[FactorTile]; COLUMNS],
 ) {
-    // SAFETY: `left` has these rows, of as many pairs as are read; a tile has 16 × 16 elements.
+    // SAFETY: `left` has these rows, with as many pairs as are read; a tile has 16 × 16 elements.
     unsafe {
         let start = left.values.as_ptr().add((row + part) * left.stride);
         let rows: [*const i32; ROWS] =
@@ -73,9 +83,9 @@ unsafe fn add<const ROWS: usize, const COLUMNS: usize>(
         for step in 0..right[0].len() {
             for pair in 0..SIDE {
                 let right: [__m512bh; COLUMNS] =
-                    std::array::from_fn(|column| load(&right[column][step], pair));
+                    std::array::from_fn(|column| load_pair_row(&right[column][step], pair));
                 for (lanes, row) in lanes.iter_mut().zip(rows) {
-                    let left = broadcast(row.add(step * SIDE + pair));
+                    let left = broadcast_pair(row.add(step * SIDE + pair));
                     for (lanes, right) in lanes.iter_mut().zip(right) {
                         *lanes = _mm512_dpbf16_ps(*lanes, left, right);
                     }
@@ -91,44 +101,47 @@ unsafe fn add<const ROWS: usize, const COLUMNS: usize>(
     }
 }
 
+/// Loads a row of a tile: one pair of each of 16 columns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn load(tile: &Tile, pair: usize) -> __m512bh {
-    // SAFETY: a tile has 16 rows of 16; the types are of one size and take any bits.
+unsafe fn load_pair_row(tile: &FactorTile, pair: usize) -> __m512bh {
+    // SAFETY: a tile has 16 rows of 16; the types have one size and accept any bits.
     unsafe { std::mem::transmute(_mm512_loadu_si512(tile.0.as_ptr().add(pair * SIDE).cast())) }
 }
 
+/// Copies a pair into all lanes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn broadcast(pair: *const i32) -> __m512bh {
-    // SAFETY: the caller may read there; the types are of one size and take any bits.
+unsafe fn broadcast_pair(pair: *const i32) -> __m512bh {
+    // SAFETY: the caller may read there; the types have one size and accept any bits.
     unsafe { std::mem::transmute(_mm512_set1_epi32(pair.read_unaligned())) }
 }
 
-/// The caller has checked that the processor can.
-pub(super) fn transpose(rows: &[u32; SIDE * SIDE]) -> [u32; SIDE * SIDE] {
+/// Transposes 16 rows of 16. The caller checks that the processor has the instructions.
+pub(super) fn transpose_tile(rows: &[u32; SIDE * SIDE]) -> [u32; SIDE * SIDE] {
     let mut out = [0; SIDE * SIDE];
-    // SAFETY: as the caller has checked; both have 16 rows of 16.
+    // SAFETY: checked by the caller; both have 16 rows of 16.
     unsafe {
         let rows = load_rows(rows.as_ptr());
-        for (row, turned) in turned(rows).into_iter().enumerate() {
+        for (row, turned) in transpose_registers(rows).into_iter().enumerate() {
             _mm512_storeu_si512(out.as_mut_ptr().add(row * SIDE).cast(), turned);
         }
     }
     out
 }
 
+/// Loads 16 rows of 16.
 #[target_feature(enable = "avx512f")]
 unsafe fn load_rows(from: *const u32) -> [__m512i; SIDE] {
     // SAFETY: the caller's pointer is to 16 rows of 16.
     std::array::from_fn(|row| unsafe { _mm512_loadu_si512(from.add(row * SIDE).cast()) })
 }
 
-/// Columns as rows: fours of rows first, then fours of those.
+/// Transposes 16 registers of 16 lanes: first groups of four rows, then groups of those.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn turned(a: [__m512i; SIDE]) -> [__m512i; SIDE] {
-    // Of rows 4 r to 4 r + 3, the quarter q of fours[r][c] has column 4 q + c.
+fn transpose_registers(a: [__m512i; SIDE]) -> [__m512i; SIDE] {
+    // Within rows 4 r to 4 r + 3, the quarter q of fours[r][c] has column 4 q + c.
     let four = |a, b, c, d| {
         let low = [_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d)];
         let high = [_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d)];

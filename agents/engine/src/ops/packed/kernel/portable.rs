@@ -1,44 +1,44 @@
-//! For processors without fast bf16 instructions: pairs are split into two f32, which whatever
-//! vectors there are multiply and add.
+//! The kernel for processors without fast bf16 instructions: pairs are split into two f32, which
+//! are multiplied and added with the available vectors.
 
 mod dots;
 mod tiles;
 
 use super::SIDE;
-pub(super) use dots::{ROWS, dots};
+pub(super) use dots::{DOT_ROWS, add_dot_products};
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use pulp::{Simd, bytemuck};
-pub(super) use tiles::multiply;
+pub(super) use tiles::add_product;
 
-/// Of the widest vectors.
+/// The number of lanes of the widest vectors.
 const LANES_MAX: usize = 16;
 
-/// As many as a vector has lanes, wherever they lie.
+/// Loads as many pairs as a vector has lanes, from any alignment.
 #[inline(always)]
-fn pairs<S: Simd>(row: &[bf16], vector: usize) -> S::u32s {
+fn load_pairs<S: Simd>(row: &[bf16], vector: usize) -> S::u32s {
     let lanes = 2 * S::U32_LANES;
     let bits: &[u16] = row[vector * lanes..][..lanes].reinterpret_cast();
     bytemuck::pod_read_unaligned(bytemuck::cast_slice(bits))
 }
 
-/// The first and the second of every pair.
+/// Returns the first and the second element of every pair as f32.
 #[inline(always)]
-fn halves<S: Simd>(simd: S, pairs: S::u32s) -> [S::f32s; 2] {
+fn widen_pairs<S: Simd>(simd: S, pairs: S::u32s) -> [S::f32s; 2] {
     let first = simd.wrapping_dyn_shl_u32s(pairs, simd.splat_u32s(16));
     let second = simd.and_u32s(pairs, simd.splat_u32s(0xffff_0000));
     [simd.transmute_f32s_u32s(first), simd.transmute_f32s_u32s(second)]
 }
 
-/// Splits a row into what its pairs begin and end with; what lacks in both is 0.
+/// Splits a row into the first and the second elements of its pairs; missing elements are 0.
 #[inline(always)]
-fn split<S: Simd>(simd: S, row: &[bf16], firsts: &mut [f32], seconds: &mut [f32]) {
+fn split_row<S: Simd>(simd: S, row: &[bf16], firsts: &mut [f32], seconds: &mut [f32]) {
     let whole = row.len() / (2 * S::U32_LANES);
     let (first_lanes, _) = S::as_mut_simd_f32s(firsts);
     let (second_lanes, _) = S::as_mut_simd_f32s(seconds);
     for (vector, (first, second)) in first_lanes.iter_mut().zip(second_lanes).enumerate() {
         if vector < whole {
-            [*first, *second] = halves(simd, pairs::<S>(row, vector));
+            [*first, *second] = widen_pairs(simd, load_pairs::<S>(row, vector));
         }
     }
     let done = whole * S::F32_LANES;
@@ -51,6 +51,7 @@ fn split<S: Simd>(simd: S, row: &[bf16], firsts: &mut [f32], seconds: &mut [f32]
     }
 }
 
-pub(super) fn transpose(rows: &[u32; SIDE * SIDE]) -> [u32; SIDE * SIDE] {
+/// Transposes 16 rows of 16.
+pub(super) fn transpose_tile(rows: &[u32; SIDE * SIDE]) -> [u32; SIDE * SIDE] {
     std::array::from_fn(|at| rows[at % SIDE * SIDE + at / SIDE])
 }

@@ -1,67 +1,69 @@
-//! Products of rows with rows: each sum has a register of its own, whose lanes take pairs in turn
-//! and are added up at the end.
+//! Products of rows with rows: each sum has a register, whose lanes take pairs in turn and are
+//! added up at the end.
 
 #![expect(unsafe_code, reason = "bounds are checked for a row, not for each of its vectors")]
 
-use super::super::{Term, clamped, prefetch};
-use super::{LANES_MAX, halves, pairs, split};
+use super::super::{RowTerm, clamped_rows, prefetch_line};
+use super::{LANES_MAX, load_pairs, split_row, widen_pairs};
 use half::bf16;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
-/// Of activations, at once.
-pub(in super::super) const ROWS: usize = 4;
+/// The number of rows of activations at once.
+pub(in super::super) const DOT_ROWS: usize = 4;
 
-/// Adds to `out`. The caller has checked that the terms have the rows.
-pub(in super::super) fn dots(
-    terms: &[Term<'_>],
+/// Adds products to `out`. The caller checks that the terms have the rows.
+pub(in super::super) fn add_dot_products(
+    terms: &[RowTerm<'_>],
     rows: Range<usize>,
     columns: Range<usize>,
     out: &mut [f32],
     room: &mut Vec<f32>,
 ) {
-    pulp::Arch::new().dispatch(Dots { terms, rows, columns, out, room });
+    pulp::Arch::new().dispatch(DotProductTask { terms, rows, columns, out, room });
 }
 
-struct Dots<'a> {
-    terms: &'a [Term<'a>],
+/// The kernel for up to `DOT_ROWS` rows of activations and a range of rows of weights.
+struct DotProductTask<'a> {
+    terms: &'a [RowTerm<'a>],
     rows: Range<usize>,
     columns: Range<usize>,
     out: &'a mut [f32],
-    /// For activations, split.
+    /// The buffer for split rows of activations.
     room: &'a mut Vec<f32>,
 }
 
-impl WithSimd for Dots<'_> {
+impl WithSimd for DotProductTask<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         match self.rows.len() {
-            1 => self.strip::<S, 1, 8>(simd),
-            2 => self.strip::<S, 2, 4>(simd),
-            _ if S::REGISTER_COUNT >= 32 => self.strip::<S, 4, 4>(simd),
-            _ => self.strip::<S, 4, 2>(simd),
+            1 => self.multiply_strips::<S, 1, 8>(simd),
+            2 => self.multiply_strips::<S, 2, 4>(simd),
+            _ if S::REGISTER_COUNT >= 32 => self.multiply_strips::<S, 4, 4>(simd),
+            _ => self.multiply_strips::<S, 4, 2>(simd),
         }
     }
 }
 
-/// Pairs of a row, in whole registers.
-fn padded(width: usize) -> usize {
+/// Returns the number of pairs of a row, rounded up to whole registers.
+fn padded_pairs(width: usize) -> usize {
     width.div_ceil(2).next_multiple_of(LANES_MAX)
 }
 
-impl Dots<'_> {
+impl DotProductTask<'_> {
+    /// Multiplies `R` rows of activations with `C` rows of weights at a time.
     #[inline(always)]
-    fn strip<S: Simd, const R: usize, const C: usize>(self, simd: S) {
+    fn multiply_strips<S: Simd, const R: usize, const C: usize>(self, simd: S) {
         let Self { terms, rows, columns, out, room } = self;
-        room.resize(terms.iter().map(|term| 2 * R * padded(term.x.width)).sum(), 0.0);
+        room.resize(terms.iter().map(|term| 2 * R * padded_pairs(term.x.width)).sum(), 0.0);
         let mut left = &mut room[..];
         for term in terms {
-            for row in clamped::<R>(&term.x, &rows, rows.start) {
-                let (firsts, rest) = left.split_at_mut(padded(term.x.width));
-                let (seconds, rest) = rest.split_at_mut(padded(term.x.width));
-                split(simd, row, firsts, seconds);
+            for row in clamped_rows::<R>(&term.x, &rows, rows.start) {
+                let (firsts, rest) = left.split_at_mut(padded_pairs(term.x.width));
+                let (seconds, rest) = rest.split_at_mut(padded_pairs(term.x.width));
+                split_row(simd, row, firsts, seconds);
                 left = rest;
             }
         }
@@ -70,8 +72,13 @@ impl Dots<'_> {
             let mut lanes = [[simd.splat_f32s(0.0); C]; R];
             let mut x = &room[..];
             for term in terms {
-                let (own, rest) = x.split_at(2 * R * padded(term.x.width));
-                add_dots(simd, &mut lanes, own, clamped::<C>(&term.weight, &columns, from));
+                let (own, rest) = x.split_at(2 * R * padded_pairs(term.x.width));
+                add_row_products(
+                    simd,
+                    &mut lanes,
+                    own,
+                    clamped_rows::<C>(&term.weight, &columns, from),
+                );
                 x = rest;
             }
             for (out, lanes) in out.chunks_exact_mut(stride).zip(lanes) {
@@ -83,9 +90,9 @@ impl Dots<'_> {
     }
 }
 
-/// `x` is `R` rows, split.
+/// Adds the products of one term; `x` has `R` rows, split.
 #[inline(always)]
-fn add_dots<S: Simd, const R: usize, const C: usize>(
+fn add_row_products<S: Simd, const R: usize, const C: usize>(
     simd: S,
     sums: &mut [[S::f32s; C]; R],
     x: &[f32],
@@ -94,36 +101,38 @@ fn add_dots<S: Simd, const R: usize, const C: usize>(
     let (width, lanes) = (weight[0].len(), 2 * S::U32_LANES);
     let (whole, rest) = (width / lanes, width % lanes);
     let (x, _) = S::as_simd_f32s(x);
-    assert!(x.len() == 2 * R * (padded(width) / S::F32_LANES) && x.len() >= 2 * R * whole);
+    assert!(x.len() == 2 * R * (padded_pairs(width) / S::F32_LANES) && x.len() >= 2 * R * whole);
     assert!(weight.iter().all(|row| row.len() == width));
     let (row_len, x) = (x.len() / R, x.as_ptr());
     let mut now = *sums;
     let mut split = [[simd.splat_f32s(0.0); 2]; C];
     for step in 0..whole {
         for (out, row) in split.iter_mut().zip(weight) {
-            // SAFETY: `whole` times as many elements as a vector has are in a row.
+            // SAFETY: a row has at least `whole` vectors of pairs.
             let pairs =
                 unsafe { row.as_ptr().add(step * lanes).cast::<S::u32s>().read_unaligned() };
-            *out = halves(simd, pairs);
-            prefetch(row.as_ptr().wrapping_add(step * lanes + C * width));
+            *out = widen_pairs(simd, pairs);
+            prefetch_line(row.as_ptr().wrapping_add(step * lanes + C * width));
         }
-        // SAFETY: `x` was found to have as many steps, of which each row has two halves.
+        // SAFETY: `x` was checked to have as many steps; each of its rows has two halves.
         unsafe { add_step(simd, &mut now, x.add(step), row_len, &split) };
     }
     if rest > 0 {
         for (out, row) in split.iter_mut().zip(weight) {
             let mut last = [bf16::ZERO; 2 * LANES_MAX];
             last[..rest].copy_from_slice(&row[whole * lanes..]);
-            *out = halves(simd, pairs::<S>(&last, 0));
+            *out = widen_pairs(simd, load_pairs::<S>(&last, 0));
         }
-        // SAFETY: with the rest there is one step more.
+        // SAFETY: the rest adds one step.
         unsafe { add_step(simd, &mut now, x.add(whole), row_len, &split) };
     }
     *sums = now;
 }
 
+/// Adds the products of one vector of pairs.
+///
 /// # Safety
-/// `x` and what lies half a row beyond it can be read, of each of the `R` rows.
+/// In each of the `R` rows, `x` and the vector half a row after it must be readable.
 #[inline(always)]
 unsafe fn add_step<S: Simd, const R: usize, const C: usize>(
     simd: S,
@@ -133,7 +142,7 @@ unsafe fn add_step<S: Simd, const R: usize, const C: usize>(
     weights: &[[S::f32s; 2]; C],
 ) {
     for (row, sums) in sums.iter_mut().enumerate() {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (first_x, second_x) =
             unsafe { (*x.add(row * row_len), *x.add(row * row_len + row_len / 2)) };
         for (sum, [first, second]) in sums.iter_mut().zip(weights) {

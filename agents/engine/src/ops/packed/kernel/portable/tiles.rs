@@ -1,28 +1,33 @@
-//! Rows by tiles: an element of a row times a vector of columns.
+//! Products of rows with tiles: an element of a row times a vector of columns.
 
-use super::super::super::tiles::Tile;
-use super::super::{Block, Left, SIDE, STEP, Sums, Tiles};
-use super::{halves, split};
+use super::super::super::tiles::FactorTile;
+use super::super::{LeftRows, RightTiles, SIDE, STEP, SumBlock, TileSums};
+use super::{split_row, widen_pairs};
 use pulp::{Simd, WithSimd};
 
-/// The caller has checked that `left` has the rows.
-pub(in super::super) fn multiply(block: &mut Block, left: Left<'_>, right: Tiles<'_>) {
-    pulp::Arch::new().dispatch(Multiply { block, left, right });
+/// Adds `left · right` to a block. The caller checks that `left` has the rows.
+pub(in super::super) fn add_product(
+    block: &mut SumBlock,
+    left: LeftRows<'_>,
+    right: RightTiles<'_>,
+) {
+    pulp::Arch::new().dispatch(TileProductTask { block, left, right });
 }
 
-struct Multiply<'a> {
-    block: &'a mut Block,
-    left: Left<'a>,
-    right: Tiles<'a>,
+/// The kernel for one block.
+struct TileProductTask<'a> {
+    block: &'a mut SumBlock,
+    left: LeftRows<'a>,
+    right: RightTiles<'a>,
 }
 
-/// Steps for which rows are split at once.
+/// The number of steps for which rows are split at once.
 const STEPS: usize = 4;
 
-/// What the pairs of a step begin with, and end with.
-type Row = [[[f32; SIDE]; 2]; STEPS];
+/// A row, split: the first and the second elements of the pairs of each step.
+type SplitRow = [[[f32; SIDE]; 2]; STEPS];
 
-impl WithSimd for Multiply<'_> {
+impl WithSimd for TileProductTask<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -31,12 +36,12 @@ impl WithSimd for Multiply<'_> {
         for (sums, row) in block.iter_mut().zip((0..left.rows).step_by(SIDE)) {
             for from in (0..right.first.len()).step_by(STEPS) {
                 let steps = from..right.first.len().min(from + STEPS);
-                let mut rows: [Row; SIDE] = [[[[0.0; SIDE]; 2]; STEPS]; SIDE];
+                let mut rows: [SplitRow; SIDE] = [[[[0.0; SIDE]; 2]; STEPS]; SIDE];
                 for (lane, out) in rows.iter_mut().enumerate() {
                     let start = (row + lane) * left.stride + from * STEP;
                     let values = &left.values[start..][..steps.len() * STEP];
                     for (values, [firsts, seconds]) in values.chunks_exact(STEP).zip(out) {
-                        split(simd, values, firsts, seconds);
+                        split_row(simd, values, firsts, seconds);
                     }
                 }
                 let columns = [Some(right.first), right.second];
@@ -53,9 +58,14 @@ impl WithSimd for Multiply<'_> {
     }
 }
 
-/// `R` rows at once, and as many columns as a vector has lanes.
+/// Adds the products of `R` rows at once with as many columns as a vector has lanes.
 #[inline(always)]
-fn add_rows<S: Simd, const R: usize>(simd: S, rows: &[Row; SIDE], tiles: &[Tile], sums: &mut Sums) {
+fn add_rows<S: Simd, const R: usize>(
+    simd: S,
+    rows: &[SplitRow; SIDE],
+    tiles: &[FactorTile],
+    sums: &mut TileSums,
+) {
     for (rows, sums) in rows.as_chunks::<R>().0.iter().zip(sums.0.chunks_exact_mut(R * SIDE)) {
         for vector in 0..SIDE / S::F32_LANES {
             let place = |lane: usize| lane * (SIDE / S::F32_LANES) + vector;
@@ -64,7 +74,7 @@ fn add_rows<S: Simd, const R: usize>(simd: S, rows: &[Row; SIDE], tiles: &[Tile]
             for (step, tile) in tiles.iter().enumerate() {
                 for (pair, columns) in tile.0.as_chunks::<SIDE>().0.iter().enumerate() {
                     let columns = S::as_simd_u32s(columns).0[vector];
-                    let [first, second] = halves(simd, columns);
+                    let [first, second] = widen_pairs(simd, columns);
                     for (lanes, row) in lanes.iter_mut().zip(rows) {
                         let [firsts, seconds] = &row[step];
                         *lanes = simd.mul_add_f32s(first, simd.splat_f32s(firsts[pair]), *lanes);

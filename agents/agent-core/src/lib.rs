@@ -1,0 +1,33 @@
+//! An agent's pure core: decides what to do with a delivered job, what to write when a job fails,
+//! and when to back off after repeated failures.
+//!
+//! The crate contains no NATS, tokio, clock, process or model code. The agent's role runner
+//! executes its decisions; the simulator in `tests/sim` uses it as well.
+//!
+//! In the order of a job's life: `admission` (accept a delivery?), `throughput` (leave it to faster
+//! agents?), `placement` (does a training fit in memory?), `job_failure` (what to write when it
+//! fails, and whether to retry), `circuit_breaker` (how long to take no jobs afterwards).
+
+mod admission;
+mod circuit_breaker;
+mod job_failure;
+mod micro_batch;
+mod placement;
+mod quarantine_state;
+mod run_status;
+mod throughput;
+
+pub use admission::{
+    DeliveryAction, InFlightState, NACK_PAUSE_MS, admit_delivery, dead_letter_message,
+    is_dead_letter,
+};
+pub use circuit_breaker::{CircuitBreaker, RoleBackoff};
+pub use job_failure::{
+    FailedAttempt, JobFault, RetryDecision, build_failure, decide_retry, errors_are_final,
+    expected_results, hand_back_delay,
+};
+pub use micro_batch::halve_micro_batch;
+pub use placement::{MemoryFit, TrainerPeer, TrainingPlacement, place_training};
+pub use quarantine_state::QuarantineState;
+pub use run_status::{RunStatus, RunStatuses};
+pub use throughput::{SamplingThroughput, yield_to_faster};

@@ -1,0 +1,516 @@
+//! The agent process: one loop for each role, which pulls jobs and runs them to completion.
+//!
+//! Order of work: result facts first, then the acknowledgement. A lease is an unacknowledged
+//! delivery. An agent that dies therefore loses at most the jobs it held, and another agent
+//! receives them when their leases expire.
+
+use std::{convert::Infallible, future::pending, path::PathBuf, sync::Arc, time::Duration};
+
+use bus::{Bus, Delivery, ReadError, WorkError, WorkQueue};
+use futures::{
+    StreamExt,
+    future::BoxFuture,
+    stream::{BoxStream, FuturesUnordered},
+};
+use store::{FileCache, PeerNode, Store};
+use tokio::{
+    sync::oneshot,
+    task::JoinHandle,
+    time::{Instant, MissedTickBehavior},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use wire::{AgentId, Pool, WorkKind, v1};
+
+use crate::{
+    AgentRole, HostDoctor, PeerExchange, lease_journal,
+    live_status::{LiveStatus, memory_bytes, timestamp_now},
+    peer_exchange, prefetch,
+    role_runner::{AgentContext, RoleRunner, role_name},
+    run_tracker::RunTracker,
+    task_context::{TaskContext, TaskStatus},
+    telemetry::{self, TelemetryHandle},
+};
+
+/// The length of one long poll for work.
+const POLL_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The pause after a failed pull, when the bus does not answer.
+const PULL_ERROR_PAUSE: Duration = Duration::from_millis(500);
+
+/// The identity and settings of one agent.
+#[derive(Debug, Clone)]
+pub struct AgentConfig {
+    /// The agent's unique id in the fleet.
+    pub id: AgentId,
+    /// The version of the program, as shown to users.
+    pub version: String,
+    /// The pool whose work the agent takes.
+    pub pool: Pool,
+    /// The agent's own directory, for worker logs and other files.
+    pub directory: PathBuf,
+    /// The time after which an unrenewed lease expires.
+    pub lease: Duration,
+    /// The name of the host's hardware profile.
+    pub profile: String,
+    /// The checks that decide whether the host may take a role or an order.
+    pub doctor: HostDoctor,
+    /// Requested roles that this process cannot take until it is restarted.
+    pub withheld: Vec<v1::Withheld>,
+}
+
+/// An agent and its roles.
+///
+/// Build it with `new`, add options with the `with_…` methods, then call `run`. Its states, as
+/// announced to the fleet:
+///
+/// - ready: each role pulls jobs while it has room;
+/// - draining: no new job is taken, held jobs are finished or handed over;
+/// - quarantined: a role takes no job (too many failures, or wrong weights);
+/// - stopped: the last status that the agent announces.
+///
+/// The process ends when the stop token is cancelled (held jobs then have their role's grace
+/// period), when the agent has drained, when its background task fails, or when the log it follows
+/// is replaced.
+pub struct Agent {
+    config: AgentConfig,
+    bus: Bus,
+    store: Store,
+    cache: FileCache,
+    roles: Vec<Arc<dyn AgentRole>>,
+    background_task: Option<BackgroundTask>,
+    telemetry_options: Option<telemetry::TelemetryOptions>,
+    exchange: Option<PeerExchange>,
+    status_reporter: Option<StatusReporter>,
+    drain_request: CancellationToken,
+}
+
+/// A callback that receives the agent's status at a fixed interval, for the process that started
+/// the agent.
+struct StatusReporter {
+    interval: Duration,
+    on_status: Box<dyn FnMut(&v1::AgentStatus) + Send>,
+}
+
+/// Work of the agent that no fact of the log orders, such as watching an external training.
+struct BackgroundTask {
+    name: &'static str,
+    start: Box<dyn FnOnce(TaskContext) -> BoxFuture<'static, anyhow::Result<()>> + Send>,
+}
+
+impl Agent {
+    /// Creates an agent with these roles and no options.
+    pub fn new(
+        config: AgentConfig,
+        bus: Bus,
+        store: Store,
+        cache: FileCache,
+        roles: Vec<Arc<dyn AgentRole>>,
+    ) -> Self {
+        let drain_request = CancellationToken::new();
+        let (background_task, telemetry_options, exchange, status_reporter) =
+            (None, None, None, None);
+        Self {
+            config,
+            bus,
+            store,
+            cache,
+            roles,
+            background_task,
+            telemetry_options,
+            exchange,
+            status_reporter,
+            drain_request,
+        }
+    }
+
+    /// Samples the host's telemetry while the agent runs, and protects the host by its limits.
+    #[must_use]
+    pub fn with_telemetry(mut self, options: telemetry::TelemetryOptions) -> Self {
+        self.telemetry_options = Some(options);
+        self
+    }
+
+    /// Exchanges files with other agents while the agent runs. The cache passed to `Agent::new`
+    /// must already use the same peers.
+    #[must_use]
+    pub fn with_exchange(mut self, exchange: PeerExchange) -> Self {
+        self.exchange = Some(exchange);
+        self
+    }
+
+    /// Drains the agent when this token is cancelled, as a drain command over the bus does.
+    #[must_use]
+    pub fn with_drain_request(mut self, told: CancellationToken) -> Self {
+        self.drain_request = told;
+        self
+    }
+
+    /// Reports the agent's status: first when the agent has its queues and receives commands, then
+    /// at each interval. The reports come from the task that does the agent's work, so an agent
+    /// that hangs is silent.
+    #[must_use]
+    pub fn with_status_reports(
+        mut self,
+        every: Duration,
+        tell: impl FnMut(&v1::AgentStatus) + Send + 'static,
+    ) -> Self {
+        self.status_reporter = Some(StatusReporter { interval: every, on_status: Box::new(tell) });
+        self
+    }
+
+    /// Runs one background task, listed by this name among the agent's roles. An agent without
+    /// other roles ends when the task is done.
+    #[must_use]
+    pub fn with_background_task(
+        mut self,
+        name: &'static str,
+        work: impl FnOnce(TaskContext) -> BoxFuture<'static, anyhow::Result<()>> + Send + 'static,
+    ) -> Self {
+        self.background_task = Some(BackgroundTask { name, start: Box::new(work) });
+        self
+    }
+
+    /// Runs the agent until `stop` is cancelled (held jobs then have their role's grace period) or
+    /// the agent is drained (held jobs are finished, or handed over where their role can).
+    ///
+    /// # Errors
+    /// When the bus refuses to serve the agent's work or commands, when the background task fails,
+    /// or when the log that the agent follows has been replaced.
+    pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
+        let Self { config, bus, store, cache, roles, exchange, .. } = self;
+        let live_status =
+            LiveStatus::new(initial_status(&config, &roles, self.background_task.as_ref()));
+        live_status.update_status(|status| {
+            status.exchange = exchange.as_ref().map(PeerExchange::build_announcement);
+        });
+        for role in &roles {
+            check_role(&live_status, &config.doctor, &**role).await;
+        }
+        let runs = RunTracker::new(&config.id);
+        let queues = join_work_queues(&bus, &config, &roles).await?;
+        lease_journal::release_leftover_leases(&bus, &config.directory, config.lease).await;
+        let mut following = follow_runs(&runs, &bus, &stop).await;
+        let background = TaskTracker::new();
+        // Ends the background tasks; `stop` and the drain end the roles first.
+        let ended = CancellationToken::new();
+        let root = self.telemetry_options.as_ref().map(|options| &options.root);
+        let telemetry = TelemetryHandle::new(root);
+        if let Some(options) = self.telemetry_options {
+            let (handle, status) = (telemetry.clone(), live_status.clone());
+            let is_aside = self.background_task.is_some();
+            let run = telemetry::run_telemetry(options, handle, status, is_aside, ended.clone());
+            background.spawn(run);
+        }
+        let refresh =
+            status_updater(roles.clone(), exchange.as_ref().map(PeerExchange::peer_handle));
+        serve_peers(exchange, &cache, &background, &ended);
+
+        let drain = stop.child_token();
+        let commands = bus.receive_commands(&config.id).await?;
+        let handle = handle_commands(commands, self.drain_request, drain.clone(), ended.clone());
+        background.spawn(handle);
+        background.spawn(announce_drain(drain.clone(), roles.clone(), ended.clone()));
+        let grace = roles.iter().map(|role| role.grace()).max().unwrap_or_default();
+        let (announced, announce_bus, until) = (live_status.clone(), bus.clone(), ended.clone());
+        background.spawn(async move {
+            announced.announce_until_stopped(&announce_bus, refresh, until).await;
+        });
+
+        let (failed, failure) = oneshot::channel();
+        let status = TaskStatus::new(live_status.clone());
+        let task = run_background_task(self.background_task, drain.clone(), status, failed);
+        let report = report_status(self.status_reporter, bus.clone(), live_status.clone());
+        let stop_jobs = CancellationToken::new();
+        let drained = drain.clone();
+        #[rustfmt::skip]
+        let shared = AgentContext {
+            config, bus, store, cache, live_status, runs, telemetry, stop_jobs, drain: drained,
+        };
+        spawn_background(&shared, &roles, &background, &ended);
+        let loops = roles.into_iter().zip(queues).map(|(role, queue)| {
+            let runner = RoleRunner::new(shared.clone(), role);
+            let drain = &drain;
+            async move {
+                if drain.run_until_cancelled(runner.wait_until_fit()).await.is_some() {
+                    run_role_loop(runner, queue, drain).await;
+                }
+            }
+        });
+        let work = futures::future::join(futures::future::join_all(loops), task);
+        let outcome = tokio::select! {
+            () = wait_for_held_jobs(work, &stop, grace, &shared.stop_jobs) => Ok(()),
+            Ok(error) = failure => Err(error),
+            Ok(lost) = &mut following => Err(lost.into()),
+            never = report => match never {},
+        };
+        following.abort();
+        ended.cancel();
+        background.close();
+        background.wait().await;
+        outcome
+    }
+}
+
+/// Joins the work queue of each role.
+async fn join_work_queues(
+    bus: &Bus,
+    config: &AgentConfig,
+    roles: &[Arc<dyn AgentRole>],
+) -> Result<Vec<WorkQueue>, WorkError> {
+    let mut queues = Vec::new();
+    for role in roles {
+        queues.push(bus.join_work_queue(role.work_kind(), &config.pool, config.lease).await?);
+    }
+    Ok(queues)
+}
+
+/// Runs the agent's background task, if it has one. A failure is sent to `failed`, and this future
+/// then never ends.
+async fn run_background_task(
+    task: Option<BackgroundTask>,
+    stop: CancellationToken,
+    status: TaskStatus,
+    failed: oneshot::Sender<anyhow::Error>,
+) {
+    let Some(BackgroundTask { start, .. }) = task else { return };
+    if let Err(error) = start(TaskContext { stop, status }).await {
+        // The receiver lives as long as this future, so the send cannot be lost.
+        let _ = failed.send(error);
+        pending::<()>().await;
+    }
+}
+
+/// Spawns the tasks that measure training memory and prefetch checkpoints, until `over` is
+/// cancelled.
+fn spawn_background(
+    shared: &AgentContext,
+    roles: &[Arc<dyn AgentRole>],
+    background: &TaskTracker,
+    over: &CancellationToken,
+) {
+    background.spawn(shared.clone().watch_training_memory(roles, over.clone()));
+    background.spawn(prefetch::run_prefetch(shared.clone(), roles.to_vec(), over.clone()));
+}
+
+/// Spawns the task that serves files to other agents, until `over` is cancelled. Does nothing
+/// without an exchange.
+fn serve_peers(
+    exchange: Option<PeerExchange>,
+    cache: &FileCache,
+    background: &TaskTracker,
+    over: &CancellationToken,
+) {
+    let Some(exchange) = exchange else { return };
+    let (serving, over) = (exchange.serve_files(cache.clone()), over.clone());
+    background.spawn(async move { over.run_until_cancelled(serving).await.is_some() });
+}
+
+/// Returns a function that refreshes the parts of the status that change without an event: the
+/// roles' throughput and the counts of exchanged bytes.
+fn status_updater(
+    roles: Vec<Arc<dyn AgentRole>>,
+    peers: Option<PeerNode>,
+) -> impl Fn(&mut v1::AgentStatus) {
+    move |status| {
+        let pace = roles.iter().find_map(|role| role.current_throughput());
+        status.tokens_per_s = pace.map_or(0.0, |pace| pace.tokens_per_s);
+        status.sample_s = pace.map_or(0.0, |pace| pace.sample_s());
+        peer_exchange::update_byte_counts(peers.as_ref(), status);
+    }
+}
+
+/// Reports the status at each interval for as long as it is polled, and never returns. It reports
+/// only while the bus connection is open or being restored, not after the connection is closed.
+async fn report_status(
+    reporting: Option<StatusReporter>,
+    bus: Bus,
+    presence: LiveStatus,
+) -> Infallible {
+    let Some(StatusReporter { interval: every, on_status: mut tell }) = reporting else {
+        return pending().await;
+    };
+    let mut tick = tokio::time::interval(every);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        if bus.is_open() {
+            tell(&presence.current_status());
+        }
+    }
+}
+
+/// Builds the status that the agent announces first. Roles are added to it as they are enabled.
+fn initial_status(
+    config: &AgentConfig,
+    roles: &[Arc<dyn AgentRole>],
+    beside: Option<&BackgroundTask>,
+) -> v1::AgentStatus {
+    // Roles of jobs are added when they are enabled.
+    let names = beside.map(|beside| beside.name.to_owned());
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    v1::AgentStatus {
+        agent: config.id.to_string(),
+        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        version: config.version.clone(),
+        roles: names.into_iter().collect(),
+        pool: config.pool.to_string(),
+        state: v1::agent_status::State::Ready.into(),
+        started_at: Some(timestamp_now()),
+        cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
+        memory_bytes: memory_bytes(),
+        profile: config.profile.clone(),
+        withheld: config.withheld.clone(),
+        engines: roles.iter().filter_map(|role| describe_engine(&**role)).collect(),
+        abilities: roles.iter().flat_map(|role| list_abilities(&**role)).collect(),
+        ..Default::default()
+    }
+}
+
+/// Describes a role's engine as `ROLE: ENGINE`. Returns `None` if the role runs no model.
+fn describe_engine(role: &dyn AgentRole) -> Option<String> {
+    let engine = role.describe_engine();
+    (!engine.is_empty()).then(|| format!("{}: {engine}", role_name(role.work_kind())))
+}
+
+/// Lists a role's abilities as `ROLE:ABILITY`.
+fn list_abilities(role: &dyn AgentRole) -> impl Iterator<Item = String> {
+    let name = role_name(role.work_kind());
+    role.list_abilities().into_iter().map(move |ability| format!("{name}:{ability}"))
+}
+
+/// Checks the host for one role before the first status is announced: enables or withholds the
+/// role, and measures the memory that a training may use.
+async fn check_role(presence: &LiveStatus, doctor: &HostDoctor, role: &dyn AgentRole) {
+    let name = role_name(role.work_kind());
+    let against = if role.uses_gpu() { doctor.check_role(name).await } else { None };
+    match against {
+        Some(finding) => presence.withhold_role(name, &finding),
+        None => presence.enable_role(name),
+    }
+    if role.work_kind() == WorkKind::Train {
+        let bytes = doctor.training_budget_bytes(role.uses_gpu()).await;
+        presence.update_status(|status| status.training_bytes = bytes.unwrap_or(0));
+    }
+}
+
+/// Starts to follow the states of all runs, and waits until they are known or `stop` is cancelled.
+/// The returned task ends only when the log has been replaced.
+async fn follow_runs(
+    runs: &RunTracker,
+    bus: &Bus,
+    stop: &CancellationToken,
+) -> JoinHandle<ReadError> {
+    let ready = stop.child_token();
+    let (runs, bus, caught_up) = (runs.clone(), bus.clone(), ready.clone());
+    let following = tokio::spawn(async move { runs.follow_log(&bus, caught_up).await });
+    ready.cancelled().await;
+    following
+}
+
+/// Notifies the roles when the agent starts to drain, so that long work can be saved.
+async fn announce_drain(
+    drain: CancellationToken,
+    roles: Vec<Arc<dyn AgentRole>>,
+    over: CancellationToken,
+) {
+    if over.run_until_cancelled(drain.cancelled()).await.is_some() {
+        tracing::info!("draining: takes no new work, finishes current jobs");
+        roles.iter().for_each(|role| role.begin_drain());
+    }
+}
+
+/// Drains the agent on a command over the bus or on the local drain request, until `over` is
+/// cancelled.
+async fn handle_commands(
+    mut commands: BoxStream<'static, v1::AgentCommand>,
+    told: CancellationToken,
+    drain: CancellationToken,
+    over: CancellationToken,
+) {
+    loop {
+        tokio::select! {
+            () = over.cancelled() => return,
+            () = told.cancelled(), if !drain.is_cancelled() => drain.cancel(),
+            Some(command) = commands.next() => match command.action() {
+                v1::agent_command::Action::Drain => drain.cancel(),
+                v1::agent_command::Action::Unspecified => {}
+            },
+        }
+    }
+}
+
+/// Waits for held jobs. After `stop` is cancelled it waits for at most `grace`, then cancels
+/// `leave` so that the jobs end now.
+async fn wait_for_held_jobs<T>(
+    work: impl Future<Output = T>,
+    stop: &CancellationToken,
+    grace: Duration,
+    leave: &CancellationToken,
+) {
+    let grace = async {
+        stop.cancelled().await;
+        tokio::time::sleep(grace).await;
+        leave.cancel();
+        pending::<()>().await;
+    };
+    tokio::select! {
+        _ = work => {}
+        () = grace => {}
+    }
+}
+
+/// Takes jobs while the role has room for them. Returns when the agent is drained and holds no job
+/// of the role.
+///
+/// Held jobs are polled before the next delivery is requested, because a job takes its room at its
+/// first poll.
+async fn run_role_loop(post: RoleRunner, mut queue: WorkQueue, drain: &CancellationToken) {
+    let mut held = FuturesUnordered::new();
+    let mut resting = Instant::now();
+    while !drain.is_cancelled() {
+        tokio::select! {
+            biased;
+            Some(rest) = held.next() => resting = resting.max(Instant::now() + rest),
+            () = drain.cancelled() => {}
+            delivery = next_delivery(&post, &mut queue, resting) => match delivery {
+                Ok(None) => {}
+                Ok(Some(delivery)) => held.push(post.handle_delivery(delivery)),
+                Err(error) => {
+                    let error = format!("{:#}", anyhow::Error::from(error));
+                    tracing::warn!(kind = %post.role.work_kind(), error, "pulling work");
+                    resting = Instant::now() + PULL_ERROR_PAUSE;
+                }
+            },
+        }
+    }
+    post.shared
+        .live_status
+        .update_status(|status| status.state = v1::agent_status::State::Draining.into());
+    while held.next().await.is_some() {}
+}
+
+/// Waits until the role may take a job, then for the next delivery. Returns `None` if the poll
+/// ended without one, or if the host's limits or a quarantine forbid new work. Cancel-safe, as its
+/// parts are.
+async fn next_delivery(
+    post: &RoleRunner,
+    queue: &mut WorkQueue,
+    resting: Instant,
+) -> Result<Option<Delivery>, WorkError> {
+    tokio::time::sleep_until(resting).await;
+    post.wait_for_room().await;
+    let watch = &post.shared.telemetry;
+    watch.wait_until_allowed().await;
+    tokio::select! {
+        biased;
+        () = watch.wait_until_forbidden() => {
+            queue.release_pull();
+            Ok(None)
+        }
+        () = post.wait_for_quarantine() => {
+            queue.release_pull();
+            Ok(None)
+        }
+        next = queue.next(POLL_TIMEOUT) => next,
+    }
+}

@@ -1,0 +1,109 @@
+//! Checks of the host before an agent relies on it: before a role is enabled, and before an order
+//! is taken.
+
+use std::{path::PathBuf, sync::Arc};
+
+use hardware::{
+    HardwareProfile,
+    doctor::{self, DoctorFinding, Severity, TrainingPlan},
+    host_files::LiveFiles,
+    host_snapshot::HostSnapshot,
+};
+
+/// The host checks with the user's settings. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct HostDoctor {
+    settings: Arc<DoctorSettings>,
+}
+
+/// The settings of the host checks, shared by all clones.
+#[derive(Debug)]
+struct DoctorSettings {
+    root: PathBuf,
+    ignored: Vec<String>,
+    training_bytes: Option<u64>,
+}
+
+impl HostDoctor {
+    /// Creates the checks of the file system below `root`, which is `/` except in tests. Failures
+    /// of the `ignored` ids do not count. `training_bytes` overrides the detected memory for
+    /// training.
+    pub fn new(root: PathBuf, ignored: Vec<String>, training_bytes: Option<u64>) -> Self {
+        Self { settings: Arc::new(DoctorSettings { root, ignored, training_bytes }) }
+    }
+
+    /// Takes a snapshot of the host on a blocking thread.
+    async fn take_snapshot(&self) -> HostSnapshot {
+        let root = self.settings.root.clone();
+        let look = move || HostSnapshot::take_snapshot(&LiveFiles::new(root));
+        // A snapshot that panicked is empty.
+        tokio::task::spawn_blocking(look).await.unwrap_or_default()
+    }
+
+    /// Returns the failed check that keeps a role that uses the GPU from running on this host.
+    pub(crate) async fn check_role(&self, role: &str) -> Option<DoctorFinding> {
+        self.first_failure(doctor::findings_for_role(&self.take_snapshot().await, role))
+    }
+
+    /// Returns the failed check that keeps a planned training from running on this host. Logs the
+    /// plan's warnings.
+    pub async fn check_plan(
+        &self,
+        profile: &HardwareProfile,
+        plan: &TrainingPlan,
+    ) -> Option<DoctorFinding> {
+        let findings = doctor::check_plan(&self.take_snapshot().await, profile, plan);
+        for DoctorFinding { id, seen, remedy, .. } in
+            findings.iter().filter(|finding| finding.severity == Severity::Warn)
+        {
+            tracing::warn!(id, seen, remedy, "a training as it is planned");
+        }
+        self.first_failure(findings)
+    }
+
+    /// Returns the memory in bytes that a training may use now: the user's setting, otherwise the
+    /// detected budget of the GPU. Returns `None` if it is unknown.
+    pub async fn training_budget_bytes(&self, on_gpu: bool) -> Option<u64> {
+        match self.settings.training_bytes {
+            None if on_gpu => doctor::memory_budget(&self.take_snapshot().await),
+            said => said,
+        }
+    }
+
+    /// Returns true if the user ignores the check with this id.
+    pub fn is_ignored(&self, id: &str) -> bool {
+        self.settings.ignored.iter().any(|ignored| ignored == id)
+    }
+
+    /// Returns the first failed check that is not ignored.
+    fn first_failure(&self, findings: Vec<DoctorFinding>) -> Option<DoctorFinding> {
+        let mut failures =
+            findings.into_iter().filter(|finding| finding.severity == Severity::Fail);
+        failures.find(|finding| !self.is_ignored(finding.id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(id: &'static str, severity: Severity) -> DoctorFinding {
+        let (seen, remedy) = (String::new(), String::new());
+        DoctorFinding { id, severity, seen, why: "", remedy, source: "" }
+    }
+
+    #[test]
+    fn the_first_failure_that_is_not_ignored_counts() {
+        let ignoring = |ids: &[&str]| {
+            let ids = ids.iter().map(|&id| id.to_owned()).collect();
+            let doctor = HostDoctor::new("/".into(), ids, None);
+            let fail = Severity::Fail;
+            let findings = [("C-20", Severity::Warn), ("C-28", fail), ("C-34", fail)];
+            let findings = findings.map(|(id, severity)| finding(id, severity));
+            doctor.first_failure(findings.into()).map(|finding| finding.id)
+        };
+        assert_eq!(ignoring(&[]), Some("C-28"));
+        assert_eq!(ignoring(&["C-28"]), Some("C-34"));
+        assert_eq!(ignoring(&["C-28", "C-34"]), None);
+    }
+}

@@ -1,0 +1,103 @@
+//! The failure facts of a job: reading the last one and writing the next.
+
+use agent_core::{FailedAttempt, RetryDecision};
+use bus::PublishOutcome;
+use wire::{FactBody, FactKey, WorkKind, v1};
+
+use crate::{JobError, LeasedJob};
+
+/// The attempts to write a failure while other agents write failures of the same job.
+const WRITE_TRIES: usize = 8;
+
+/// Writes a failure for each result that the job has not produced. Returns whether the job is
+/// retried or given up.
+pub(crate) async fn record_failure(
+    kind: WorkKind,
+    job: &LeasedJob,
+    error: &JobError,
+) -> Result<RetryDecision, JobError> {
+    let JobError::Failed { fault, message, log_tail } = error else {
+        return Err(JobError::Stopped);
+    };
+    let blow =
+        FailedAttempt { run: &job.run, kind, agent: &job.agent, fault: *fault, message, log_tail };
+    let mut failures = Vec::new();
+    for id in missing_results(job).await? {
+        failures.extend(append_failure(job, &blow, &id).await?);
+    }
+    Ok(agent_core::decide_retry(&failures))
+}
+
+/// Returns the last failure of the job's first missing result, if it failed before.
+pub(crate) async fn last_failure(
+    kind: WorkKind,
+    job: &LeasedJob,
+) -> Result<Option<v1::Failure>, JobError> {
+    match missing_results(job).await?.first() {
+        Some(id) => read_last_failure(job, kind, id).await,
+        None => Ok(None),
+    }
+}
+
+/// Returns the ids of the results that the job has not produced yet.
+async fn missing_results(job: &LeasedJob) -> Result<Vec<String>, JobError> {
+    let place = &job.record.fact.subject.key;
+    let suites = match place.checkpoint_position() {
+        Some(_) => job.read_spec().await?.suites,
+        None => Vec::new(),
+    };
+    let mut ids = Vec::new();
+    for (id, result) in agent_core::expected_results(place, &suites) {
+        let written = match result {
+            Some(result) => job.is_written(result).await?,
+            None => false,
+        };
+        ids.extend((!written).then_some(id));
+    }
+    Ok(ids)
+}
+
+/// Reads the last failure fact of one result id.
+async fn read_last_failure(
+    job: &LeasedJob,
+    kind: WorkKind,
+    id: &str,
+) -> Result<Option<v1::Failure>, JobError> {
+    let subject = format!("flotilla.{}.failure.{kind}.{id}.*", job.run);
+    let record = job.bus.get_fact(&subject).await.map_err(JobError::dependency_down)?;
+    Ok(record.and_then(|record| match record.fact.body {
+        FactBody::Failure(failure) => Some(failure),
+        _ => None,
+    }))
+}
+
+/// Writes the next failure of one result id, after those that other agents write meanwhile. Returns
+/// the last failure of the id, if there is one; it is the one written unless an earlier failure is
+/// final.
+async fn append_failure(
+    job: &LeasedJob,
+    blow: &FailedAttempt<'_>,
+    id: &str,
+) -> Result<Option<v1::Failure>, JobError> {
+    let kind = blow.kind;
+    for _ in 0..WRITE_TRIES {
+        let last = read_last_failure(job, kind, id).await?;
+        if last.as_ref().is_some_and(|last| last.r#final) {
+            return Ok(last);
+        }
+        let Some(failure) = agent_core::build_failure(blow, id, last.as_ref()) else {
+            return Ok(last);
+        };
+        let place = FactKey::Failure { kind, id: id.to_owned(), attempt: failure.attempt };
+        match job.try_write_fact(place, FactBody::Failure(failure.clone())).await? {
+            PublishOutcome::AlreadyWritten { same: false, .. } => {}
+            PublishOutcome::New { .. } | PublishOutcome::AlreadyWritten { same: true, .. } => {
+                return Ok(Some(failure));
+            }
+        }
+    }
+    Err(JobError::retryable_failure(anyhow::anyhow!(
+        "could not record the failure of {kind} {id}: too many concurrent writers; the job is \
+         retried (R105)"
+    )))
+}

@@ -1,0 +1,53 @@
+//! The context that the agent gives to its background task: a stop signal and a status handle.
+
+use tokio_util::sync::CancellationToken;
+use wire::v1;
+
+use crate::live_status::{JobProgress, LiveStatus, StatusTrouble};
+
+/// The context of a background task.
+pub struct TaskContext {
+    /// Cancelled when the agent is drained or stopped.
+    pub stop: CancellationToken,
+    /// The handle through which the task reports its state.
+    pub status: TaskStatus,
+}
+
+/// A handle through which a background task reports its trouble and progress in the agent's status.
+pub struct TaskStatus {
+    live_status: LiveStatus,
+    current_job: std::sync::Mutex<Option<(String, JobProgress)>>,
+}
+
+/// The role name of the background task in the agent's status.
+const TASK_NAME: &str = "watcher";
+
+/// The key of the task's progress entry. Jobs use their fact's sequence, which never reaches this
+/// value.
+const PROGRESS_KEY: u64 = u64::MAX;
+
+impl TaskStatus {
+    /// Creates a handle to the agent's live status.
+    pub(crate) fn new(live_status: LiveStatus) -> Self {
+        Self { live_status, current_job: std::sync::Mutex::default() }
+    }
+
+    /// Reports the reason why the task does not work; `None` clears it.
+    pub fn report_trouble(&self, message: Option<String>) {
+        let trouble = message.map(|message| StatusTrouble { message, quarantine: false });
+        self.live_status.set_trouble(TASK_NAME, trouble);
+    }
+
+    /// Reports the task's progress for a run: `done` of `total`, with a note for users.
+    pub fn report_progress(&self, run: &str, done: u32, total: u32, note: &str) {
+        let Ok(mut job) = self.current_job.lock() else { return };
+        if job.as_ref().is_none_or(|(known, _)| known != run) {
+            let entry =
+                v1::ActiveJob { role: TASK_NAME.into(), run: run.into(), ..Default::default() };
+            *job = Some((run.to_owned(), self.live_status.add_job(PROGRESS_KEY, entry)));
+        }
+        if let Some((_, progress)) = &*job {
+            progress.set_progress(done, total, note);
+        }
+    }
+}

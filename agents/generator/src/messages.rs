@@ -1,0 +1,126 @@
+//! The messages between the agent and its generating worker.
+
+use std::{cmp::Reverse, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+use wire::v1;
+
+/// A call to the worker.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum GeneratorRequest {
+    Generate(GenerateRequest),
+    Adopt(AdoptRequest),
+}
+
+/// A request to draw with this adapter from now on, on the base that is loaded. It is sent only to
+/// a worker that draws nothing, and only if `GeneratorBackend::can_swap_adapter`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct AdoptRequest {
+    /// The adapter's directory; `None` to draw with the base alone.
+    pub adapter: Option<PathBuf>,
+}
+
+/// A request for samples. The seed of a sample is derived from `seed`, its prompt and its index.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct GenerateRequest {
+    pub sampling: v1::Sampling,
+    pub seed: u64,
+    pub requests: Vec<v1::generate_order::Request>,
+    /// True if samples must have their log-probability, even if that costs time.
+    #[serde(default)]
+    pub logprobs: bool,
+    /// The canary text to score; empty for none.
+    #[serde(default)]
+    pub canary: String,
+}
+
+/// The largest number of samples of one order; a planned job has far fewer.
+const ORDER_SAMPLES_MAX: u32 = 1 << 16;
+
+/// Returns the number of requested samples.
+///
+/// # Errors
+/// When there are more than one order may request.
+pub(crate) fn count_samples(requests: &[v1::generate_order::Request]) -> Result<u32, String> {
+    let mut samples = 0_u32;
+    for v1::generate_order::Request { prompt_id, first, count, .. } in requests {
+        samples = samples.saturating_add(*count);
+        if samples > ORDER_SAMPLES_MAX || first.checked_add(*count).is_none() {
+            return Err(format!(
+                "prompt {prompt_id:?}: {count} samples from {first} exceed the limit of \
+                 {ORDER_SAMPLES_MAX} samples per order"
+            ));
+        }
+    }
+    Ok(samples)
+}
+
+/// Returns the requests by descending length of their prompts, each with its index. The sample that
+/// begins last draws while other slots are empty, so it should be a short one. The order changes no
+/// sample.
+pub(crate) fn order_longest_first(
+    requests: Vec<v1::generate_order::Request>,
+) -> impl Iterator<Item = (usize, v1::generate_order::Request)> {
+    let mut requests: Vec<_> = requests.into_iter().enumerate().collect();
+    requests.sort_by_key(|(_, request)| Reverse(request.text.len()));
+    requests.into_iter()
+}
+
+/// The progress of a request: the number of samples done.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct GenerateProgress {
+    pub samples: u32,
+}
+
+/// The reply to a call.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum GeneratorAnswer {
+    Generated(GeneratedSamples),
+    Adopted,
+    /// This host cannot draw the samples now, or must not; others may. The text is the reason.
+    NotHere(String),
+}
+
+/// The samples of a request, and what drew them.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct GeneratedSamples {
+    pub samples: Vec<v1::samples::Sample>,
+    /// The engine that drew the samples.
+    pub engine: String,
+    /// The reason why the policy cannot be verified; empty if it was.
+    #[serde(default)]
+    pub caveat: String,
+    /// The digest of the model's `tokenizer.json`; empty if it has none.
+    #[serde(default)]
+    pub tokenizer: String,
+    /// The log-probabilities of the canary's tokens; empty if none were requested, or the engine
+    /// does not report them.
+    #[serde(default)]
+    pub canary: Vec<f32>,
+}
+
+/// Parses a value as each message in turn, for tests with hostile input.
+#[doc(hidden)]
+pub fn fuzz_messages(value: &serde_json::Value) {
+    // The results do not matter; only a panic would.
+    let _ = GenerateRequest::deserialize(value).map(|call| count_samples(&call.requests));
+    let _ = GeneratorRequest::deserialize(value);
+    let _ = GenerateProgress::deserialize(value);
+    let _ = GeneratorAnswer::deserialize(value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_prompts_begin_first_and_keep_their_places() {
+        let request =
+            |text: &str| v1::generate_order::Request { text: text.into(), ..Default::default() };
+        let requests = ["bb", "a", "cccc", "dd"].map(request).into();
+        let begun: Vec<_> = order_longest_first(requests).map(|(place, _)| place).collect();
+        assert_eq!(begun, [2, 0, 3, 1]);
+    }
+}

@@ -1,0 +1,518 @@
+//! Sampling from a server over HTTP: one request for each sample, as many at once as the server has
+//! slots, from all pending calls, first come, first served.
+
+use std::{
+    collections::VecDeque,
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use agent::{CallInbox, WorkerCall};
+use futures::{
+    StreamExt,
+    future::{FutureExt, LocalBoxFuture},
+    stream::FuturesUnordered,
+};
+use llama::completion::LlamaSampling;
+use tokio::sync::mpsc;
+use wire::derive_sample_seed;
+
+use super::{
+    WorkerConfig,
+    canary_cache::{self, CanaryCache},
+    endpoint, llama_server,
+    pending_calls::{DrawnSample, PendingCalls, SampleTag},
+};
+use crate::messages::{GenerateProgress, GenerateRequest, GeneratorRequest, order_longest_first};
+
+/// The number of calls read ahead; the agent sends only as many as it holds leases.
+const UNREAD_CALLS_MAX: usize = 64;
+
+/// The interval between two checks that the server's process runs.
+const DEATH_POLL_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The interval between two requests that only check that the server responds.
+const PING_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The time in which the server's process may exit after a broken request, for the server to be at
+/// fault.
+const DEATH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The longest time for one token of one sequence, prompt or new, however slow the host.
+const TOKEN_TIME_MAX: Duration = Duration::from_secs(2);
+/// The lower bound of a sample's time limit.
+const SAMPLE_TIMEOUT_MIN: Duration = Duration::from_secs(120);
+
+/// The size limit of a sample's answer, without its tokens.
+const ANSWER_BYTES_BASE: usize = 256 * 1024;
+/// The size limit for each token of an answer.
+const ANSWER_BYTES_PER_TOKEN: usize = 256;
+
+/// The size limit for each token with its log-probability and the likeliest token, each spelt out
+/// byte by byte.
+const ANSWER_BYTES_PER_LOGPROB: usize = 4096;
+
+/// The server that draws the samples: a `llama-server` that this worker runs, or an external one.
+pub(super) enum HttpBackend {
+    LlamaCpp(Box<llama_server::LlamaServerBackend>),
+    Endpoint(endpoint::EndpointBackend),
+}
+
+/// A prompt in the form that the server receives.
+#[derive(Debug, Clone)]
+pub(super) enum HttpPrompt {
+    Tokens(Vec<u32>),
+    Text(String),
+}
+
+/// A request in the form that its samples need.
+pub(super) struct PreparedRequest {
+    pub prompt: HttpPrompt,
+    pub sampling: LlamaSampling,
+    /// The positions that its longest sample uses.
+    pub positions: usize,
+    /// True if its samples must have their log-probability, even if that costs time.
+    pub logprobs: bool,
+}
+
+/// One sample to draw.
+#[derive(Clone)]
+pub(super) struct SampleTask {
+    pub tag: SampleTag,
+    pub nth: u32,
+    pub seed: u64,
+    pub request: Rc<PreparedRequest>,
+}
+
+impl SampleTask {
+    /// Returns the limits of an answer in time and bytes.
+    pub(super) fn answer_limits(&self) -> (Duration, usize) {
+        let new = self.request.sampling.max_new_tokens;
+        let tokens = u32::try_from(self.request.positions).unwrap_or(u32::MAX).max(new);
+        let time = TOKEN_TIME_MAX.saturating_mul(tokens).max(SAMPLE_TIMEOUT_MIN);
+        let each =
+            if self.request.logprobs { ANSWER_BYTES_PER_LOGPROB } else { ANSWER_BYTES_PER_TOKEN };
+        (time, ANSWER_BYTES_BASE + each * new as usize)
+    }
+}
+
+/// The reason why a sample was not drawn.
+#[derive(Debug)]
+pub(super) struct SampleError {
+    pub message: String,
+    /// True if the connection broke off, so that the server may be gone.
+    pub connection_lost: bool,
+}
+
+/// A future that draws one sample.
+type SampleFuture = LocalBoxFuture<'static, (SampleTask, Result<DrawnSample, SampleError>)>;
+
+/// Serves calls until the agent closes the pipe or the server is gone.
+pub(super) fn serve_calls(
+    config: &WorkerConfig,
+    inbox: CallInbox<GeneratorRequest>,
+    source: impl FnOnce(u32) -> anyhow::Result<HttpBackend>,
+) -> anyhow::Result<()> {
+    let slots = config.slots.max(1);
+    let source = source(u32::try_from(slots).unwrap_or(u32::MAX));
+    let source =
+        source.and_then(|source| Ok((source, canary_cache::digest_tokenizer(&config.base)?)));
+    let (source, tokenizer) = match source {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            // The first caller receives the error, and the worker ends.
+            if let Some(call) = inbox.next() {
+                call.responder.send_error(&format!("{error:#}"));
+            }
+            return Ok(());
+        }
+    };
+    let calls =
+        PendingCalls::new(config.backend.describe_engine(), source.policy_caveat(), tokenizer);
+    let (waiting, canaries) = (VecDeque::new(), CanaryCache::default());
+    let table = SampleScheduler { backend: source, calls, canaries, slots, waiting };
+    // The server dies with this thread, so it must be the first thread of the process.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(table.serve_until_closed(forward_calls(inbox)))
+}
+
+/// Forwards the calls from the blocking inbox to an async channel. Refuses requests to swap the
+/// adapter.
+fn forward_calls(
+    inbox: CallInbox<GeneratorRequest>,
+) -> mpsc::Receiver<WorkerCall<GenerateRequest>> {
+    let (send, calls) = mpsc::channel(UNREAD_CALLS_MAX);
+    std::thread::spawn(move || {
+        while let Some(WorkerCall { request, responder: respond }) = inbox.next() {
+            let GeneratorRequest::Generate(request) = request else {
+                respond.send_error("this engine keeps the adapter it was started with");
+                continue;
+            };
+            if send.blocking_send(WorkerCall { request, responder: respond }).is_err() {
+                return;
+            }
+        }
+    });
+    calls
+}
+
+/// The scheduler of the samples of all pending calls.
+///
+/// Samples wait in a queue and are drawn in order, one a slot. Before a sample starts, the
+/// scheduler
+///
+/// 1. restarts a `llama-server` whose context is too small, once the running samples are done;
+/// 2. makes sure that an external server has the model;
+/// 3. scores the canary text of the sample's call, if it has one.
+///
+/// Progress messages stop when the server does not respond, so that the agent recognises a hang. If
+/// the server dies during several calls, the process ends with an error, because any of them may be
+/// the cause.
+struct SampleScheduler {
+    backend: HttpBackend,
+    calls: PendingCalls,
+    canaries: CanaryCache,
+    slots: usize,
+    waiting: VecDeque<SampleTask>,
+}
+
+impl SampleScheduler {
+    /// Runs the scheduler until the inbox closes or the server is gone.
+    async fn serve_until_closed(
+        mut self,
+        mut inbox: mpsc::Receiver<WorkerCall<GenerateRequest>>,
+    ) -> anyhow::Result<()> {
+        let mut drawing: FuturesUnordered<SampleFuture> = FuturesUnordered::new();
+        let mut pings: FuturesUnordered<LocalBoxFuture<'static, bool>> = FuturesUnordered::new();
+        let mut pinged = Instant::now();
+        let mut look = tokio::time::interval(DEATH_POLL_INTERVAL);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            if let Err(why) = self.fill_slots(&mut drawing, &mut inbox).await {
+                return self.shut_down(&why);
+            }
+            tokio::select! {
+                biased;
+                Some((task, outcome)) = drawing.next() => {
+                    if let Err(why) = self.handle_outcome(&task, outcome).await {
+                        return self.shut_down(&why);
+                    }
+                }
+                Some(lives) = pings.next() => {
+                    // Without an answer no progress is sent, so a silent server makes this worker
+                    // silent too.
+                    if lives {
+                        self.calls.report_progress();
+                    }
+                }
+                call = inbox.recv() => match call {
+                    Some(call) => self.admit_call(call),
+                    None => return Ok(()),
+                },
+                _ = look.tick() => {
+                    if let Some(death) = self.backend.server_death() {
+                        return self.shut_down(&death);
+                    }
+                    if !drawing.is_empty() && pings.is_empty() && pinged.elapsed() > PING_INTERVAL {
+                        pinged = Instant::now();
+                        pings.push(self.backend.check_alive());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds a call's samples to the queue, or refuses the call.
+    fn admit_call(&mut self, call: WorkerCall<GenerateRequest>) {
+        let Some((call, request)) = self.calls.open_call(call) else { return };
+        let sampling = LlamaSampling {
+            temperature: request.sampling.temperature,
+            top_k: request.sampling.top_k,
+            top_p: request.sampling.top_p,
+            max_new_tokens: request.sampling.max_new_tokens,
+        };
+        let mut tasks = Vec::new();
+        for (index, wanted) in order_longest_first(request.requests) {
+            let prepared = match validate_sampling(&sampling).and_then(|()| {
+                self.backend.prepare_request(wanted.text, &sampling, request.logprobs)
+            }) {
+                Ok(prepared) => Rc::new(prepared),
+                Err(why) => {
+                    let message = format!("prompt {:?}: {why}", wanted.prompt_id);
+                    return self.calls.refuse_call(call, &message);
+                }
+            };
+            tasks.extend((0..wanted.count).map(|nth| SampleTask {
+                tag: SampleTag { call, request: index },
+                nth,
+                seed: derive_sample_seed(request.seed, &wanted.prompt_id, wanted.first + nth),
+                request: prepared.clone(),
+            }));
+        }
+        self.waiting.extend(tasks);
+        self.calls.reply_if_complete(call);
+    }
+
+    /// Starts samples while there are free slots. An error means that the server is gone.
+    async fn fill_slots(
+        &mut self,
+        drawing: &mut FuturesUnordered<SampleFuture>,
+        inbox: &mut mpsc::Receiver<WorkerCall<GenerateRequest>>,
+    ) -> Result<(), String> {
+        while drawing.len() < self.slots {
+            let Some(task) = self.waiting.front() else { return Ok(()) };
+            if !self.calls.contains(task.tag.call) {
+                self.waiting.pop_front();
+                continue;
+            }
+            if !self.backend.fits_context(task.request.positions) {
+                if !drawing.is_empty() {
+                    // The running samples end before a restart.
+                    return Ok(());
+                }
+                self.enlarge_context(inbox)?;
+                continue;
+            }
+            if let Some(why) = self.backend.unavailable_reason().await {
+                self.decline_all(&why);
+                continue;
+            }
+            let call = task.tag.call;
+            if let Some(text) = self.calls.unscored_canary(call).map(str::to_owned) {
+                self.score_canary(call, &text).await?;
+                continue;
+            }
+            if let Some(task) = self.waiting.pop_front() {
+                drawing.push(self.backend.draw_sample(task));
+            }
+        }
+        Ok(())
+    }
+
+    /// Scores a call's canary text with the server that draws its samples. An error means that the
+    /// server is gone.
+    async fn score_canary(&mut self, call: u64, text: &str) -> Result<(), String> {
+        if let Some(known) = self.canaries.get(text) {
+            self.calls.set_canary(call, known);
+            return Ok(());
+        }
+        let calls = &mut self.calls;
+        match self.backend.score_canary(text, &mut || calls.report_progress()).await {
+            Ok(canary) => {
+                self.canaries.remember_canary(text, &canary);
+                self.calls.set_canary(call, canary);
+                Ok(())
+            }
+            Err(failed) => self.handle_failure(call, failed).await,
+        }
+    }
+
+    /// Restarts the server with a context for all waiting samples, which may take minutes.
+    /// Meanwhile all callers, including new ones, receive progress messages that show that this
+    /// process is alive.
+    fn enlarge_context(
+        &mut self,
+        inbox: &mut mpsc::Receiver<WorkerCall<GenerateRequest>>,
+    ) -> Result<(), String> {
+        let most = self.waiting.iter().map(|task| task.request.positions).max().unwrap_or(0);
+        let (calls, mut late, mut told) = (&mut self.calls, Vec::new(), Instant::now());
+        let made = self.backend.enlarge_context(most, &mut || {
+            late.extend(std::iter::from_fn(|| inbox.try_recv().ok()));
+            if told.elapsed() >= PING_INTERVAL {
+                told = Instant::now();
+                calls.report_progress();
+                late.iter().for_each(|call| {
+                    call.responder.send_progress(&GenerateProgress { samples: 0 });
+                });
+            }
+        });
+        late.into_iter().for_each(|call| self.admit_call(call));
+        made
+    }
+
+    /// Declines all calls, because this host cannot draw them now.
+    fn decline_all(&mut self, why: &str) {
+        while let Some(call) = self.calls.oldest_call() {
+            self.calls.decline_call(call, why);
+        }
+        self.waiting.clear();
+    }
+
+    /// Adds a finished sample to its call, or handles its error. An error means that the server is
+    /// gone.
+    async fn handle_outcome(
+        &mut self,
+        task: &SampleTask,
+        outcome: Result<DrawnSample, SampleError>,
+    ) -> Result<(), String> {
+        match outcome {
+            Ok(drawn) => {
+                self.calls.add_sample(task.tag, drawn);
+                self.calls.report_progress();
+            }
+            Err(failed) => self.handle_failure(task.tag.call, failed).await?,
+        }
+        Ok(())
+    }
+
+    /// Refuses or declines the call of a failed sample. An error means that the server is gone.
+    async fn handle_failure(&mut self, call: u64, failed: SampleError) -> Result<(), String> {
+        let SampleError { message, connection_lost: broke_off } = failed;
+        if broke_off && let Some(death) = self.backend.wait_for_death(DEATH_TIMEOUT).await {
+            return Err(death);
+        }
+        if broke_off && self.backend.is_external() {
+            self.calls.decline_call(call, &message);
+        } else {
+            self.calls.refuse_call(call, &message);
+        }
+        Ok(())
+    }
+
+    /// Ends the worker after the server is gone. A single caller receives the error. With several,
+    /// the process ends with an error, because the call that ended the server must not be confused
+    /// with the others.
+    fn shut_down(mut self, why: &str) -> anyhow::Result<()> {
+        if let (1, Some(call)) = (self.calls.len(), self.calls.oldest_call()) {
+            self.calls.refuse_call(call, why);
+            return Ok(());
+        }
+        if self.calls.is_empty() {
+            return Ok(());
+        }
+        Err(anyhow::anyhow!("{why}"))
+    }
+}
+
+/// Checks the sampling parameters as the embedded engine does.
+fn validate_sampling(sampling: &LlamaSampling) -> Result<(), String> {
+    let LlamaSampling { temperature, top_p, max_new_tokens, .. } = *sampling;
+    if !temperature.is_finite() || temperature < 0.0 {
+        return Err(format!("the sampling's temperature is {temperature}; it must be 0 or more"));
+    }
+    if !(top_p > 0.0 && top_p <= 1.0) {
+        return Err(format!("the sampling's top_p is {top_p}; it must be above 0 and at most 1"));
+    }
+    if max_new_tokens == 0 {
+        return Err("the sampling's max_new_tokens is 0; it must be 1 or more".to_owned());
+    }
+    Ok(())
+}
+
+impl HttpBackend {
+    /// Returns the reason why the policy cannot be verified; empty if it is.
+    fn policy_caveat(&self) -> String {
+        match self {
+            Self::LlamaCpp(_) => String::new(),
+            Self::Endpoint(endpoint) => endpoint.policy_caveat(),
+        }
+    }
+
+    /// Prepares a request in the server's form.
+    fn prepare_request(
+        &self,
+        text: String,
+        sampling: &LlamaSampling,
+        logprobs: bool,
+    ) -> Result<PreparedRequest, String> {
+        match self {
+            Self::LlamaCpp(llama) => llama.prepare_request(&text, sampling, logprobs),
+            Self::Endpoint(_) => {
+                let prompt = HttpPrompt::Text(text);
+                Ok(PreparedRequest { prompt, sampling: *sampling, positions: 0, logprobs: false })
+            }
+        }
+    }
+
+    /// Returns true if the running server has this many positions a sequence; always for an
+    /// external one.
+    fn fits_context(&self, positions: usize) -> bool {
+        match self {
+            Self::LlamaCpp(llama) => llama.fits_context(positions),
+            Self::Endpoint(_) => true,
+        }
+    }
+
+    /// Restarts the server with at least this many positions a sequence. Does nothing for an
+    /// external one.
+    fn enlarge_context(&mut self, positions: usize, beat: &mut dyn FnMut()) -> Result<(), String> {
+        match self {
+            Self::LlamaCpp(llama) => {
+                llama.start_server(positions, beat).map_err(|error| format!("{error:#}"))
+            }
+            Self::Endpoint(_) => Ok(()),
+        }
+    }
+
+    /// Prepares the server for the first sample. Returns the reason if samples cannot be drawn
+    /// here, though other hosts may.
+    async fn unavailable_reason(&mut self) -> Option<String> {
+        match self {
+            Self::LlamaCpp(_) => None,
+            Self::Endpoint(endpoint) => {
+                endpoint.ensure_model().await.err().map(|e| format!("{e:#}"))
+            }
+        }
+    }
+
+    /// Starts to draw a sample.
+    fn draw_sample(&self, task: SampleTask) -> SampleFuture {
+        match self {
+            Self::LlamaCpp(llama) => {
+                let drawing = llama.draw_sample(task.clone());
+                async move { (task, drawing.await) }.boxed_local()
+            }
+            Self::Endpoint(endpoint) => {
+                let drawing = endpoint.draw_sample(task.clone());
+                async move { (task, drawing.await) }.boxed_local()
+            }
+        }
+    }
+
+    /// Returns the log-probabilities of a text's last tokens; empty if the server does not report
+    /// them.
+    async fn score_canary(
+        &self,
+        text: &str,
+        beat: &mut dyn FnMut(),
+    ) -> Result<Vec<f32>, SampleError> {
+        match self {
+            Self::LlamaCpp(llama) => llama.score_canary(text, beat).await,
+            Self::Endpoint(endpoint) => endpoint.score_canary(text).await,
+        }
+    }
+
+    /// Reports whether the server responds.
+    fn check_alive(&self) -> LocalBoxFuture<'static, bool> {
+        match self {
+            Self::LlamaCpp(llama) => llama.check_alive(),
+            Self::Endpoint(endpoint) => endpoint.check_alive(),
+        }
+    }
+
+    /// Describes how the server's process ended, if this worker runs it and it did.
+    fn server_death(&mut self) -> Option<String> {
+        match self {
+            Self::LlamaCpp(llama) => llama.server_death(),
+            Self::Endpoint(_) => None,
+        }
+    }
+
+    /// Waits at most `limit` for the server's process to end, and describes how it ended. Returns
+    /// `None` at once for an external server.
+    async fn wait_for_death(&mut self, limit: Duration) -> Option<String> {
+        let began = Instant::now();
+        while !self.is_external() && began.elapsed() < limit {
+            if let Some(death) = self.server_death() {
+                return Some(death);
+            }
+            tokio::time::sleep(DEATH_POLL_INTERVAL / 5).await;
+        }
+        None
+    }
+
+    /// Returns true if the server is external.
+    fn is_external(&self) -> bool {
+        matches!(self, Self::Endpoint(_))
+    }
+}

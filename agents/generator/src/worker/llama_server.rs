@@ -1,0 +1,363 @@
+//! Sampling with a `llama-server` that this worker runs: the base from the cache of converted
+//! models, the adapter converted for it, prompts and completions through the worker's own
+//! tokenizer.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use engine::{CanaryText, ModelConfig, ModelTokenizer};
+use formats::{GgufModel, convert, is_gguf};
+use futures::future::{FutureExt, LocalBoxFuture};
+use llama::{
+    CachedGguf, GgufCache, LlamaServer, ServedModel, ServerAddress,
+    completion::{self, CompletionStop, LlamaCompletion, LlamaSampling},
+    scoring,
+};
+use wire::v1;
+
+use super::{
+    WorkerConfig,
+    completion_client::CompletionClient,
+    http_backend::{HttpPrompt, PreparedRequest, SampleError, SampleTask},
+    pending_calls::DrawnSample,
+};
+use crate::{LlamaCppGenerator, backend::BaseDtype};
+
+/// The time limit of a request that the server answers between two of its steps.
+const PING_TIMEOUT: Duration = Duration::from_secs(60);
+/// The size limit of its answer.
+const PING_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// The time limit for scoring one token after a short text.
+const SCORE_TIMEOUT: Duration = Duration::from_secs(120);
+/// The size limit of its answer.
+const SCORE_BYTES_MAX: usize = 64 * 1024;
+
+/// The smallest context, in positions a sequence, that a server is started with; most orders then
+/// fit.
+const CONTEXT_MIN: usize = 512;
+
+/// The positions that are added to the context, because llama-server stops a sequence this close to
+/// its end.
+const CONTEXT_SPARE: usize = 2;
+
+/// A `llama-server` with one policy, started when the first sample needs it and restarted when a
+/// sample needs a larger context.
+pub(super) struct LlamaServerBackend {
+    config: LlamaCppGenerator,
+    model: PathBuf,
+    model_key: String,
+    adapter: Option<PathBuf>,
+    /// The converted base and adapter that the server loads, once they are converted.
+    converted: Option<ConvertedPolicy>,
+    tokenizer: ModelTokenizer,
+    model_config: ModelConfig,
+    max_positions: usize,
+    eos_tokens: Vec<u32>,
+    slots: u32,
+    running: Option<RunningServer>,
+}
+
+/// The base and adapter as GGUF files.
+struct ConvertedPolicy {
+    base: PathBuf,
+    adapter: Option<PathBuf>,
+    _in_use: Option<CachedGguf>,
+}
+
+/// A server that is ready, and its client.
+struct RunningServer {
+    server: LlamaServer,
+    http: CompletionClient,
+    /// The positions that each sequence may use.
+    context: usize,
+}
+
+impl LlamaServerBackend {
+    /// Loads the tokenizer and configuration. Starts no server yet, because the first call
+    /// determines the length of the sequences.
+    pub(super) fn new(
+        llama: &LlamaCppGenerator,
+        config: &WorkerConfig,
+        slots: u32,
+    ) -> anyhow::Result<Self> {
+        let model = match is_gguf(&config.base) {
+            true => GgufModel::open(&config.base)?.model_config().clone(),
+            false => ModelConfig::from_dir(&config.base)?,
+        };
+        let tokenizer = ModelTokenizer::load_tokenizer(&config.base)?;
+        reset_directory(&llama.directory)
+            .with_context(|| format!("prepare {}", llama.directory.display()))?;
+        Ok(Self {
+            config: llama.clone(),
+            model: config.base.clone(),
+            model_key: config.base_key.clone(),
+            adapter: config.adapter.clone(),
+            converted: None,
+            tokenizer,
+            max_positions: model.max_positions,
+            eos_tokens: model.eos_tokens.clone(),
+            model_config: model,
+            slots,
+            running: None,
+        })
+    }
+
+    /// Encodes a prompt and limits the new tokens to the model's positions. Returns an error if the
+    /// prompt is empty or too long.
+    pub(super) fn prepare_request(
+        &self,
+        text: &str,
+        sampling: &LlamaSampling,
+        logprobs: bool,
+    ) -> Result<PreparedRequest, String> {
+        let prompt = self.tokenizer.encode_prompt(text).map_err(|error| error.to_string())?;
+        let (tokens, positions) = (prompt.len(), self.max_positions);
+        if tokens == 0 {
+            return Err(
+                "it has no tokens, and this model has no start token; add some text".to_owned()
+            );
+        }
+        if tokens >= positions {
+            return Err(format!(
+                "it has {tokens} tokens, but the model's {positions} positions must also hold a \
+                 new one; shorten it"
+            ));
+        }
+        let room = u32::try_from(positions - tokens).unwrap_or(u32::MAX);
+        let max_new_tokens = sampling.max_new_tokens.min(room);
+        Ok(PreparedRequest {
+            prompt: HttpPrompt::Tokens(prompt),
+            sampling: LlamaSampling { max_new_tokens, ..*sampling },
+            positions: tokens + max_new_tokens as usize,
+            logprobs,
+        })
+    }
+
+    /// Returns true if a running server has this many positions a sequence.
+    pub(super) fn fits_context(&self, positions: usize) -> bool {
+        self.running.as_ref().is_some_and(|running| positions <= running.context)
+    }
+
+    /// Starts the server, or restarts it, with at least this many positions a sequence. Calls
+    /// `beat` while it waits.
+    pub(super) fn start_server(
+        &mut self,
+        positions: usize,
+        beat: &mut dyn FnMut(),
+    ) -> anyhow::Result<()> {
+        // The new server needs the memory and the socket name of the old one.
+        self.running = None;
+        self.convert_policy(beat)?;
+        let converted = self.converted.as_ref().context("nothing was converted")?;
+        let most = self.max_positions.max(positions);
+        let context = positions.next_power_of_two().max(CONTEXT_MIN).min(most);
+        let serve = ServedModel {
+            base: &converted.base,
+            adapter: converted.adapter.as_deref(),
+            slots: self.slots,
+            context: u32::try_from(context + CONTEXT_SPARE)?,
+            exact: self.config.dtype == BaseDtype::F32,
+            directory: &self.config.directory,
+        };
+        let mut server = LlamaServer::start(&self.config.server, &serve)?;
+        server.wait_ready(self.config.ready_limit, beat)?;
+        let http = match server.listen_address() {
+            ServerAddress::Socket(path) => CompletionClient::for_socket(path, server.api_key())?,
+            ServerAddress::Port(port) => CompletionClient::for_url(
+                &format!("http://127.0.0.1:{port}"),
+                Some(server.api_key().to_owned()),
+            )?,
+        };
+        tracing::info!(context, slots = self.slots, "llama-server is ready");
+        self.running = Some(RunningServer { server, http, context });
+        Ok(())
+    }
+
+    /// Converts the base and the adapter to GGUF, once.
+    fn convert_policy(&mut self, beat: &mut dyn FnMut()) -> anyhow::Result<()> {
+        if self.converted.is_some() {
+            return Ok(());
+        }
+        let llama = &self.config;
+        let adapter = self.adapter.as_deref();
+        let adapter = adapter.map(|adapter| convert_adapter(&self.model, adapter, llama));
+        let adapter = adapter.transpose()?;
+        let in_use = if is_gguf(&self.model) {
+            None
+        } else {
+            let shelf = GgufCache::open(&llama.shelf, llama.shelf_bytes)?;
+            let dtype = llama.dtype.into();
+            Some(shelf.get_or_convert(&self.model_key, &self.model, dtype, &mut |_, _| beat())?)
+        };
+        let base = in_use.as_ref().map_or(&*self.model, CachedGguf::file_path).to_owned();
+        self.converted = Some(ConvertedPolicy { base, adapter, _in_use: in_use });
+        Ok(())
+    }
+
+    /// Draws one sample.
+    pub(super) fn draw_sample(
+        &self,
+        task: SampleTask,
+    ) -> impl Future<Output = Result<DrawnSample, SampleError>> + use<> {
+        let http = self.running.as_ref().map(|running| running.http.clone());
+        let (tokenizer, ends) = (self.tokenizer.clone(), self.eos_tokens.clone());
+        async move {
+            let Some(http) = http else {
+                return Err(sample_error("llama-server was not started"));
+            };
+            let HttpPrompt::Tokens(prompt) = &task.request.prompt else {
+                return Err(sample_error("the prompt has no tokens"));
+            };
+            let request = completion::build_request(
+                prompt,
+                &task.request.sampling,
+                task.seed,
+                task.request.logprobs,
+            );
+            let (limit, bytes_max) = task.answer_limits();
+            let answer = http.post_json("/completion", &request, limit, bytes_max).await;
+            let answer = answer.map_err(|error| {
+                let broke_off = error.is_transport();
+                let message = format!("{:#}", anyhow::Error::from(error));
+                SampleError { message, connection_lost: broke_off }
+            })?;
+            let completion =
+                completion::parse_completion(&answer).map_err(|error| sample_error(&error))?;
+            parse_sample(completion, &task, &tokenizer, &ends)
+        }
+    }
+
+    /// Returns the log-probabilities of a text's last tokens, with one request for each token,
+    /// because the server reports no more at a time.
+    pub(super) async fn score_canary(
+        &self,
+        text: &str,
+        beat: &mut dyn FnMut(),
+    ) -> Result<Vec<f32>, SampleError> {
+        let http = self.running.as_ref().map(|running| running.http.clone());
+        let http = http.ok_or_else(|| sample_error("llama-server was not started"))?;
+        let CanaryText { tokens, scored } = CanaryText::from_text(
+            &self.tokenizer,
+            &self.model_config,
+            text,
+            wire::CANARY_TOKENS_MAX,
+        )
+        .map_err(|error| sample_error(&format!("{:#}", anyhow::Error::from(error))))?;
+        let mut canary = Vec::with_capacity(scored.len());
+        for place in scored {
+            let request = scoring::build_request(&tokens[..place], tokens[place]);
+            let answer =
+                http.post_json("/completion", &request, SCORE_TIMEOUT, SCORE_BYTES_MAX).await;
+            let answer = answer.map_err(|error| {
+                let broke_off = error.is_transport();
+                let message = format!("{:#}", anyhow::Error::from(error));
+                SampleError { message, connection_lost: broke_off }
+            })?;
+            let scored = scoring::parse_logprob(&answer, tokens[place]);
+            canary.push(scored.map_err(|error| sample_error(&error))?);
+            beat();
+        }
+        Ok(canary)
+    }
+
+    /// Reports whether the server's loop responds, with a request that it answers between two of
+    /// its steps.
+    pub(super) fn check_alive(&self) -> LocalBoxFuture<'static, bool> {
+        let http = self.running.as_ref().map(|running| running.http.clone());
+        async move {
+            match http {
+                Some(http) => match http.get("/slots", PING_TIMEOUT, PING_BYTES_MAX).await {
+                    Ok(_) => true,
+                    // A build without this path responds with an error, which shows that it is
+                    // alive.
+                    Err(error) => !error.is_transport(),
+                },
+                None => false,
+            }
+        }
+        .boxed_local()
+    }
+
+    /// Describes how the server ended, if it did.
+    pub(super) fn server_death(&mut self) -> Option<String> {
+        let (ending, said) = self.running.as_mut()?.server.poll_exit()?;
+        Some(format!("llama-server ended ({ending}); last output: {said}"))
+    }
+}
+
+/// Creates the error of a sample on a connection that is intact.
+fn sample_error(error: &(impl ToString + ?Sized)) -> SampleError {
+    SampleError { message: error.to_string(), connection_lost: false }
+}
+
+/// Builds the sample in the form of the embedded engine: without the end token, cut at the token
+/// limit and at every end token of the model's configuration.
+fn parse_sample(
+    completion: LlamaCompletion,
+    task: &SampleTask,
+    tokenizer: &ModelTokenizer,
+    ends: &[u32],
+) -> Result<DrawnSample, SampleError> {
+    use v1::samples::Finish;
+    let LlamaCompletion { mut tokens, text, count, stop, logprobs } = completion;
+    let mut finish = match stop {
+        CompletionStop::End => Finish::Stop,
+        CompletionStop::Limit => Finish::Length,
+    };
+    let nth = task.nth;
+    if tokens.is_empty() {
+        return Ok(DrawnSample { nth, text, tokens: count, finish, logprob: None });
+    }
+    // A character that was incomplete at the limit may have added a token.
+    tokens.truncate(task.request.sampling.max_new_tokens as usize);
+    // The model's configuration may name end tokens that its GGUF file lacks.
+    if let Some(end) = tokens.iter().position(|token| ends.contains(token)) {
+        tokens.truncate(end + 1);
+        finish = Finish::Stop;
+    }
+    let spoken = match (finish, tokens.split_last()) {
+        (Finish::Stop, Some((_, spoken))) => spoken,
+        _ => &tokens[..],
+    };
+    let text = tokenizer.decode_tokens(spoken).map_err(|error| sample_error(&error))?;
+    let logprob = logprobs.get(..tokens.len()).map(|each| each.iter().sum());
+    let tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+    Ok(DrawnSample { nth, text, tokens, finish, logprob })
+}
+
+/// Removes the files of an earlier worker, and creates the directory.
+fn reset_directory(directory: &Path) -> std::io::Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::create_dir_all(directory)
+}
+
+/// Returns the adapter as a GGUF file, converted if it is in another format.
+fn convert_adapter(
+    base: &Path,
+    adapter: &Path,
+    llama: &LlamaCppGenerator,
+) -> anyhow::Result<PathBuf> {
+    if is_gguf(adapter) {
+        return Ok(adapter.to_owned());
+    }
+    if is_gguf(base) {
+        bail!(
+            "{} is a GGUF file, so the adapter must be one too: convert {} with `flotilla convert \
+             lora` (M111)",
+            base.display(),
+            adapter.display()
+        );
+    }
+    let converted = llama.directory.join("adapter.gguf");
+    convert::convert_lora(base, adapter, &converted, convert::ConversionDtype::F32)
+        .with_context(|| format!("convert the adapter {} for llama.cpp", adapter.display()))?;
+    Ok(converted)
+}

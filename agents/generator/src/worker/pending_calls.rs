@@ -1,0 +1,200 @@
+//! The pending calls, each assembled sample by sample, independent of the engine.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use agent::{CallResponder, WorkerCall};
+use wire::v1;
+
+use crate::messages::{
+    GenerateProgress, GenerateRequest, GeneratedSamples, GeneratorAnswer, count_samples,
+};
+
+/// The interval between two progress messages of a call.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The call and the request that a sample belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct SampleTag {
+    /// The number of the call.
+    pub call: u64,
+    /// The index of the request in the call.
+    pub request: usize,
+}
+
+/// A finished sample.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct DrawnSample {
+    /// The index among its request's samples.
+    pub nth: u32,
+    pub text: String,
+    /// The number of its tokens.
+    pub tokens: u32,
+    pub finish: v1::samples::Finish,
+    /// The log-probability, as in a samples fact; `None` if the engine does not report it.
+    pub logprob: Option<f64>,
+}
+
+/// The pending calls by number, and the description of what draws their samples.
+pub(super) struct PendingCalls {
+    calls: BTreeMap<u64, PendingCall>,
+    next_number: u64,
+    engine: String,
+    caveat: String,
+    tokenizer: String,
+}
+
+/// A call with the samples that are done so far.
+struct PendingCall {
+    responder: CallResponder,
+    requests: Vec<v1::generate_order::Request>,
+    samples: Vec<v1::samples::Sample>,
+    total: usize,
+    reported_at: Instant,
+    canary_text: String,
+    canary: Option<Vec<f32>>,
+}
+
+impl PendingCalls {
+    /// Creates an empty set. The arguments describe what draws the samples: the engine, the reason
+    /// why its policy cannot be verified, and the digest of its tokenizer.
+    pub(super) fn new(engine: String, caveat: String, tokenizer: String) -> Self {
+        Self { calls: BTreeMap::new(), next_number: 0, engine, caveat, tokenizer }
+    }
+
+    /// Returns true if no call is pending.
+    pub(super) fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    /// Returns true if the call is pending.
+    pub(super) fn contains(&self, call: u64) -> bool {
+        self.calls.contains_key(&call)
+    }
+
+    /// Adds a call and returns its number. Refuses a call for more samples than an order may
+    /// request, and returns `None`.
+    pub(super) fn open_call(
+        &mut self,
+        call: WorkerCall<GenerateRequest>,
+    ) -> Option<(u64, GenerateRequest)> {
+        let WorkerCall { request, responder: respond } = call;
+        let total = match count_samples(&request.requests) {
+            Ok(total) => total as usize,
+            Err(why) => {
+                respond.send_error(&why);
+                return None;
+            }
+        };
+        let number = self.next_number;
+        self.next_number += 1;
+        let requests = request.requests.clone();
+        let samples = Vec::with_capacity(total);
+        let asked = request.canary.clone();
+        let (told, canary) = (Instant::now(), None);
+        let open = PendingCall {
+            responder: respond,
+            requests,
+            samples,
+            total,
+            reported_at: told,
+            canary_text: asked,
+            canary,
+        };
+        self.calls.insert(number, open);
+        Some((number, request))
+    }
+
+    /// Replies to a call, with its samples in the order of its requests, if all are done.
+    pub(super) fn reply_if_complete(&mut self, call: u64) {
+        if self.calls.get(&call).is_none_or(|open| open.samples.len() < open.total) {
+            return;
+        }
+        if let Some(PendingCall { responder: respond, mut samples, requests, canary, .. }) =
+            self.calls.remove(&call)
+        {
+            let place = |id: &str| requests.iter().position(|request| request.prompt_id == id);
+            samples.sort_by_cached_key(|sample| (place(&sample.prompt_id), sample.index));
+            respond.send_reply(&GeneratorAnswer::Generated(GeneratedSamples {
+                samples,
+                engine: self.engine.clone(),
+                caveat: self.caveat.clone(),
+                tokenizer: self.tokenizer.clone(),
+                canary: canary.unwrap_or_default(),
+            }));
+        }
+    }
+
+    /// Adds a sample to its call. A sample of a call that was refused meanwhile is dropped.
+    pub(super) fn add_sample(&mut self, tag: SampleTag, drawn: DrawnSample) {
+        let Some(open) = self.calls.get_mut(&tag.call) else { return };
+        let request = &open.requests[tag.request];
+        open.samples.push(v1::samples::Sample {
+            prompt_id: request.prompt_id.clone(),
+            index: request.first.saturating_add(drawn.nth),
+            text: drawn.text,
+            tokens: drawn.tokens,
+            finish: drawn.finish.into(),
+            logprob: drawn.logprob,
+        });
+        self.reply_if_complete(tag.call);
+    }
+
+    /// Returns the canary text of a call, if it has one that is not scored yet.
+    pub(super) fn unscored_canary(&self, call: u64) -> Option<&str> {
+        let open = self.calls.get(&call)?;
+        (open.canary.is_none() && !open.canary_text.is_empty()).then_some(&open.canary_text)
+    }
+
+    /// Sets the log-probabilities of a call's canary text.
+    pub(super) fn set_canary(&mut self, call: u64, canary: Vec<f32>) {
+        if let Some(open) = self.calls.get_mut(&call) {
+            open.canary = Some(canary);
+        }
+    }
+
+    /// Refuses a call with an error; samples that are drawn for it later are dropped.
+    pub(super) fn refuse_call(&mut self, call: u64, message: &str) {
+        if let Some(open) = self.calls.remove(&call) {
+            open.responder.send_error(message);
+        }
+    }
+
+    /// Replies that this host cannot do a call, and that others may.
+    pub(super) fn decline_call(&mut self, call: u64, message: &str) {
+        if let Some(open) = self.calls.remove(&call) {
+            open.responder.send_reply(&GeneratorAnswer::NotHere(message.to_owned()));
+        }
+    }
+
+    /// Returns the number of the oldest pending call.
+    pub(super) fn oldest_call(&self) -> Option<u64> {
+        self.calls.keys().next().copied()
+    }
+
+    /// Returns the number of pending calls.
+    pub(super) fn len(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Refuses all pending calls with an error.
+    pub(super) fn refuse_all(&mut self, message: &str) {
+        while let Some(call) = self.oldest_call() {
+            self.refuse_call(call, message);
+        }
+    }
+
+    /// Sends each caller its progress, at most once per interval. The message also shows that this
+    /// process is alive.
+    pub(super) fn report_progress(&mut self) {
+        for open in self.calls.values_mut() {
+            if open.reported_at.elapsed() >= PROGRESS_INTERVAL {
+                open.reported_at = Instant::now();
+                let samples = u32::try_from(open.samples.len()).unwrap_or(u32::MAX);
+                open.responder.send_progress(&GenerateProgress { samples });
+            }
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! A supervised llama.cpp program.
+//!
+//! The child runs in our process group and dies with the thread that started it. Both of its pipes
+//! are read to their end, so that the child never blocks on a full pipe; only a bounded part of the
+//! output is kept.
+
+use std::{
+    ffi::OsString,
+    io::{self, Read, Write},
+    path::Path,
+    process::{Command, ExitStatus, Stdio},
+    sync::mpsc::{self, Receiver, SyncSender},
+    thread,
+    time::Duration,
+};
+
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+
+use crate::ProcessEnvironment;
+
+/// The largest length of a line in bytes; the rest of a longer line is cut off.
+const LINE_BYTES_MAX: usize = 16 * 1024;
+
+/// The number of bytes that are used of each pipe. Later bytes are read and dropped, so that a
+/// flood of output neither blocks the child nor counts as progress.
+const PIPE_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// The number of bytes of the child's stderr that are copied to our stderr, for the log of this
+/// process.
+const ECHO_BYTES_MAX: usize = 1024 * 1024;
+
+/// The capacity of the queue of lines. If it is full, the child blocks on its pipe.
+const QUEUED_LINES_MAX: usize = 256;
+
+/// The number of bytes at the end of the output that are kept for error messages.
+const TAIL_BYTES_MAX: usize = 2 * 1024;
+
+/// A running llama.cpp program. Dropping it kills the process.
+///
+/// Two threads read the pipes and send lines over a bounded channel. The owner polls:
+///
+/// ```text
+/// spawn_program -> wait_event ... wait_event (Closed) -> wait_exit -> kill_and_wait
+/// ```
+#[derive(Debug)]
+pub struct LlamaProcess {
+    /// The process of the operating system.
+    process: std::process::Child,
+    /// The lines of both pipes, in order of arrival.
+    lines: Receiver<ProcessLine>,
+    /// The end of the output, at most `TAIL_BYTES_MAX` bytes.
+    tail: String,
+}
+
+/// One line that a program printed, without its line ending.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessLine {
+    /// The pipe that the line came from.
+    pub stream: ProcessStream,
+    /// The text of the line, with invalid UTF-8 replaced.
+    pub text: String,
+}
+
+/// An output pipe of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProcessStream {
+    Stdout,
+    Stderr,
+}
+
+/// The result of a wait for output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProcessEvent {
+    /// The program printed a line.
+    Line(ProcessLine),
+    /// The program printed no line within the limit.
+    TimedOut,
+    /// Both pipes are closed.
+    Closed,
+}
+
+impl LlamaProcess {
+    /// Starts a program with an empty stdin and exactly the variables of `environment`. With
+    /// `repeat`, the first `ECHO_BYTES_MAX` bytes of its stderr are copied to our stderr.
+    ///
+    /// The kernel kills the program when the calling thread ends, so that thread must outlive it.
+    ///
+    /// # Errors
+    /// When the program cannot be started.
+    pub fn spawn_program(
+        program: &Path,
+        arguments: impl IntoIterator<Item = OsString>,
+        environment: &ProcessEnvironment,
+        repeat: bool,
+    ) -> io::Result<Self> {
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env_clear()
+            .envs(environment.all_variables())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        kill_with_parent(&mut command);
+        let mut process = command.spawn()?;
+        let (send, lines) = mpsc::sync_channel(QUEUED_LINES_MAX);
+        let stdout = process.stdout.take().expect("it was asked for");
+        let stderr = process.stderr.take().expect("it was asked for");
+        read_in_background(stdout, ProcessStream::Stdout, send.clone(), 0);
+        read_in_background(
+            stderr,
+            ProcessStream::Stderr,
+            send,
+            if repeat { ECHO_BYTES_MAX } else { 0 },
+        );
+        Ok(Self { process, lines, tail: String::new() })
+    }
+
+    /// Waits for the next line, at most `limit`.
+    pub fn wait_event(&mut self, limit: Duration) -> ProcessEvent {
+        match self.lines.recv_timeout(limit) {
+            Ok(line) => {
+                self.tail.push_str(&line.text);
+                self.tail.push('\n');
+                trim_tail(&mut self.tail);
+                ProcessEvent::Line(line)
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => ProcessEvent::TimedOut,
+            Err(mpsc::RecvTimeoutError::Disconnected) => ProcessEvent::Closed,
+        }
+    }
+
+    /// Returns the end of the output that was read so far.
+    pub fn output_tail(&self) -> &str {
+        &self.tail
+    }
+
+    /// Returns the exit status, or `None` while the program runs.
+    ///
+    /// # Errors
+    /// When the system cannot report the status.
+    pub fn exit_status(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.process.try_wait()
+    }
+
+    /// Asks the program to end (SIGTERM).
+    pub fn send_sigterm(&self) {
+        if let Some(pid) =
+            i32::try_from(self.process.id()).ok().and_then(rustix::process::Pid::from_raw)
+        {
+            // The program may have ended by itself. Its process id is not reused until it is waited
+            // for.
+            let _ = rustix::process::kill_process(pid, Signal::TERM);
+        }
+    }
+
+    /// Kills the program unless it has ended, and returns its exit status.
+    ///
+    /// # Errors
+    /// When the system cannot report the status.
+    pub fn kill_and_wait(&mut self) -> io::Result<ExitStatus> {
+        if let Some(status) = self.process.try_wait()? {
+            return Ok(status);
+        }
+        self.process.kill()?;
+        self.process.wait()
+    }
+
+    /// Waits until the program ends by itself, at most `limit`. Returns `None` if it still runs.
+    ///
+    /// # Errors
+    /// When the system cannot report the status.
+    pub fn wait_exit(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
+        const LOOK_EVERY: Duration = Duration::from_millis(10);
+        let until = std::time::Instant::now() + limit;
+        loop {
+            match self.process.try_wait()? {
+                None if std::time::Instant::now() < until => thread::sleep(LOOK_EVERY),
+                other => return Ok(other),
+            }
+        }
+    }
+}
+
+impl Drop for LlamaProcess {
+    fn drop(&mut self) {
+        // The program may have ended, and been waited for, already.
+        let _ = self.kill_and_wait();
+    }
+}
+
+/// Makes the kernel kill the child when the thread that starts it ends. That thread must outlive
+/// the child.
+#[expect(unsafe_code, reason = "pre_exec is the only way to set a parent death signal")]
+fn kill_with_parent(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    let parent = getpid();
+    // SAFETY: between fork and exec only two system calls are made; nothing is allocated.
+    unsafe {
+        command.pre_exec(move || {
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The parent may have died before the signal was set.
+            if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+        });
+    }
+}
+
+/// Starts a thread that reads a pipe to its end and sends its lines. The first `repeat` bytes are
+/// copied to our stderr.
+fn read_in_background(
+    pipe: impl Read + Send + 'static,
+    stream: ProcessStream,
+    lines: SyncSender<ProcessLine>,
+    repeat: usize,
+) {
+    thread::spawn(move || {
+        let mut lines =
+            LineSplitter { stream, send: lines, line: Vec::new(), echo_bytes_left: repeat };
+        lines.read_pipe(pipe);
+    });
+}
+
+/// A reader of one pipe that splits it into lines.
+struct LineSplitter {
+    stream: ProcessStream,
+    /// The queue of lines.
+    send: SyncSender<ProcessLine>,
+    /// The bytes of the current, unfinished line.
+    line: Vec<u8>,
+    /// The number of bytes that are still copied to our stderr.
+    echo_bytes_left: usize,
+}
+
+impl LineSplitter {
+    /// Reads the pipe to its end. Bytes after the first `PIPE_BYTES_MAX` are dropped.
+    fn read_pipe(&mut self, mut pipe: impl Read) {
+        let (mut buffer, mut read) = (vec![0; 64 * 1024], 0_usize);
+        loop {
+            match pipe.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(bytes) if read < PIPE_BYTES_MAX => {
+                    read += bytes;
+                    self.echo_to_stderr(&buffer[..bytes]);
+                    self.split_lines(&buffer[..bytes]);
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        self.send_line();
+    }
+
+    /// Appends bytes to the current line, and sends each line that is complete or full.
+    fn split_lines(&mut self, bytes: &[u8]) {
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let room = LINE_BYTES_MAX - self.line.len();
+            self.line.extend_from_slice(&piece[..piece.len().min(room)]);
+            if piece.ends_with(b"\n") || self.line.len() == LINE_BYTES_MAX {
+                self.send_line();
+            }
+        }
+    }
+
+    /// Sends the current line unless it is empty, and begins a new one.
+    fn send_line(&mut self) {
+        let text = String::from_utf8_lossy(&self.line);
+        let text = text.trim_end_matches(['\n', '\r']).to_owned();
+        self.line.clear();
+        if !text.is_empty() {
+            // The receiver is gone if the child is being ended.
+            let _ = self.send.send(ProcessLine { stream: self.stream, text });
+        }
+    }
+
+    /// Copies bytes to our stderr, up to the remaining allowance.
+    fn echo_to_stderr(&mut self, bytes: &[u8]) {
+        let bytes = &bytes[..bytes.len().min(self.echo_bytes_left)];
+        self.echo_bytes_left -= bytes.len();
+        // Our own stderr may be closed.
+        let _ = io::stderr().write_all(bytes);
+    }
+}
+
+/// Removes text from the front until at most `TAIL_BYTES_MAX` bytes are left, at a character
+/// boundary.
+fn trim_tail(tail: &mut String) {
+    let mut cut = tail.len().saturating_sub(TAIL_BYTES_MAX);
+    while !tail.is_char_boundary(cut) {
+        cut += 1;
+    }
+    tail.drain(..cut);
+}

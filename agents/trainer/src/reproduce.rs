@@ -1,0 +1,153 @@
+//! Repeats a training of the log and checks that it gives the same weights.
+
+use std::{future::ready, path::Path};
+
+use agent::WorkerProcess;
+use anyhow::{Context, bail};
+use store::{FileCache, Store, TreeManifest};
+use wire::{Digest, v1};
+
+use crate::{
+    config::TrainerConfig,
+    lineage,
+    messages::{CHECKPOINT_DIR, TrainHostSettings, TrainOutcome, TrainProgress, TrainStep},
+    role::{SILENCE_LIMIT, SILENCE_LIMIT_MIN},
+    training_files::TrainingFiles,
+    weight_delta::{self, InitialWeights},
+};
+
+/// A training to be repeated, and the means to do it.
+///
+/// The training starts from the order's first step and ends at the checkpoint's step. The
+/// comparison has two stages: the digests of the manifests, and, if they differ, the weights
+/// themselves.
+#[derive(Debug, Clone, Copy)]
+pub struct Reproduction<'a> {
+    /// The order that the log's training answered.
+    pub order: &'a v1::TrainOrder,
+    /// The checkpoint in the log, with which the result is compared.
+    pub checkpoint: &'a v1::Checkpoint,
+    pub store: &'a Store,
+    pub cache: &'a FileCache,
+    pub config: &'a TrainerConfig,
+    /// An empty directory for the files of the training.
+    pub scratch: &'a Path,
+}
+
+/// The result of a repeated training.
+#[derive(Debug, Clone)]
+pub struct ReproductionResult {
+    /// The digest of the local manifest. If it equals that in the log, the training and its weights
+    /// are the same.
+    pub here: Digest,
+    /// The digest of the manifest in the log.
+    pub there: Digest,
+    /// The engine that trained here, with its versions.
+    pub engine: String,
+    /// The files that differ or exist only on one side, sorted.
+    pub differing: Vec<String>,
+    /// The L2 norm of the difference of the weights, divided by that of the log's weights. `None`
+    /// if they are equal or cannot be compared.
+    pub distance: Option<f64>,
+}
+
+impl ReproductionResult {
+    /// Returns true if the weights are those in the log.
+    pub fn is_same(&self) -> bool {
+        self.here == self.there
+    }
+}
+
+impl Reproduction<'_> {
+    /// Trains from the order's first step up to the checkpoint's step, in its own process, and
+    /// compares the result. `progress` receives each step and the number of steps.
+    ///
+    /// # Errors
+    /// When files cannot be fetched, or the worker cannot be started, refuses, dies or hangs.
+    pub async fn reproduce_training(
+        &self,
+        mut progress: impl FnMut(u32, u32) + Send,
+    ) -> anyhow::Result<ReproductionResult> {
+        let Self { order, checkpoint, store, cache, config, scratch } = *self;
+        let files = TrainingFiles { store, cache };
+        // Nothing is saved on the way: a short training can be repeated from its start.
+        let policy = TrainHostSettings { save_s: f64::MAX, ..config.host_settings() };
+        let mut call = files.fetch_request(order, policy, None, scratch.to_owned()).await?;
+        call.request.training.save_every = match checkpoint.r#final {
+            true => 0,
+            false => checkpoint.step,
+        };
+        let worker = WorkerProcess::start(&config.engine.worker_command(&config.launch))?;
+        let mut patience = config.launch.silence_timeout(SILENCE_LIMIT, SILENCE_LIMIT_MIN);
+        let (mut engine, mut saved) = (String::new(), None);
+        let reached = tokio::sync::Notify::new();
+        let training =
+            worker.call_with_progress::<TrainOutcome, _>(&call.request, &mut patience, |said| {
+                match serde_json::from_value(said) {
+                    Ok(TrainProgress::Begun(begun)) => engine = begun.engine,
+                    Ok(TrainProgress::Step(step)) => {
+                        progress(step.step, step.steps);
+                        if step.step == checkpoint.step && step.saved.is_some() {
+                            saved = Some(step);
+                            reached.notify_one();
+                        }
+                    }
+                    Ok(TrainProgress::Busy) | Err(_) => {}
+                }
+                ready(())
+            });
+        tokio::select! {
+            ended = training => {
+                if let Err(error) = ended {
+                    return Err(worker.add_last_log_line(error).await);
+                }
+            }
+            // The steps after the checkpoint are not needed.
+            () = reached.notified() => {}
+        }
+        let Some(TrainStep { step, steps, saved: Some(directory), .. }) = saved else {
+            bail!("the training ended before step {} (E112)", checkpoint.step)
+        };
+        let about = lineage::checkpoint_metadata(order, config.engine.lineage_name(), step, steps);
+        let directory = directory.join(CHECKPOINT_DIR);
+        let (manifest, here) = Store::describe_directory(&directory, about).await?;
+        compare_with_log(files, checkpoint, &directory, (manifest, here, engine)).await
+    }
+}
+
+/// Compares the training in `directory` with the checkpoint in the log.
+async fn compare_with_log(
+    TrainingFiles { store, cache }: TrainingFiles<'_>,
+    checkpoint: &v1::Checkpoint,
+    directory: &Path,
+    (manifest, here, engine): (TreeManifest, Digest, String),
+) -> anyhow::Result<ReproductionResult> {
+    let tree = checkpoint.tree.as_ref().context("the checkpoint's fact names no files")?;
+    let there = tree.manifest.parse().context("the checkpoint's digest")?;
+    let mut reproduced =
+        ReproductionResult { here, there, engine, differing: Vec::new(), distance: None };
+    if here == there {
+        return Ok(reproduced);
+    }
+    let theirs = store.read_manifest(tree).await?;
+    reproduced.differing = differing_paths(&manifest, &theirs);
+    let theirs = cache.fetch_tree(store, tree).await?;
+    let (directory, start) =
+        (directory.to_owned(), InitialWeights::Files(theirs.path().to_owned()));
+    let weights =
+        tokio::task::spawn_blocking(move || weight_delta::compare_weights(&directory, &start))
+            .await?;
+    reproduced.distance = weights?.change.filter(|distance| *distance > 0.0);
+    Ok(reproduced)
+}
+
+/// Returns the paths whose files differ or exist in one manifest only, sorted.
+fn differing_paths(ours: &TreeManifest, theirs: &TreeManifest) -> Vec<String> {
+    let digest = |of: &TreeManifest, path: &str| of.find_file(path).map(|file| file.digest);
+    let paths = ours.files.iter().chain(&theirs.files).map(|file| file.path.as_str());
+    let mut paths: Vec<&str> =
+        paths.filter(|path| digest(ours, path) != digest(theirs, path)).collect();
+    paths.sort_unstable();
+    paths.dedup();
+    paths.into_iter().map(str::to_owned).collect()
+}

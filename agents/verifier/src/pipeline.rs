@@ -1,0 +1,230 @@
+//! The judge pipeline: judges many completions on several threads and caches the results.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use wire::{Digest, v1};
+
+use crate::{
+    calls::VerifyItem,
+    judge::CompletionJudge,
+    judge_result::JudgeResult,
+    program::SandboxPool,
+    toolchain::Toolchain,
+    verdict_cache::{VerdictCache, cache_key},
+};
+
+/// The pipeline that judges the completions of a call.
+///
+/// For each call it
+///
+/// 1. groups items that must get the same result (same settings, prompt and completion),
+/// 2. returns the cached result of a group, or judges its first item in a sandbox slot of the
+///    thread,
+/// 3. copies the result to all items of the group, in the order of the items.
+///
+/// Results of `command` verifiers are never cached or shared, because the executable may be
+/// replaced between two items. A verifier that panics produces a host error for the items of its
+/// thread.
+#[derive(Debug)]
+pub(crate) struct JudgePipeline {
+    sandboxes: SandboxPool,
+    cache: Mutex<VerdictCache>,
+}
+
+/// A verifier with the settings of one run.
+#[derive(Debug)]
+pub(crate) struct ConfiguredVerifier {
+    judge: CompletionJudge,
+    /// The settings as JSON; part of the cache key.
+    settings: String,
+}
+
+/// A result and the time that it took; zero for a cached or copied result.
+#[derive(Debug, Clone)]
+pub(crate) struct TimedResult {
+    pub result: JudgeResult,
+    pub took: Duration,
+}
+
+impl ConfiguredVerifier {
+    /// Compiles the settings of a run.
+    ///
+    /// # Errors
+    /// Returns what is wrong with the settings.
+    pub(crate) fn new(verifier: &v1::Verifier) -> Result<Self, String> {
+        let how = verifier.how.as_ref().ok_or("no verifier is named")?;
+        let settings = serde_json::to_string(verifier).map_err(|error| error.to_string())?;
+        Ok(Self { judge: CompletionJudge::new(how)?, settings })
+    }
+
+    /// Returns the key of all inputs that the result depends on, or `None` if every item must be
+    /// judged separately.
+    fn item_key(&self, item: &VerifyItem) -> Option<Digest> {
+        self.judge.is_cacheable().then(|| cache_key(&self.settings, item)).flatten()
+    }
+}
+
+/// Returns the verifier's name, the crate version and a digest of the settings:
+/// `python/0.1.0+1f3a9c02b7de`.
+pub(crate) fn verifier_version(verifier: &v1::Verifier) -> String {
+    let settings = serde_json::to_vec(verifier).unwrap_or_default();
+    let digest = Digest::hash_bytes(&settings).to_hex();
+    format!("{}/{}+{}", verifier_kind(verifier), env!("CARGO_PKG_VERSION"), &digest[..12])
+}
+
+/// Returns the name of the verifier's kind, as in the spec.
+fn verifier_kind(verifier: &v1::Verifier) -> &'static str {
+    use v1::verifier::How;
+    match verifier.how {
+        Some(How::Exact(_)) => "exact",
+        Some(How::Numeric(_)) => "numeric",
+        Some(How::Regex(_)) => "regex",
+        Some(How::Command(_)) => "command",
+        Some(How::JsonSchema(_)) => "json_schema",
+        Some(How::ToolCall(_)) => "tool_call",
+        Some(How::Python(_)) => "python",
+        Some(How::Pytest(_)) => "pytest",
+        Some(How::Stdio(_)) => "stdio",
+        Some(How::Compile(_)) => "compile",
+        Some(How::Chain(_)) => "chain",
+        Some(How::LlmJudge(_)) => "llm_judge",
+        None => "none",
+    }
+}
+
+impl JudgePipeline {
+    /// Creates a pipeline with an empty cache.
+    pub(crate) fn new(kit: Toolchain) -> Self {
+        Self { sandboxes: SandboxPool::new(kit), cache: Mutex::default() }
+    }
+
+    /// Judges the items on at most `threads` threads and returns the results in the order of the
+    /// items. Reports the number of items or groups handled so far to the last argument.
+    pub(crate) fn judge_items(
+        &self,
+        verifier: &ConfiguredVerifier,
+        items: &[VerifyItem],
+        threads: usize,
+        tell: &(impl Fn(usize) + Sync),
+    ) -> Vec<TimedResult> {
+        let alike = group_equal_items(verifier, items);
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut desk = self.sandboxes.open_slot();
+            let mut found = Vec::new();
+            while let Some((key, places)) = alike.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let began = Instant::now();
+                let known = key.as_ref().and_then(|key| self.cache.lock().ok()?.get(key));
+                let opinion = known.unwrap_or_else(|| {
+                    let opinion = verifier.judge.judge_item(&items[places[0]], &mut desk);
+                    if let (Some(key), Ok(mut cache)) = (key, self.cache.lock()) {
+                        cache.insert_result(*key, &opinion);
+                    }
+                    opinion
+                });
+                let mut took = began.elapsed();
+                for &place in places {
+                    let opinion = opinion.clone();
+                    found.push((
+                        place,
+                        TimedResult { result: opinion, took: std::mem::take(&mut took) },
+                    ));
+                }
+                tell(next.load(Ordering::Relaxed).min(items.len()));
+            }
+            found
+        };
+        let found: Vec<(usize, TimedResult)> = std::thread::scope(|scope| {
+            let workers: Vec<_> =
+                (0..threads.clamp(1, alike.len().max(1))).map(|_| scope.spawn(work)).collect();
+            workers.into_iter().flat_map(|worker| worker.join().unwrap_or_default()).collect()
+        });
+        // A panic writes its location to the log. The items that its thread judged have no result.
+        let lost = TimedResult {
+            result: JudgeResult::host_error("the verifier panicked"),
+            took: Duration::ZERO,
+        };
+        let mut all = vec![lost; items.len()];
+        found.into_iter().for_each(|(place, found)| all[place] = found);
+        all
+    }
+}
+
+/// Groups the indices of items that share one result, ordered by the first item of each group.
+/// Items without a key form groups of one.
+fn group_equal_items(
+    verifier: &ConfiguredVerifier,
+    items: &[VerifyItem],
+) -> Vec<(Option<Digest>, Vec<usize>)> {
+    let mut groups: Vec<(Option<Digest>, Vec<usize>)> = Vec::new();
+    let mut known = BTreeMap::new();
+    for (place, item) in items.iter().enumerate() {
+        let key = verifier.item_key(item);
+        let group = key.map_or(groups.len(), |key| *known.entry(key).or_insert(groups.len()));
+        match groups.get_mut(group) {
+            Some((_, places)) => places.push(place),
+            None => groups.push((key, vec![place])),
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::v1::{
+        verdicts::Outcome,
+        verifier::{Command, How},
+    };
+
+    use super::*;
+
+    fn regex() -> v1::Verifier {
+        let pattern = "^a".into();
+        v1::Verifier { how: Some(How::Regex(v1::verifier::Regex { pattern })) }
+    }
+
+    fn items(completions: &[&str]) -> Vec<VerifyItem> {
+        let item =
+            |text: &&str| VerifyItem { completion: (*text).into(), ..VerifyItem::example_item() };
+        completions.iter().map(item).collect()
+    }
+
+    #[test]
+    fn opinions_come_in_the_order_of_the_items_each_judged_once() {
+        let bench = JudgePipeline::new(Toolchain::without_programs());
+        let verifier = ConfiguredVerifier::new(&regex()).unwrap();
+        let items = items(&["a", "b", "a", "ab", "b", "a"]);
+        assert_eq!(group_equal_items(&verifier, &items).len(), 3);
+        let found = bench.judge_items(&verifier, &items, 4, &|_| {});
+        let passed = found.iter().map(|found| found.result.outcome == Outcome::Pass);
+        assert_eq!(passed.collect::<Vec<_>>(), [true, false, true, true, false, true]);
+        assert!(found[2].took.is_zero() && found[5].took.is_zero());
+        assert_eq!(bench.judge_items(&verifier, &[], 4, &|_| {}).len(), 0);
+    }
+
+    #[test]
+    fn an_executable_is_asked_each_time() {
+        let argv = ["sh", "-c", "cat >/dev/null; echo '{\"outcome\":\"pass\"}'"];
+        let argv = argv.map(str::to_owned).to_vec();
+        let how = Some(How::Command(Command { argv, timeout_s: 20.0, paths: Vec::new() }));
+        let verifier = ConfiguredVerifier::new(&v1::Verifier { how }).unwrap();
+        assert_eq!(group_equal_items(&verifier, &items(&["a", "a"])).len(), 2);
+    }
+
+    #[test]
+    fn a_version_tells_settings_apart() {
+        let other = v1::Verifier { how: Some(How::Regex(v1::verifier::Regex::default())) };
+        assert!(
+            verifier_version(&regex()).starts_with("regex/")
+                && verifier_version(&regex()) != verifier_version(&other)
+        );
+        assert_eq!(verifier_version(&regex()), verifier_version(&regex()));
+    }
+}

@@ -1,0 +1,87 @@
+//! A cache of results for equal completions, because models often repeat themselves.
+
+use std::collections::BTreeMap;
+
+use wire::{Digest, v1::verdicts::Outcome};
+
+use crate::{calls::VerifyItem, judge_result::JudgeResult};
+
+/// The number of results in one generation; two generations are kept. A result takes less than 1
+/// KB.
+const GENERATION_MAX: usize = 8192;
+
+/// A cache in two generations: when the young one is full it becomes the old one, and results that
+/// were not read in the meantime are dropped. Errors are not cached.
+#[derive(Debug, Default)]
+pub(crate) struct VerdictCache {
+    young_generation: BTreeMap<Digest, JudgeResult>,
+    old_generation: BTreeMap<Digest, JudgeResult>,
+}
+
+/// Returns a digest of everything that a result depends on except the version of this program.
+/// Returns `None` if the item cannot be serialised.
+pub(crate) fn cache_key(settings: &str, item: &VerifyItem) -> Option<Digest> {
+    let VerifyItem { prompt_id: _, index: _, prompt, completion, answer, fields } = item;
+    let all = serde_json::to_vec(&(settings, prompt, completion, answer, fields)).ok()?;
+    Some(Digest::hash_bytes(&all))
+}
+
+impl VerdictCache {
+    /// Returns the cached result and moves it to the young generation.
+    pub(crate) fn get(&mut self, key: &Digest) -> Option<JudgeResult> {
+        if let Some(opinion) = self.young_generation.get(key) {
+            return Some(opinion.clone());
+        }
+        let opinion = self.old_generation.remove(key)?;
+        self.insert_result(*key, &opinion);
+        Some(opinion)
+    }
+
+    /// Stores a result unless it is an error.
+    pub(crate) fn insert_result(&mut self, key: Digest, opinion: &JudgeResult) {
+        if opinion.outcome == Outcome::Error {
+            return;
+        }
+        if self.young_generation.len() >= GENERATION_MAX {
+            self.old_generation = std::mem::take(&mut self.young_generation);
+        }
+        self.young_generation.insert(key, opinion.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(n: usize) -> Digest {
+        Digest::hash_bytes(&n.to_le_bytes())
+    }
+
+    #[test]
+    fn what_is_asked_for_stays_and_the_rest_is_forgotten() {
+        let mut cache = VerdictCache::default();
+        for n in 0..10 * GENERATION_MAX {
+            cache.insert_result(number(n), &JudgeResult::full_pass());
+            assert!(n % 100 != 0 || cache.get(&number(0)).is_some(), "{n}");
+        }
+        assert!(cache.young_generation.len() + cache.old_generation.len() <= 2 * GENERATION_MAX);
+        assert_eq!(cache.get(&number(1)), None);
+    }
+
+    #[test]
+    fn errors_are_never_kept() {
+        let mut cache = VerdictCache::default();
+        cache.insert_result(number(1), &JudgeResult::host_error("away"));
+        assert_eq!(cache.get(&number(1)), None);
+    }
+
+    #[test]
+    fn completions_are_alike_when_all_that_counts_is() {
+        let item = VerifyItem::example_item();
+        let twin = VerifyItem { index: 7, ..item.clone() };
+        assert_eq!(cache_key("s", &item), cache_key("s", &twin));
+        assert_ne!(cache_key("s", &item), cache_key("t", &item));
+        let other = VerifyItem { completion: "x".into(), ..item.clone() };
+        assert_ne!(cache_key("s", &item), cache_key("s", &other));
+    }
+}

@@ -1,0 +1,21 @@
+//! Methods of protobuf messages that derive a value from several of their fields.
+
+use crate::v1;
+
+impl v1::Spec {
+    /// Returns the kind of run as users write it in a spec: `raft`, `watched` or `sft`.
+    pub fn kind_name(&self) -> &'static str {
+        match self.kind {
+            Some(v1::spec::Kind::Raft(_)) => "raft",
+            Some(v1::spec::Kind::Watched(_)) => "watched",
+            Some(v1::spec::Kind::Sft(_)) | None => "sft",
+        }
+    }
+}
+
+impl v1::Quarantine {
+    /// Returns the ids of the jobs of one cycle whose samples this quarantine makes void.
+    pub fn jobs_in_cycle(&self, cycle: u32) -> impl Iterator<Item = &str> {
+        self.jobs.iter().filter(move |job| job.cycle == cycle).map(|job| job.job.as_str())
+    }
+}

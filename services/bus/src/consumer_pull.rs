@@ -1,0 +1,176 @@
+//! One pull request to a consumer, and its answers.
+//!
+//! Not taken from async-nats, because its `batch()` loses the wake-up after a heartbeat and its
+//! `stream()` prefetches.
+
+use std::{cmp, time::Duration};
+
+use async_nats::{Message, StatusCode, Subscriber};
+use futures::StreamExt;
+use serde_json::json;
+use tokio::{
+    sync::{broadcast, watch},
+    time::{sleep, timeout},
+};
+
+use crate::{Bus, request::RequestError};
+
+/// Heartbeat interval; it determines how soon a silent loss (frozen server, moved leader) is
+/// noticed.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
+/// Shortest heartbeat interval. Shorter pulls have none, because their expiry is soon enough.
+const HEARTBEAT_MIN: Duration = Duration::from_millis(250);
+/// Additional silence that a busy host is allowed.
+const SILENCE_GRACE: Duration = Duration::from_secs(1);
+/// Size limit of the messages of one pull: above any single message, and below the 64 MB that a
+/// server buffers for a slow reader before it cuts the connection.
+const PULL_BYTES_MAX: usize = 32 << 20;
+/// Time to wait for messages in flight when a pull is released.
+const RELEASE_LIMIT: Duration = Duration::from_secs(2);
+
+/// An open pull request.
+///
+/// It yields messages until all requested ones have arrived, its time is over, the consumer is
+/// gone, or it was silent for longer than two heartbeats plus 1 s.
+pub(crate) struct ConsumerPull {
+    subscriber: Subscriber,
+    subject: String,
+    silence_limit: Duration,
+    batch: usize,
+    remaining: usize,
+    generation: watch::Receiver<u64>,
+    violations: broadcast::Receiver<String>,
+}
+
+/// An answer to a pull request.
+#[derive(Debug)]
+pub(crate) enum PullEvent {
+    /// A message of the consumer.
+    Message(Message),
+    /// A heartbeat: no message is pending, and the server keeps waiting.
+    Idle,
+    /// All requested messages have arrived, or the time is over: pull again.
+    Finished,
+    /// The consumer was deleted, or its leader moved.
+    ConsumerGone,
+    /// The pull is lost on this side; the server may still serve it.
+    Broken,
+    /// The server denied the permission, with this message.
+    Denied(String),
+}
+
+impl ConsumerPull {
+    /// Requests `batch` messages within `expires`. The answers arrive on an inbox of their own, so
+    /// that two pulls never mix.
+    pub(crate) async fn open(
+        bus: &Bus,
+        stream: &str,
+        consumer: &str,
+        batch: usize,
+        expires: Duration,
+    ) -> Result<Self, RequestError> {
+        let shared = &bus.shared;
+        let mut generation = shared.connection.generation.subscribe();
+        generation.borrow_and_update();
+        let violations = shared.connection.violations.subscribe();
+        let heartbeat =
+            Some(cmp::min(HEARTBEAT_INTERVAL, expires / 2)).filter(|h| *h >= HEARTBEAT_MIN);
+        let mut body = json!({ "batch": batch, "max_bytes": PULL_BYTES_MAX, "expires": duration_nanos(expires) });
+        if let Some(heartbeat) = heartbeat {
+            body["idle_heartbeat"] = duration_nanos(heartbeat).into();
+        }
+        let subject = format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}");
+        let inbox = shared.client.new_inbox();
+        let closed = |_| RequestError::Closed;
+        let subscriber = shared.client.subscribe(inbox.clone()).await.map_err(closed)?;
+        shared
+            .client
+            .publish_with_reply(subject.clone(), inbox, body.to_string().into())
+            .await
+            .map_err(|_| RequestError::Closed)?;
+        let silence = heartbeat.map_or(expires, |heartbeat| heartbeat * 2) + SILENCE_GRACE;
+        Ok(Self {
+            subscriber,
+            subject,
+            silence_limit: silence,
+            batch,
+            remaining: batch,
+            generation,
+            violations,
+        })
+    }
+
+    /// Waits for the next answer. Cancel-safe.
+    pub(crate) async fn next(&mut self) -> PullEvent {
+        if self.remaining == 0 {
+            return PullEvent::Finished;
+        }
+        let denied = format!("\"{}\"", self.subject);
+        let silence = sleep(self.silence_limit);
+        tokio::pin!(silence);
+        loop {
+            tokio::select! {
+                biased;
+                message = self.subscriber.next() => {
+                    let Some(message) = message else { return PullEvent::Broken };
+                    if let Some(pulled) = self.classify_message(message) {
+                        return pulled;
+                    }
+                }
+                _ = self.generation.changed() => return PullEvent::Broken,
+                Ok(violation) = self.violations.recv() => {
+                    if violation.contains(&denied) {
+                        return PullEvent::Denied(violation);
+                    }
+                }
+                () = &mut silence => return PullEvent::Broken,
+            }
+        }
+    }
+
+    /// Classifies a message by its status. Returns `None` if the caller has nothing to do yet.
+    fn classify_message(&mut self, message: Message) -> Option<PullEvent> {
+        Some(match message.status {
+            None | Some(StatusCode::OK) => {
+                self.remaining -= 1;
+                PullEvent::Message(message)
+            }
+            Some(StatusCode::IDLE_HEARTBEAT) => PullEvent::Idle,
+            Some(StatusCode::TIMEOUT | StatusCode::NOT_FOUND) => PullEvent::Finished,
+            Some(StatusCode::NO_RESPONDERS) => PullEvent::ConsumerGone,
+            Some(status) => {
+                let description = message.description.unwrap_or_default();
+                tracing::debug!(%status, description, subject = self.subject, "pull ended");
+                match description.as_str() {
+                    // In a cluster, a message is sent only after its delivery was replicated, and
+                    // this status overtakes it.
+                    "Batch Completed" if self.remaining > 0 => return None,
+                    "Batch Completed" => PullEvent::Finished,
+                    // The next message does not fit into the remaining size of this pull.
+                    "Message Size Exceeds MaxBytes" if self.remaining < self.batch => {
+                        PullEvent::Finished
+                    }
+                    "Consumer Deleted" | "Leadership Change" => PullEvent::ConsumerGone,
+                    _ => PullEvent::Broken,
+                }
+            }
+        })
+    }
+
+    /// Ends the pull and returns messages in flight, so that other agents get them at once instead
+    /// of after the lease.
+    pub(crate) async fn release_messages(mut self, bus: Bus) {
+        // This fails only if the connection is closed; then no message can be returned.
+        let _ = self.subscriber.drain().await;
+        while let Ok(Some(message)) = timeout(RELEASE_LIMIT, self.subscriber.next()).await {
+            if let (None, Some(reply)) = (message.status, message.reply) {
+                let _ = bus.shared.client.publish(reply, "-NAK".into()).await;
+            }
+        }
+    }
+}
+
+/// Returns the duration in nanoseconds, the unit of the JetStream API.
+pub(crate) fn duration_nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,102 @@
+//! Runs of external trainings, whose checkpoints an agent adopts from a directory.
+
+use std::sync::Arc;
+use std::{path::Path, time::Duration};
+
+use wire::{RunId, v1};
+
+use crate::{
+    FleetControl, SpecFiles, SubmitError,
+    base_model::TransferCallback,
+    spec::{BaseSpec, WatchSpec},
+    validation::check_watch_spec,
+};
+
+/// The training that a watching agent detected in a directory.
+#[derive(Debug, Clone, Copy)]
+pub struct DetectedTraining<'a> {
+    /// The name of the directory.
+    pub source: &'a str,
+    /// The host of the directory.
+    pub host: &'a str,
+    pub pool: &'a str,
+    /// The time since 1970 at which the first checkpoint was found. The same time leads to the same
+    /// run.
+    pub found_at: Duration,
+    /// The model of the adapters, if the spec names none. `None` for whole models.
+    pub base: Option<&'a Path>,
+}
+
+impl WatchSpec {
+    /// Reads a watch spec and checks its fields, without reading the files it names.
+    ///
+    /// # Errors
+    /// Returns an error if the text is not YAML, contains an unknown key, or a field's value cannot
+    /// work.
+    pub fn parse(yaml: &str) -> Result<Self, SubmitError> {
+        let spec: Self = serde_saphyr::from_str(yaml).map_err(SubmitError::Yaml)?;
+        spec.check_fields()?;
+        Ok(spec)
+    }
+
+    /// Checks all fields of the spec.
+    ///
+    /// # Errors
+    /// Returns the first field whose value cannot work, with advice how to correct it.
+    pub fn check_fields(&self) -> Result<(), SubmitError> {
+        Ok(check_watch_spec(self)?)
+    }
+}
+
+impl FleetControl {
+    /// Reads, checks and stores the files that a watch spec names. Problems are reported here
+    /// because later no user is present to read them.
+    ///
+    /// # Errors
+    /// Returns the first problem with the files.
+    pub async fn check_watch_files(
+        &self,
+        spec: &WatchSpec,
+        files: &SpecFiles,
+    ) -> Result<(), SubmitError> {
+        self.prepare_text_suites(&spec.evals, files).await?;
+        Ok(())
+    }
+
+    /// Starts the run of a watched directory, or returns the run that was started for it before.
+    ///
+    /// # Errors
+    /// Returns the first problem with the spec, its files or the fleet.
+    pub async fn start_adopted_run(
+        &self,
+        name: &str,
+        spec: &WatchSpec,
+        found: DetectedTraining<'_>,
+        files: &SpecFiles,
+    ) -> Result<RunId, SubmitError> {
+        // An agent has no terminal for the progress of a transfer.
+        let unheard: TransferCallback = Arc::new(|_| {});
+        let base = match (&spec.base, found.base) {
+            (Some(base), _) => Some(self.resolve_base(base, files, &unheard).await?),
+            (None, Some(directory)) => {
+                let model = Some(directory.display().to_string());
+                let base = BaseSpec { model, ..BaseSpec::default() };
+                Some(self.resolve_base(&base, files, &unheard).await?)
+            }
+            (None, None) => None,
+        };
+        let watched =
+            v1::spec::Watched { source: found.source.to_owned(), host: found.host.to_owned() };
+        let resolved = v1::Spec {
+            run: String::new(),
+            name: name.to_owned(),
+            submitted_at: Some(wire::to_timestamp(found.found_at)),
+            seed: 0,
+            base,
+            pool: found.pool.to_owned(),
+            suites: self.prepare_text_suites(&spec.evals, files).await?,
+            kind: Some(v1::spec::Kind::Watched(watched)),
+        };
+        self.write_spec_fact(name, resolved).await
+    }
+}

@@ -1,0 +1,426 @@
+//! The model that a run starts from. It is found, examined and named by digest before any of its
+//! files is stored.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use formats::{
+    HubCache, ModelConfig, ModelConfigError, ModelDirError, SIDE_FILES, find_model, is_gguf,
+    list_weight_files, list_weight_names,
+};
+use hub::{HubError, ModelId, ModelRevision};
+use store::{
+    DigestCache, GetError, PutError, RegisterInPlaceError, RelativePath, TreePlace, UploadMode,
+};
+use wire::v1;
+
+use crate::{
+    FleetControl, StoreAccessError,
+    safetensors_check::{self, WeightsError},
+    spec::UploadSpec,
+    spec_files::{SpecFileError, SpecFiles},
+};
+
+/// The model's configuration file.
+const CONFIG_FILE: &str = "config.json";
+/// The model's tokenizer file.
+const TOKENIZER_FILE: &str = "tokenizer.json";
+/// The index of a model whose weights are split over several files.
+const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// Largest configuration, tokenizer or index in bytes (64 MiB) that is read from a store for
+/// examination.
+pub(crate) const SMALL_BYTES_MAX: u64 = 64 << 20;
+
+/// The progress of a download or of hashing a base.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TransferProgress {
+    /// The activity: `downloading` or `hashing`.
+    pub activity: &'static str,
+    /// Bytes that are finished.
+    pub bytes: u64,
+    /// Bytes in all, or 0 if the total is not known.
+    pub total: u64,
+}
+
+/// A callback that receives the progress of transfers.
+pub type TransferCallback = Arc<dyn Fn(TransferProgress) + Send + Sync>;
+
+/// The reason why a model cannot be the base of a run.
+#[derive(Debug, thiserror::Error)]
+pub enum BaseError {
+    #[error(transparent)]
+    File(#[from] SpecFileError),
+    #[error(
+        "{path} is a GGUF file, and a run trains, which needs the model as Hugging Face has it: \
+         name that directory or org/name. A GGUF file can be measured with `flotilla eval local` \
+         and sampled with `flotilla generate` (M102)"
+    )]
+    Gguf { path: String },
+    /// The name is neither a directory nor a model id.
+    #[error("{path} is not a directory (M101), and {reason}")]
+    NotFound { path: String, reason: hub::ModelIdError },
+    #[error("{path} has no {file}: it is not a complete model; {remedy} (M101)")]
+    Incomplete { path: String, file: String, remedy: String },
+    #[error(transparent)]
+    Config(#[from] ModelConfigError),
+    #[error(transparent)]
+    Directory(#[from] ModelDirError),
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    #[error(
+        "{id} is not a directory here, is not complete in this machine's Hugging Face cache, and \
+         could not be downloaded; where the network allows, `hf download {id}`, or copy the model \
+         here and name its directory"
+    )]
+    Download {
+        id: String,
+        #[source]
+        source: HubError,
+    },
+    #[error(
+        "{0:?} lies where flotilla writes; name a directory of your own, or a base's tree (R110)"
+    )]
+    ReservedPath(String),
+    #[error(transparent)]
+    Name(#[from] store::PathError),
+    #[error(
+        "the store has no {path}; copy the model's directory there, or name one of this machine (R110)"
+    )]
+    NotStored { path: String },
+    #[error("examine what is in the store")]
+    Get(#[from] GetError),
+    #[error("read or write the base's files")]
+    Put(#[from] PutError),
+    #[error("stage the model's files")]
+    Stage(#[source] std::io::Error),
+    #[error(transparent)]
+    OpenStore(#[from] StoreAccessError),
+}
+
+impl From<RegisterInPlaceError> for BaseError {
+    fn from(error: RegisterInPlaceError) -> Self {
+        match error {
+            RegisterInPlaceError::Get(error) => Self::Get(error),
+            RegisterInPlaceError::Put(error) => Self::Put(error),
+        }
+    }
+}
+
+impl BaseError {
+    /// Returns true if the caller's spec or files are at fault, rather than the fleet.
+    pub(crate) fn is_caller_fault(&self) -> bool {
+        match self {
+            Self::Put(error) => !matches!(error, PutError::Storage(_)),
+            Self::Get(error) => !error.is_transient(),
+            Self::Stage(_) => false,
+            _ => true,
+        }
+    }
+}
+
+/// A model in a directory of this machine.
+struct LocalModel {
+    dir: PathBuf,
+    /// The model's name in the store.
+    name: String,
+    /// The hub revision, if the directory is a snapshot of the hub's cache.
+    revision: Option<ModelRevision>,
+}
+
+impl FleetControl {
+    /// Resolves the name in `base.model` to a tree in the store.
+    ///
+    /// `store:PATH` names a directory of the store. Any other name is a local directory, a
+    /// directory of the hub's cache, or a model id of the hub; such a model is examined and
+    /// published first.
+    pub(crate) async fn resolve_model(
+        &self,
+        name: &str,
+        upload: UploadSpec,
+        files: &SpecFiles,
+        watch: &TransferCallback,
+    ) -> Result<v1::Base, BaseError> {
+        let tree = match name.strip_prefix("store:") {
+            Some(path) => self.resolve_stored_model(path, watch).await?,
+            None => {
+                let found =
+                    self.find_local_model(files.resolve_directory(name)?, name, watch).await?;
+                let dir = found.dir.clone();
+                let names = run_blocking(move || examine_model(&dir)).await?;
+                self.publish_model(&found, &names, upload, watch).await?
+            }
+        };
+        Ok(v1::Base { tree: Some(tree), random_init: false })
+    }
+
+    /// Returns the directory with the model's files for a path on this machine.
+    pub(crate) fn local_model_dir(&self, path: &Path) -> Result<PathBuf, BaseError> {
+        Ok(find_snapshot(path, self.hub.cache_path())?.dir)
+    }
+
+    /// Publishes the files of a local model in the store, according to the spec's upload setting.
+    async fn publish_model(
+        &self,
+        found: &LocalModel,
+        names: &[RelativePath],
+        upload: UploadSpec,
+        watch: &TransferCallback,
+    ) -> Result<v1::Tree, BaseError> {
+        let place = TreePlace::for_model(&found.name).or_else(|_| TreePlace::for_model("model"));
+        let place = place.expect("\"model\" is a legal name");
+        let upload = match upload {
+            UploadSpec::Auto => UploadMode::Missing,
+            UploadSpec::Always => UploadMode::All,
+            UploadSpec::Never => UploadMode::Nothing,
+        };
+        let sizes = names.iter().filter_map(|name| found.dir.join(name.as_str()).metadata().ok());
+        let total = sizes.map(|meta| meta.len()).sum();
+        let seen = byte_meter("hashing", total, watch.clone());
+        let digests = Arc::new(DigestCache::for_user());
+        let revision = found.revision.clone();
+        let store = self.open_store().await?;
+        let files = (found.dir.as_path(), names);
+        Ok(store.publish_base(files, &place, revision, upload, (digests, Arc::new(seen))).await?)
+    }
+
+    /// Finds a model by path, in the hub's cache, or on the hub.
+    async fn find_local_model(
+        &self,
+        path: PathBuf,
+        name: &str,
+        watch: &TransferCallback,
+    ) -> Result<LocalModel, BaseError> {
+        if path.is_dir() {
+            return find_snapshot(&path, self.hub.cache_path());
+        }
+        if is_gguf(&path) {
+            return Err(BaseError::Gguf { path: path.display().to_string() });
+        }
+        match name.parse::<ModelId>() {
+            Ok(id) => self.fetch_hub_model(&id, watch).await,
+            Err(reason) => Err(BaseError::NotFound { path: path.display().to_string(), reason }),
+        }
+    }
+
+    /// Returns a model of the hub: from the local cache if it is complete there, else downloaded.
+    ///
+    /// The configuration and the small files come first, so that an unsuitable model is rejected
+    /// before its weights are downloaded.
+    async fn fetch_hub_model(
+        &self,
+        id: &ModelId,
+        watch: &TransferCallback,
+    ) -> Result<LocalModel, BaseError> {
+        let failed = |source| BaseError::Download { id: id.to_string(), source };
+        let of = |dir: PathBuf| {
+            let name = id.repo.rsplit('/').next().unwrap_or("model").to_owned();
+            LocalModel { name, revision: ModelRevision::from_snapshot_path(&dir), dir }
+        };
+        if let Some(dir) = self.hub.find_snapshot(id).await.map_err(failed)? {
+            let examined = dir.clone();
+            match run_blocking(move || examine_model(&examined)).await {
+                // An incomplete cached model may be completed by a download.
+                Err(
+                    BaseError::Incomplete { .. } | BaseError::Directory(_) | BaseError::Weights(_),
+                ) => {}
+                examined => return examined.map(|_| of(dir)),
+            }
+        }
+        let fetch = async |name: &str| {
+            let seen = watch.clone();
+            let doing = "downloading";
+            let seen =
+                Arc::new(move |bytes| seen(TransferProgress { activity: doing, bytes, total: 0 }));
+            self.hub.download_file(id, name, seen).await
+        };
+        // Fetch the small files that may rule the model out before the large ones.
+        let config = match fetch(CONFIG_FILE).await {
+            Err(HubError::Missing { .. }) if id.repo.to_lowercase().ends_with("gguf") => {
+                return Err(BaseError::Gguf { path: id.to_string() });
+            }
+            config => config.map_err(failed)?,
+        };
+        let dir = config.parent().unwrap_or(&config).to_owned();
+        ModelConfig::from_dir(&dir)?;
+        for name in SIDE_FILES.iter().chain([&INDEX_FILE]) {
+            match fetch(name).await {
+                Err(HubError::Missing { .. }) => {}
+                fetched => fetched.map(drop).map_err(failed)?,
+            }
+        }
+        require_file(&dir, TOKENIZER_FILE)?;
+        for name in list_weight_names(&dir)? {
+            fetch(&name).await.map_err(failed)?;
+        }
+        Ok(of(dir))
+    }
+
+    /// Returns the tree of a directory in the store. The directory is a published tree, or files
+    /// that a user copied there; such files are examined and registered.
+    async fn resolve_stored_model(
+        &self,
+        path: &str,
+        watch: &TransferCallback,
+    ) -> Result<v1::Tree, BaseError> {
+        let root = RelativePath::new(path.trim_end_matches('/'))?;
+        let store = self.open_store().await?;
+        let found = store.read_directory(&root).await?;
+        let names: BTreeMap<String, u64> = match &found.published {
+            Some((_, manifest)) => {
+                let files = manifest.files.iter();
+                files.map(|file| (file.path.to_string(), file.bytes)).collect()
+            }
+            None => found.files.clone(),
+        };
+        if names.is_empty() {
+            return Err(BaseError::NotStored { path: format!("{}/{root}", store.url()) });
+        }
+        if let Some(name) = names.keys().find(|name| name.ends_with(".gguf"))
+            && !names.contains_key(CONFIG_FILE)
+        {
+            return Err(BaseError::Gguf { path: format!("{}/{root}/{name}", store.url()) });
+        }
+        let ours = ["runs", "blobs"].contains(&root.as_str().split('/').next().unwrap_or(""));
+        match &found.published {
+            // The publisher, who had the files, examined them at publication.
+            Some((tree, manifest)) if manifest.is_external() => return Ok(tree.clone()),
+            None if ours => return Err(BaseError::ReservedPath(path.to_owned())),
+            _ => {}
+        }
+        let staged = tempfile::tempdir().map_err(BaseError::Stage)?;
+        for name in [CONFIG_FILE, "generation_config.json", INDEX_FILE] {
+            if !names.contains_key(name) {
+                continue;
+            }
+            let bytes =
+                store.read_small_file(&root, name, SMALL_BYTES_MAX).await?.unwrap_or_default();
+            tokio::fs::write(staged.path().join(name), bytes).await.map_err(BaseError::Stage)?;
+        }
+        let url = format!("{}/{root}", store.url());
+        let wanted = examine_listing(staged.path(), &names, &url)?;
+        if let Some((tree, _)) = found.published {
+            return Ok(tree);
+        }
+        let total = wanted.values().sum();
+        let seen = byte_meter("hashing", total, watch.clone());
+        Ok(store.register_in_place(&root, &wanted, &seen).await?)
+    }
+}
+
+/// Returns a callback that adds up bytes and reports the sum.
+fn byte_meter(
+    doing: &'static str,
+    total: u64,
+    watch: TransferCallback,
+) -> impl Fn(u64) + Send + Sync + 'static {
+    let done = AtomicU64::new(0);
+    move |more| {
+        let bytes = done.fetch_add(more, Ordering::Relaxed) + more;
+        watch(TransferProgress { activity: doing, bytes, total });
+    }
+}
+
+/// Returns the model in a directory. If the directory is a model of the hub's cache, returns its
+/// snapshot.
+///
+/// # Errors
+/// Returns [`BaseError::Gguf`] if the directory contains only a GGUF model, and an error if it
+/// contains no model.
+fn find_snapshot(path: &Path, hub_cache: &Path) -> Result<LocalModel, BaseError> {
+    let name_of = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    if let (Some(gguf), false) =
+        (find_gguf(path), path.join("snapshots").is_dir() || path.join(CONFIG_FILE).exists())
+    {
+        return Err(BaseError::Gguf { path: gguf.display().to_string() });
+    }
+    let dir = find_model(&path.to_string_lossy(), &HubCache::at_directory(hub_cache))?;
+    let revision = ModelRevision::from_snapshot_path(&dir);
+    let hub_name = revision.as_ref().and_then(|revision| revision.repo.rsplit('/').next());
+    let name = hub_name.map(str::to_owned).or_else(|| name_of(&dir));
+    Ok(LocalModel { name: name.unwrap_or_else(|| "model".into()), revision, dir })
+}
+
+/// Checks that a model's configuration, tokenizer and weights can be trained, and returns the names
+/// of its files.
+///
+/// # Errors
+/// Returns the first problem: an unusable configuration, a missing file, or weights that are not
+/// complete.
+fn examine_model(dir: &Path) -> Result<Vec<RelativePath>, BaseError> {
+    ModelConfig::from_dir(dir)?;
+    require_file(dir, TOKENIZER_FILE)?;
+    let mut names = BTreeSet::from([CONFIG_FILE.to_owned()]);
+    let side = SIDE_FILES.iter().chain([&INDEX_FILE]).filter(|name| dir.join(name).exists());
+    names.extend(side.map(|name| (*name).to_owned()));
+    for file in list_weight_files(dir)? {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        safetensors_check::check_weights(&file)?;
+        names.insert(name);
+    }
+    names.into_iter().map(|name| Ok(RelativePath::new(name)?)).collect()
+}
+
+/// Checks a listing of files as [`examine_model`] checks a directory, and returns the wanted files
+/// with their sizes. `staged` contains the small files.
+fn examine_listing(
+    staged: &Path,
+    names: &BTreeMap<String, u64>,
+    url: &str,
+) -> Result<BTreeMap<String, u64>, BaseError> {
+    let require = |name: &str| {
+        let incomplete = || incomplete_error(url, name, "copy what is missing there");
+        names.get(name).map(|bytes| (name.to_owned(), *bytes)).ok_or_else(incomplete)
+    };
+    let mut wanted = BTreeMap::from([require(CONFIG_FILE)?, require(TOKENIZER_FILE)?]);
+    ModelConfig::from_dir(staged)?;
+    for name in list_weight_names(staged)? {
+        let (name, bytes) = require(&name)?;
+        wanted.insert(name, bytes);
+    }
+    let side = SIDE_FILES.iter().chain([&INDEX_FILE]);
+    wanted.extend(side.filter_map(|name| require(name).ok()));
+    Ok(wanted)
+}
+
+/// Checks that a file exists in the model's directory.
+///
+/// # Errors
+/// Returns [`BaseError::Incomplete`] with advice how to get the file.
+fn require_file(dir: &Path, name: &str) -> Result<(), BaseError> {
+    if dir.join(name).is_file() {
+        return Ok(());
+    }
+    let remedy = match ModelRevision::from_snapshot_path(dir) {
+        Some(ModelRevision { repo, commit }) => format!("`hf download {repo} --revision {commit}`"),
+        None => "copy or download what is missing".to_owned(),
+    };
+    Err(incomplete_error(&dir.display().to_string(), name, &remedy))
+}
+
+/// Builds a [`BaseError::Incomplete`].
+fn incomplete_error(path: &str, file: &str, remedy: &str) -> BaseError {
+    BaseError::Incomplete { path: path.into(), file: file.into(), remedy: remedy.into() }
+}
+
+/// Returns a GGUF file of a directory, if it contains one.
+fn find_gguf(dir: &Path) -> Option<PathBuf> {
+    std::fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).find(|path| is_gguf(path))
+}
+
+/// Runs a function on a blocking thread and returns its value. A panic of the function continues in
+/// the caller.
+pub(crate) async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(value) => value,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}

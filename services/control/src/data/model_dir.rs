@@ -1,0 +1,131 @@
+//! The directory from which the chat template and the tokenizer of a run's base are read: the
+//! model's own directory, or a temporary one with its small files.
+
+use std::path::{Path, PathBuf};
+
+use hub::{HubError, ModelId};
+use store::RelativePath;
+use tempfile::TempDir;
+
+use super::error::BaseFilesError;
+use crate::{
+    FleetControl, SpecFiles, SubmitError,
+    base_model::{BaseError, SMALL_BYTES_MAX},
+    checkpoints,
+    spec::{BaseSpec, InitSpec},
+};
+
+/// The small files of a model that a conversation depends on.
+const SMALL_FILES: [&str; 6] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+];
+
+/// A model's directory, which may contain only the small files.
+pub(super) enum ModelDir {
+    /// The directory of a model on this machine.
+    Existing(PathBuf),
+    /// A temporary directory with the small files.
+    Staged(TempDir),
+}
+
+impl ModelDir {
+    /// Returns the path of the directory.
+    pub(super) fn dir_path(&self) -> &Path {
+        match self {
+            Self::Existing(path) => path,
+            Self::Staged(dir) => dir.path(),
+        }
+    }
+}
+
+impl FleetControl {
+    /// Returns a directory with the small files of the base. Files from the store or the hub are
+    /// fetched.
+    ///
+    /// # Errors
+    /// Returns an error if the base's name leads to no model, or its files cannot be read.
+    pub(super) async fn prepare_model_dir(
+        &self,
+        base: &BaseSpec,
+        files: &SpecFiles,
+    ) -> Result<ModelDir, SubmitError> {
+        if let Some(name) = &base.checkpoint {
+            let reference = checkpoints::parse_checkpoint_ref(name)?;
+            let checkpoint = self.get_checkpoint(&reference).await?.checkpoint.unwrap_or_default();
+            let path = checkpoint.tree.unwrap_or_default().path;
+            return self.stage_from_store(&path).await;
+        }
+        if let Some(init) = &base.init {
+            return stage_init_files(init, files).await;
+        }
+        let name = base.model.as_deref().unwrap_or_default();
+        if let Some(path) = name.strip_prefix("store:") {
+            return self.stage_from_store(path.trim_end_matches('/')).await;
+        }
+        let path = files
+            .resolve_directory(name)
+            .map_err(|source| SubmitError::base_error(source.into()))?;
+        match name.parse::<ModelId>() {
+            Ok(id) if !path.is_dir() => self.fetch_small_files(&id).await,
+            _ => {
+                let found = self.local_model_dir(&path).map_err(SubmitError::base_error)?;
+                Ok(ModelDir::Existing(found))
+            }
+        }
+    }
+
+    /// Copies the small files of a directory in the store into a temporary directory.
+    ///
+    /// # Errors
+    /// Returns [`BaseFilesError::Elsewhere`] if the store does not contain the base's files.
+    async fn stage_from_store(&self, path: &str) -> Result<ModelDir, SubmitError> {
+        let root =
+            RelativePath::new(path).map_err(|source| SubmitError::base_error(source.into()))?;
+        let staged = tempfile::tempdir().map_err(BaseFilesError::Stage)?;
+        for name in SMALL_FILES {
+            let file = self.open_store().await?.read_small_file(&root, name, SMALL_BYTES_MAX).await;
+            let Some(bytes) = file.map_err(BaseFilesError::Get)? else { continue };
+            let written = tokio::fs::write(staged.path().join(name), bytes).await;
+            written.map_err(BaseFilesError::Stage)?;
+        }
+        if !staged.path().join(SMALL_FILES[0]).exists() {
+            return Err(BaseFilesError::Elsewhere.into());
+        }
+        Ok(ModelDir::Staged(staged))
+    }
+
+    /// Returns a model's directory in the hub's cache. If the model is not cached, only its small
+    /// files are downloaded.
+    async fn fetch_small_files(&self, id: &ModelId) -> Result<ModelDir, SubmitError> {
+        let failed =
+            |source| SubmitError::base_error(BaseError::Download { id: id.to_string(), source });
+        if let Some(dir) = self.hub.find_snapshot(id).await.map_err(failed)? {
+            return Ok(ModelDir::Existing(dir));
+        }
+        let mut dir = None;
+        for name in SMALL_FILES {
+            let unheard = std::sync::Arc::new(|_| {});
+            match self.hub.download_file(id, name, unheard).await {
+                Ok(path) => dir = dir.or_else(|| path.parent().map(Path::to_owned)),
+                Err(HubError::Missing { .. }) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        dir.map(ModelDir::Existing).ok_or_else(|| BaseFilesError::Elsewhere.into())
+    }
+}
+
+/// Copies the files of a base with random weights into a temporary directory.
+async fn stage_init_files(init: &InitSpec, files: &SpecFiles) -> Result<ModelDir, SubmitError> {
+    let staged = tempfile::tempdir().map_err(BaseFilesError::Stage)?;
+    for (field, file, name) in init.file_fields() {
+        let bytes = crate::submission::read_spec_file(field, file, files).await?;
+        tokio::fs::write(staged.path().join(name), &bytes).await.map_err(BaseFilesError::Stage)?;
+    }
+    Ok(ModelDir::Staged(staged))
+}

@@ -1,0 +1,136 @@
+//! The list of members and revocations, which the gateway consults for every call. It is folded
+//! from the members' bucket.
+
+use std::collections::BTreeMap;
+
+use bus::MembersEvent;
+use identity::{GatewayCaller, MemberKind};
+
+use super::{MEMBER, records::MemberRecord};
+
+/// The members and their state, as the bucket has them now.
+#[derive(Debug, Clone, Default)]
+pub struct RevocationList {
+    members: BTreeMap<String, ListedMember>,
+    /// False until the whole bucket was read. Before that, no caller can be confirmed as a member.
+    is_caught_up: bool,
+}
+
+/// A member of the list.
+#[derive(Debug, Clone)]
+struct ListedMember {
+    key: String,
+    standing: MemberKind,
+    revoked: bool,
+}
+
+/// The reason why a valid bearer token is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DenyReason {
+    #[error("{name} was revoked; an administrator can admit it again with a new join token (K109)")]
+    Revoked { name: String },
+    #[error(
+        "there is no member {name} any more; an administrator can admit it again with a new join \
+         token (K109)"
+    )]
+    Unknown { name: String },
+    #[error(
+        "the name {name} now belongs to another member; use the newer kit, or join under another \
+         name (K109)"
+    )]
+    Replaced { name: String },
+}
+
+impl RevocationList {
+    /// Applies a change of the bucket.
+    pub(super) fn apply_event(&mut self, event: MembersEvent) {
+        match event {
+            MembersEvent::Value { key, value } => {
+                let Some(name) = key.strip_prefix(MEMBER) else { return };
+                match serde_json::from_slice::<MemberRecord>(&value) {
+                    Ok(MemberRecord { key, standing, revoked_ms, .. }) => {
+                        let known = ListedMember { key, standing, revoked: revoked_ms.is_some() };
+                        self.members.insert(name.to_owned(), known);
+                    }
+                    // A record of a newer version; the earlier state of this member stays.
+                    Err(error) => tracing::warn!(name, %error, "a member's record cannot be read"),
+                }
+            }
+            MembersEvent::Removed { key } => {
+                if let Some(name) = key.strip_prefix(MEMBER) {
+                    self.members.remove(name);
+                }
+            }
+            MembersEvent::CaughtUp => self.is_caught_up = true,
+            MembersEvent::Restarted => *self = Self::default(),
+        }
+    }
+
+    /// Returns true if the whole bucket was read.
+    pub fn is_complete(&self) -> bool {
+        self.is_caught_up
+    }
+
+    /// Returns the standings of all members that are not revoked.
+    pub(super) fn active_standings(&self) -> impl Iterator<Item = &MemberKind> {
+        self.members.values().filter(|known| !known.revoked).map(|known| &known.standing)
+    }
+
+    /// Returns the reason to refuse a caller, or `None` to accept it. The fleet's own members have
+    /// no record and no expiry.
+    pub fn deny_reason(&self, caller: &GatewayCaller) -> Option<DenyReason> {
+        let name = || caller.name.to_string();
+        let Some(known) = self.members.get(caller.name.as_str()) else {
+            return caller.expires_at.map(|_| DenyReason::Unknown { name: name() });
+        };
+        if known.key != caller.public_key {
+            return Some(DenyReason::Replaced { name: name() });
+        }
+        known.revoked.then(|| DenyReason::Revoked { name: name() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn caller(key: &str) -> GatewayCaller {
+        let roles = std::collections::BTreeSet::new();
+        let name = "box-3".parse().unwrap();
+        GatewayCaller { name, scope: None, roles, public_key: key.into(), expires_at: Some(1) }
+    }
+
+    fn told(key: &str, revoked: bool) -> MembersEvent {
+        let revoked = if revoked { r#","revoked_ms":7"# } else { "" };
+        let value = format!(
+            r#"{{"key":"{key}","standing":"coordinator","joined_ms":1,"renewed_ms":1,"expires_ms":1{revoked}}}"#
+        );
+        MembersEvent::Value { key: "member.box-3".into(), value: value.into() }
+    }
+
+    #[test]
+    fn a_member_that_was_revoked_or_replaced_is_objected_to() {
+        let mut roll = RevocationList::default();
+        assert!(!roll.is_complete());
+        assert!(matches!(roll.deny_reason(&caller("ours")), Some(DenyReason::Unknown { .. })));
+        let own = GatewayCaller { expires_at: None, ..caller("ours") };
+        assert_eq!(roll.deny_reason(&own), None, "the fleet's own have no record");
+        roll.apply_event(told("ours", false));
+        roll.apply_event(MembersEvent::CaughtUp);
+        assert!(roll.is_complete());
+        assert_eq!(roll.deny_reason(&caller("ours")), None);
+        assert!(matches!(roll.deny_reason(&caller("old")), Some(DenyReason::Replaced { .. })));
+        roll.apply_event(told("ours", true));
+        assert!(matches!(roll.deny_reason(&caller("ours")), Some(DenyReason::Revoked { .. })));
+        roll.apply_event(told("new", false));
+        assert!(matches!(roll.deny_reason(&caller("ours")), Some(DenyReason::Replaced { .. })));
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_lets_nobody_back_in() {
+        let mut roll = RevocationList::default();
+        roll.apply_event(told("ours", true));
+        roll.apply_event(MembersEvent::Value { key: "member.box-3".into(), value: "{".into() });
+        assert!(roll.deny_reason(&caller("ours")).is_some());
+    }
+}

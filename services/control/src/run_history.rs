@@ -1,0 +1,130 @@
+//! The facts of a run, read from the log or, for archived cycles, from their archives.
+
+use bus::ReadError;
+use cycle::Run;
+use wire::{FactBody, FactKey, Record, RunId, v1};
+
+use crate::{FleetControl, StoreAccessError, archived_facts};
+
+/// Facts of a run that the log keeps after its cycles are archived, as subject patterns.
+const RETAINED_FACTS: [&str; 11] = [
+    "spec",
+    "watched",
+    "control.*",
+    "selection.*",
+    "order.train.>",
+    "checkpoint.>",
+    "eval.>",
+    "failure.>",
+    "quarantine.>",
+    "cycle.*.*",
+    "done",
+];
+
+/// The reason why the history of a run cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum HistoryError {
+    #[error("there is no run {0}; `flotilla run list` shows which there are (R101)")]
+    Unknown(RunId),
+    #[error("{0:?} is not the name of a run (R115)")]
+    NoRun(String),
+    #[error("run {0} is not a raft run: it selects nothing (R107)")]
+    SelectsNothing(RunId),
+    #[error("cycle {cycle} of run {run} has not selected yet (R107)")]
+    NotYet { run: RunId, cycle: u32 },
+    #[error("the archive of cycle {cycle}: {why} (R107)")]
+    Archive { cycle: u32, why: String },
+    #[error("put the page together: {0} (X101)")]
+    Page(String),
+    #[error(transparent)]
+    Store(#[from] StoreAccessError),
+    #[error("read the log")]
+    Read(#[from] ReadError),
+}
+
+impl FleetControl {
+    /// Returns a run in the state before a cycle's selection. `records` contains all facts of the
+    /// run except orders, samples and verdicts.
+    ///
+    /// If the spec enables the canary, the bulky facts of the previous cycle are included too.
+    ///
+    /// # Errors
+    /// Returns an error if the run makes no selections, the cycle has not selected, or an archive
+    /// cannot be read.
+    pub(crate) async fn run_before_selection(
+        &self,
+        id: &RunId,
+        cycle: u32,
+        mut records: Vec<Record>,
+    ) -> Result<Run, HistoryError> {
+        let spec = records.first().ok_or_else(|| HistoryError::Unknown(id.clone()))?;
+        let mut run = Run::start(spec).ok_or_else(|| HistoryError::Unknown(id.clone()))?;
+        if run.raft_spec().is_none() {
+            return Err(HistoryError::SelectsNothing(id.clone()));
+        }
+        let selected = |record: &Record| matches!(record.fact.subject.key, FactKey::Selection { cycle: found } if found == cycle);
+        let end = records.iter().position(selected);
+        let end = end.ok_or_else(|| HistoryError::NotYet { run: id.clone(), cycle })?;
+        let archived = |cycle: u32| {
+            records.iter().find_map(|record| match &record.fact.body {
+                FactBody::Archived(archived) if archived.cycle == cycle => Some(archived.clone()),
+                _ => None,
+            })
+        };
+        // The canary results of the previous cycle are compared with those of this cycle.
+        let proven =
+            run.raft_spec().and_then(|raft| raft.proof.as_ref()).is_some_and(|it| it.canary);
+        let first = if proven { cycle.saturating_sub(1) } else { cycle };
+        let mut bulky = Vec::new();
+        for cycle in first..=cycle {
+            bulky.extend(self.read_bulky_facts(id, cycle, archived(cycle)).await?);
+        }
+        let before = records[end].sequence;
+        records.truncate(end);
+        records.extend(bulky);
+        records.sort_by_key(|record| record.sequence);
+        records.dedup_by_key(|record| record.sequence);
+        let then = records.iter().take_while(|record| record.sequence < before);
+        then.for_each(|record| run.fold_record(record));
+        Ok(run)
+    }
+
+    /// Returns all facts of a run except orders, samples and verdicts.
+    pub(crate) async fn records_without_samples(
+        &self,
+        id: &RunId,
+    ) -> Result<Vec<Record>, HistoryError> {
+        let filters = RETAINED_FACTS.map(|kind| format!("flotilla.{id}.{kind}"));
+        Ok(self.read_records(filters.to_vec()).await?)
+    }
+
+    /// Returns all facts in the archive of a cycle.
+    ///
+    /// # Errors
+    /// Returns an error if the archive cannot be read.
+    pub async fn read_archive(&self, archived: &v1::Archived) -> Result<Vec<Record>, HistoryError> {
+        let cycle = archived.cycle;
+        let failed = |why: String| HistoryError::Archive { cycle, why };
+        let mut lines =
+            archived_facts::open_facts(self.open_store().await?, archived).await.map_err(failed)?;
+        let mut records = Vec::new();
+        while let Some(line) = lines.recv().await {
+            records.push(line.map_err(failed)?);
+        }
+        Ok(records)
+    }
+
+    /// Returns a cycle's orders, samples and verdicts, from its archive if `archived` is given,
+    /// else from the log.
+    pub(crate) async fn read_bulky_facts(
+        &self,
+        id: &RunId,
+        cycle: u32,
+        archived: Option<v1::Archived>,
+    ) -> Result<Vec<Record>, HistoryError> {
+        match archived {
+            Some(archived) => self.read_archive(&archived).await,
+            None => Ok(self.read_records(FactKey::bulky_filters(id, cycle).to_vec()).await?),
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The registry of live agents, from their status reports.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use cycle::{FleetMember, FleetSnapshot, HeldJob};
+use wire::{
+    FactKey, Record, RunId, Subject, WorkKind,
+    v1::{self, agent_status::State},
+};
+
+/// Age of the last status report from which an agent counts as offline.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time for which the registry remembers that a job was held.
+const HELD_JOB_TTL: Duration = Duration::from_secs(3600);
+
+/// Maximum age of a cached snapshot; limits the cost with many status reports.
+const SNAPSHOT_TTL: Duration = Duration::from_millis(250);
+
+/// Role names and their kinds of work.
+const ROLES: [(&str, WorkKind); 3] = [
+    ("generator", WorkKind::Generate),
+    ("verifier", WorkKind::Verify),
+    ("trainer", WorkKind::Train),
+];
+
+/// The latest status report of each agent, and the time each job was last held.
+///
+/// An agent is live for [`AGENT_TIMEOUT`] after its last report. The planner receives a
+/// [`FleetSnapshot`] per pool, cached for [`SNAPSHOT_TTL`].
+#[derive(Debug, Default)]
+pub(crate) struct AgentRegistry {
+    /// Latest report of each agent, with the time it arrived.
+    agents: BTreeMap<String, (Instant, v1::AgentStatus)>,
+    /// Time at which each job was last reported as held.
+    last_held: BTreeMap<(WorkKind, HeldJob), Instant>,
+    /// Cached snapshots by pool.
+    snapshots: BTreeMap<String, (Instant, FleetSnapshot)>,
+}
+
+impl AgentRegistry {
+    /// Records a status report. Returns true if the agent just became idle.
+    pub(crate) fn record_status(&mut self, status: v1::AgentStatus) -> bool {
+        let now = Instant::now();
+        for (role, kind) in ROLES {
+            self.last_held.extend(held_jobs(&status, role).map(|held| ((kind, held), now)));
+        }
+        let is_idle = status.jobs.is_empty();
+        let before = self.agents.insert(status.agent.clone(), (now, status));
+        is_idle && before.is_some_and(|(_, before)| !before.jobs.is_empty())
+    }
+
+    /// Removes agents without recent reports, and held jobs that are old or whose run is not open.
+    pub(crate) fn evict_stale(&mut self, is_open: impl Fn(&RunId) -> bool) {
+        self.agents.retain(|_, (heard, _)| heard.elapsed() < AGENT_TIMEOUT);
+        self.last_held
+            .retain(|(_, held), seen| seen.elapsed() < HELD_JOB_TTL && is_open(&held.run));
+        self.snapshots.retain(|_, (made, _)| made.elapsed() < AGENT_TIMEOUT);
+    }
+
+    /// Counts the live agents in each state.
+    pub(crate) fn count_states(&self) -> BTreeMap<String, u64> {
+        let mut states = BTreeMap::new();
+        for (_, status) in self.agents.values().filter(|(heard, _)| heard.elapsed() < AGENT_TIMEOUT)
+        {
+            *states.entry(status.state().as_str_name().to_lowercase()).or_default() += 1;
+        }
+        states
+    }
+
+    /// Removes a held job once its result is in the log.
+    pub(crate) fn apply_fact(&mut self, record: &Record) {
+        let Subject { run, key: place } = &record.fact.subject;
+        let (kind, cycle, job) = match place {
+            FactKey::Samples { cycle, job } => (WorkKind::Generate, cycle, job),
+            FactKey::Verdicts { cycle, job } => (WorkKind::Verify, cycle, job),
+            _ => return,
+        };
+        if !self.last_held.is_empty() {
+            let held = HeldJob { run: run.clone(), cycle: *cycle, job: job.to_string() };
+            self.last_held.remove(&(kind, held));
+        }
+    }
+
+    /// Returns the snapshot of a pool, at most [`SNAPSHOT_TTL`] old. Verifiers serve all pools.
+    pub(crate) fn fleet_snapshot(&mut self, pool: &str) -> &FleetSnapshot {
+        let known = self.snapshots.get(pool).is_some_and(|(made, _)| made.elapsed() < SNAPSHOT_TTL);
+        if !known {
+            let fleet = self.build_snapshot(pool);
+            self.snapshots.insert(pool.to_owned(), (Instant::now(), fleet));
+        }
+        &self.snapshots[pool].1
+    }
+
+    /// Collects the live agents of a pool that accept work.
+    fn build_snapshot(&self, pool: &str) -> FleetSnapshot {
+        let there = || {
+            self.agents
+                .values()
+                .filter(|(heard, _)| heard.elapsed() < AGENT_TIMEOUT)
+                .map(|(_, status)| status)
+        };
+        let takes_work =
+            |status: &&v1::AgentStatus| matches!(status.state(), State::Ready | State::Quarantined);
+        let with = |role: &'static str, any_pool: bool| {
+            there()
+                .filter(takes_work)
+                .filter(move |status| any_pool || status.pool == pool)
+                .filter(move |status| status.roles.iter().any(|has| has == role))
+                .map(move |status| to_fleet_member(status, role))
+                .collect()
+        };
+        FleetSnapshot {
+            generators: with("generator", false),
+            verifiers: with("verifier", true),
+            trainers: with("trainer", false),
+            last_held_ago_ms: self
+                .last_held
+                .iter()
+                .map(|(job, seen)| {
+                    let ago = seen.elapsed().as_millis();
+                    (job.clone(), u64::try_from(ago).unwrap_or(u64::MAX))
+                })
+                .collect(),
+        }
+    }
+}
+
+/// Converts a status report to the fleet member for one role.
+fn to_fleet_member(status: &v1::AgentStatus, role: &str) -> FleetMember {
+    let jobs = status.jobs.iter().filter(|job| job.role == role);
+    FleetMember {
+        agent: status.agent.clone(),
+        tokens_per_s: status.tokens_per_s,
+        sample_s: status.sample_s,
+        held_jobs: held_jobs(status, role).collect(),
+        remaining_samples: jobs.fold(0, |left, job| {
+            let of_job = job.total.saturating_sub(job.done);
+            of_job.saturating_add(left)
+        }),
+    }
+}
+
+/// Returns the jobs that an agent holds in one role.
+fn held_jobs(status: &v1::AgentStatus, role: &str) -> impl Iterator<Item = HeldJob> {
+    let held = |job: &v1::ActiveJob| {
+        Some(HeldJob { run: job.run.parse().ok()?, cycle: job.cycle, job: job.job.clone() })
+    };
+    status.jobs.iter().filter(move |job| job.role == role).filter_map(held)
+}

@@ -1,0 +1,306 @@
+//! The control loop of the coordinator: facts in, commands out.
+//!
+//! `cycle::RunSet` holds the state and makes the decisions; this module contributes the clock, the
+//! bus and the store.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use bus::{Bus, LogEvent, PublishError, PublishOutcome, ReadError};
+use cycle::{JobSizing, PlannerInputs, ReissueTimeouts, RunSet, WriteCommand, fail_run};
+use futures::StreamExt;
+use store::Store;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use wire::{Record, RunId};
+
+use crate::{
+    agent_registry::AgentRegistry,
+    archive::{self, CycleRetention},
+    metrics::FleetMetrics,
+    prompts::RunPrompts,
+};
+
+/// Maximum number of facts folded before the next decision, when many are waiting.
+const FACTS_PER_BATCH: usize = 4096;
+
+/// Interval of retries after the store or the bus refused a request.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Minimum time between two straggler checks caused by agents that became idle.
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(300);
+
+/// The configuration of a coordinator.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Name of this coordinator in the leader election.
+    pub candidate: String,
+    /// Time without a sign of life after which a leader is replaced.
+    pub lease: Duration,
+    /// Bounds on the size of a job.
+    pub sizing: JobSizing,
+    /// Timeouts after which orders are issued again.
+    pub timeouts: ReissueTimeouts,
+    /// Finished cycles whose bulky facts stay in the log.
+    pub retention: CycleRetention,
+    /// Receives the status after each iteration of the loop; a loop that hangs sends nothing.
+    pub status_tx: watch::Sender<LoopStatus>,
+    /// Receives the metrics every 2 seconds, if there are receivers.
+    pub metrics_tx: watch::Sender<FleetMetrics>,
+}
+
+/// The status of the control loop.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LoopStatus {
+    /// True once the log has been replayed.
+    pub caught_up: bool,
+    /// True while this coordinator is the leader.
+    pub leads: bool,
+    /// Number of runs that have not ended.
+    pub open_runs: usize,
+    /// Sequence of the last log entry seen.
+    pub last_sequence: u64,
+}
+
+/// The state of the control loop.
+///
+/// Each iteration waits for one event and then, on the leader, writes what the dirty runs need:
+///
+/// - facts of the log: folded into the runs, which become dirty;
+/// - a status report of an agent: updates the registry; an agent that became idle triggers a
+///   straggler check;
+/// - a change of the leadership: all runs become dirty;
+/// - every 2 seconds: removes stale agents, marks all runs as dirty, sends metrics.
+///
+/// The blob of a command is stored before its fact is published. A failed write is not retried by
+/// itself: the next tick marks the run as dirty, and the planner decides again.
+struct CoordinatorLoop {
+    bus: Bus,
+    store: Store,
+    sizing: JobSizing,
+    /// Timeouts after which orders are issued again.
+    timeouts: ReissueTimeouts,
+    /// Live agents.
+    registry: AgentRegistry,
+    /// Open runs.
+    runs: RunSet,
+    /// True once the log has been replayed.
+    caught_up: bool,
+    /// Prompts of open runs, once fetched.
+    prompts: BTreeMap<RunId, RunPrompts>,
+    /// Clock of the log.
+    clock: LogClock,
+    /// Time of the last straggler check caused by an agent that became idle.
+    last_idle_check: Instant,
+}
+
+/// The log's clock: the time of its last entry plus the local time since. Clocks of different hosts
+/// are never compared.
+struct LogClock {
+    /// Time of the last entry, in milliseconds since 1970.
+    last_ms: u64,
+    /// Local time at which the last entry arrived.
+    received_at: Instant,
+}
+
+impl LogClock {
+    /// Updates the clock with a log entry; it never goes back.
+    fn record_entry(&mut self, record: &Record) {
+        *self = Self { last_ms: record.time_ms.max(self.last_ms), received_at: Instant::now() };
+    }
+
+    /// Returns the current time of the log, in milliseconds since 1970.
+    fn now_ms(&self) -> u64 {
+        let since = u64::try_from(self.received_at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_ms.saturating_add(since)
+    }
+}
+
+/// Runs a coordinator until stopped. Several may run at the same time.
+///
+/// # Errors
+/// If the agents cannot be watched, or the log was replaced.
+pub async fn run(
+    bus: Bus,
+    store: Store,
+    config: Config,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let mut leadership = bus.campaign_for_leadership(&config.candidate, config.lease);
+    let mut statuses = bus.watch_statuses().await.context("watch the agents")?;
+    let mut facts = bus.follow_facts(Vec::new(), 0).ready_chunks(FACTS_PER_BATCH).boxed();
+    let (lead, leads) = watch::channel(false);
+    let archiving = archive::run(bus.clone(), store.clone(), config.retention, leads);
+    let archivist = tokio::spawn(stop.clone().run_until_cancelled_owned(archiving));
+    let mut retry = tokio::time::interval(RETRY_INTERVAL);
+    let mut shell = CoordinatorLoop {
+        bus: bus.clone(),
+        store,
+        sizing: config.sizing,
+        timeouts: config.timeouts,
+        registry: AgentRegistry::default(),
+        runs: RunSet::default(),
+        caught_up: false,
+        prompts: BTreeMap::new(),
+        clock: LogClock { last_ms: 0, received_at: Instant::now() },
+        last_idle_check: Instant::now(),
+    };
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            Some(chunk) = facts.next() => {
+                for fact in chunk {
+                    shell.handle_event(fact)?;
+                }
+            }
+            Some(status) = statuses.next() => {
+                // The agent that became idle may finish a straggling job sooner.
+                if shell.registry.record_status(status) && shell.last_idle_check.elapsed() > IDLE_CHECK_INTERVAL {
+                    shell.last_idle_check = Instant::now();
+                    shell.runs.mark_dirty();
+                }
+            }
+            won = leadership.wait_changed() => {
+                tracing::info!(leads = won, "leadership");
+                lead.send_replace(won);
+                shell.runs.mark_dirty();
+            }
+            _ = retry.tick() => {
+                let desk = &shell.runs;
+                shell.registry.evict_stale(|id| desk.find_run(id).is_some());
+                shell.runs.mark_dirty();
+                if shell.caught_up && config.metrics_tx.receiver_count() > 0 {
+                    config.metrics_tx.send_replace(shell.collect_metrics());
+                }
+            }
+        }
+        config.status_tx.send_replace(shell.loop_status(leadership.is_leader()));
+        if leadership.is_leader() {
+            // If stopped here, the next leader plans the unwritten facts again.
+            stop.run_until_cancelled(shell.advance_dirty_runs()).await;
+        }
+    }
+    archivist.abort();
+    leadership.release_leadership().await;
+    Ok(())
+}
+
+impl CoordinatorLoop {
+    /// Returns the current status.
+    fn loop_status(&self, leads: bool) -> LoopStatus {
+        let facts = self.runs.last_sequence();
+        LoopStatus {
+            caught_up: self.caught_up,
+            leads,
+            open_runs: self.runs.iter_open().count(),
+            last_sequence: facts,
+        }
+    }
+
+    /// Returns the current metrics.
+    fn collect_metrics(&self) -> FleetMetrics {
+        FleetMetrics::from_runs(self.runs.iter_open(), self.registry.count_states())
+    }
+
+    /// Handles an event of the log. Returns an error only if the log was replaced.
+    fn handle_event(&mut self, followed: Result<LogEvent, ReadError>) -> Result<(), ReadError> {
+        match followed {
+            Ok(LogEvent::Record(record)) => {
+                self.clock.record_entry(&record);
+                self.registry.apply_fact(&record);
+                self.runs.fold_record(&record);
+            }
+            Ok(LogEvent::CaughtUp) => {
+                self.runs.mark_caught_up();
+                self.caught_up = true;
+                let runs = self.runs.iter_open().count();
+                tracing::info!(facts = self.runs.last_sequence(), runs, "replayed the log");
+            }
+            Ok(LogEvent::Unreadable { sequence, subject, error }) => {
+                let error = format!("{:#}", anyhow::Error::from(error));
+                tracing::error!(subject, error, "a log entry is not a fact");
+                self.runs.record_unreadable(sequence, &subject, &error);
+            }
+            Err(error @ ReadError::WentBack { .. }) => return Err(error),
+            Err(error) => {
+                let error = anyhow::Error::from(error);
+                tracing::warn!(error = format!("{error:#}"), "following the log");
+            }
+        }
+        Ok(())
+    }
+
+    /// Plans and writes the next facts of each dirty run.
+    async fn advance_dirty_runs(&mut self) {
+        for id in self.runs.take_dirty() {
+            if let Err(error) = self.advance_run(&id).await {
+                // The retry tick marks the run as dirty again.
+                tracing::warn!(run = %id, error = format!("{error:#}"), "advancing a run");
+            }
+        }
+        let desk = &self.runs;
+        self.prompts.retain(|id, _| desk.find_run(id).is_some());
+    }
+
+    /// Plans one run and writes the resulting facts. Fails the run if its prompts are invalid or a
+    /// fact is too large for the bus.
+    async fn advance_run(&mut self, id: &RunId) -> anyhow::Result<()> {
+        let Some(run) = self.runs.find_run(id) else { return Ok(()) };
+        if !self.prompts.contains_key(id) {
+            match RunPrompts::load_prompts(&self.store, &run.spec).await {
+                Ok(prompts) => drop(self.prompts.insert(id.clone(), prompts)),
+                Err(error) if error.is_transient() => return Err(error.into()),
+                Err(error) => {
+                    let message = format!("{:#}", anyhow::Error::from(error));
+                    return self.execute_commands(vec![fail_run(id, message)]).await;
+                }
+            }
+        }
+        let prompts = &self.prompts[id];
+        let inputs = PlannerInputs {
+            prompts: &prompts.train,
+            heldout: &prompts.heldout,
+            suites: &prompts.suites,
+            fleet: self.registry.fleet_snapshot(&run.spec.pool),
+            sizing: &self.sizing,
+            timeouts: &self.timeouts,
+            check_stragglers: true,
+            now_ms: self.clock.now_ms(),
+        };
+        let commands = self.runs.next_commands(id, inputs);
+        let Err(error) = self.execute_commands(commands).await else { return Ok(()) };
+        let is_final = |error: &PublishError| {
+            matches!(error, PublishError::TooLarge { .. }) || error.is_occupied()
+        };
+        if error.downcast_ref().is_some_and(is_final) {
+            return self.execute_commands(vec![fail_run(id, format!("{error:#}"))]).await;
+        }
+        Err(error)
+    }
+
+    /// Writes commands: all blobs first, because a fact must never refer to a missing blob, then
+    /// all facts in one batch.
+    async fn execute_commands(&mut self, commands: Vec<WriteCommand>) -> anyhow::Result<()> {
+        let mut facts = Vec::with_capacity(commands.len());
+        for WriteCommand { fact, blob } in commands {
+            if let Some(bytes) = blob {
+                self.store.put_blob(bytes.into()).await.context("store a dataset")?;
+            }
+            facts.push(fact);
+        }
+        let published = self.bus.publish_all(&facts).await?;
+        for (fact, published) in facts.iter().zip(published) {
+            let sequence = published.log_sequence();
+            self.runs.record_write(sequence);
+            if let PublishOutcome::AlreadyWritten { same: false, .. } = published {
+                self.runs.record_conflict(&fact.subject, sequence);
+                continue;
+            }
+            tracing::info!(subject = %fact.subject, sequence, "wrote");
+        }
+        Ok(())
+    }
+}

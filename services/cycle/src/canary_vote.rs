@@ -1,0 +1,421 @@
+//! The canary vote: detects agents that sample with other weights than ordered.
+//!
+//! With its samples, each agent reports the log-probabilities that its loaded weights assign to the
+//! last tokens of a fixed text, the canary. Agents with the same weights report nearly the same
+//! numbers; an agent that differs has loaded something else.
+//!
+//! Rules, for each policy:
+//!
+//! 1. each agent has one vote, its newest report; reports that cannot be verified do not count, and
+//!    the trainer of the policy votes as well if it reported;
+//! 2. a value that more than half of the votes agree with is the reference;
+//! 3. on a tie, the trainer's value is the reference if at least half agree with it;
+//! 4. otherwise the vote is undecided: an audit reports it and no agent is quarantined.
+//!
+//! Two votes agree if the mean absolute difference of their log-probabilities is at most
+//! `tolerance` nats per token. An agent that contradicts the reference is quarantined by a
+//! `quarantine` fact, and its samples that may still count are drawn again.
+
+mod canary_text;
+mod logprobs;
+
+use std::collections::BTreeMap;
+
+use wire::{AgentId, Fact, FactBody, FactKey, JobId, PromptEntry, Subject, v1};
+
+pub(crate) use self::canary_text::text_from_dataset;
+use self::logprobs::{CanaryVote, mean_distance, mean_logprob, select_reference};
+use crate::{
+    planner::WriteCommand,
+    state::{PolicyWeights, Run},
+};
+
+/// Maximum number of times a job is ordered, including replacements; wrong samples after that are
+/// void without replacement.
+const REPLACEMENTS_MAX: u32 = 100;
+
+/// Maximum number of quarantines of one agent in one run. Each one requires a restart of the agent
+/// by a person.
+const QUARANTINES_PER_AGENT_MAX: u32 = 1000;
+
+/// A policy, by the manifest digests of base and adapter.
+type PolicyManifests = (String, String);
+
+/// The reported canary values of each policy, and the quarantines of each agent.
+#[derive(Debug, Clone, Default)]
+pub struct CanaryVotes {
+    /// Newest report of each agent, by policy.
+    reports: BTreeMap<PolicyManifests, BTreeMap<String, CanaryReading>>,
+    /// Quarantines by agent.
+    quarantines: BTreeMap<String, QuarantineCount>,
+}
+
+/// The newest canary report of an agent.
+#[derive(Debug, Clone)]
+struct CanaryReading {
+    /// Cycle of the samples it came with.
+    cycle: u32,
+    /// Sequence of the samples fact.
+    sequence: u64,
+    /// False if the agent could not verify its policy; such a report has no vote.
+    verified: bool,
+    /// Log-probabilities in nats.
+    canary: Vec<f32>,
+}
+
+/// The quarantines of one agent.
+#[derive(Debug, Clone, Copy, Default)]
+struct QuarantineCount {
+    /// Number of quarantines.
+    count: u32,
+    /// Sequence of the latest quarantine.
+    last_sequence: u64,
+}
+
+/// A summary of the canary vote on one policy, for display.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CanaryAgreement {
+    /// Reported values; the trainer's first.
+    pub values: Vec<CanaryValue>,
+    /// True if the vote has a reference.
+    pub decided: bool,
+}
+
+/// The canary value of one voter.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CanaryValue {
+    /// Name of the agent, or `trainer of <cycle>`.
+    pub voter: String,
+    /// Mean log-probability in nats per token.
+    pub mean: f64,
+    /// Distance from the reference in nats per token; `None` without a reference or with another
+    /// number of tokens.
+    pub distance: Option<f64>,
+}
+
+impl CanaryVotes {
+    /// Records the canary report of a samples fact.
+    pub(crate) fn record_report(&mut self, cycle: u32, sequence: u64, samples: &v1::Samples) {
+        let key = (samples.base.clone(), samples.adapter.clone());
+        let shown = CanaryReading {
+            cycle,
+            sequence,
+            verified: samples.caveat.is_empty(),
+            canary: samples.canary.clone(),
+        };
+        self.reports.entry(key).or_default().insert(samples.agent.clone(), shown);
+    }
+
+    /// Drops the reports of cycles before this one, which the log may purge.
+    pub(crate) fn drop_before(&mut self, cycle: u32) {
+        for agents in self.reports.values_mut() {
+            agents.retain(|_, shown| shown.cycle >= cycle);
+        }
+        self.reports.retain(|_, agents| !agents.is_empty());
+    }
+
+    /// Records a quarantine. Returns an error if its number is not the agent's next one.
+    pub(crate) fn record_quarantine(
+        &mut self,
+        agent: &str,
+        number: u32,
+        sequence: u64,
+    ) -> Result<(), String> {
+        let known = self.quarantines.entry(agent.to_owned()).or_default();
+        let next = known.count.saturating_add(1);
+        *known = QuarantineCount { count: known.count.max(number), last_sequence: sequence };
+        if number == next { Ok(()) } else { Err(format!("the agent's next would be {next}")) }
+    }
+
+    /// Returns the quarantines of an agent.
+    fn quarantine_count(&self, agent: &str) -> QuarantineCount {
+        self.quarantines.get(agent).copied().unwrap_or_default()
+    }
+}
+
+/// Returns the canary settings of the spec; `None` if it does not enable canaries.
+pub(crate) fn canary_settings(run: &Run) -> Option<v1::spec::Proof> {
+    let proof = run.raft_spec().and_then(|raft| raft.proof.clone());
+    proof.filter(|proof| proof.canary)
+}
+
+/// Returns the canary text for the policy of a cycle; empty if the spec does not enable canaries.
+pub(crate) fn canary_text_for(
+    run: &Run,
+    cycle: u32,
+    purpose: v1::Purpose,
+    prompts: &[PromptEntry],
+) -> String {
+    if canary_settings(run).is_none() {
+        return String::new();
+    }
+    let made = run.sampling_checkpoint(cycle, purpose).and_then(|made| run.cycles.get(&made.cycle));
+    match made.map(|cycle| &cycle.canary_text).filter(|text| !text.is_empty()) {
+        Some(text) => text.clone(),
+        None => canary_text::text_from_prompts(prompts),
+    }
+}
+
+/// Returns the reason why samples lack a valid canary, independent of the vote: another tokenizer,
+/// no canary, or too many tokens.
+pub(crate) fn unproven_reason(run: &Run, samples: &v1::Samples) -> Option<String> {
+    let proof = run.raft_spec()?.proof.as_ref()?;
+    let other = !proof.tokenizer.is_empty()
+        && !samples.tokenizer.is_empty()
+        && proof.tokenizer != samples.tokenizer;
+    if other {
+        return Some("made with another tokenizer".into());
+    }
+    if !proof.canary {
+        return None;
+    }
+    match samples.canary.len() {
+        // Some endpoints do not report log-probabilities; their samples carry a caveat.
+        0 if samples.caveat.is_empty() => Some("they have no canary log-probs".into()),
+        tokens if tokens > wire::CANARY_TOKENS_MAX => Some(format!(
+            "their canary has {tokens} tokens, the most is {}",
+            wire::CANARY_TOKENS_MAX
+        )),
+        _ => None,
+    }
+}
+
+/// Returns the next quarantine to write, with the jobs to draw again.
+pub(crate) fn next_quarantine(run: &Run) -> Option<WriteCommand> {
+    let proof = canary_settings(run)?;
+    let accused = run.canary_votes.reports.keys().find_map(|key| {
+        let right = find_reference(run, key, proof.tolerance)?;
+        find_outlier(run, key, &right, proof.tolerance)
+    })?;
+    let agent = AgentId::new(accused.agent.as_str()).ok()?;
+    let number = run.canary_votes.quarantine_count(&accused.agent).count.saturating_add(1);
+    let subject = Subject::new(&run.id, FactKey::Quarantine { agent, number });
+    let fact = Fact { subject, body: FactBody::Quarantine(accused) };
+    (number <= QUARANTINES_PER_AGENT_MAX).then_some(WriteCommand { fact, blob: None })
+}
+
+/// Returns an audit finding if a quarantine does not follow from the reports before it.
+pub(crate) fn check_quarantine(run: &Run, quarantine: &v1::Quarantine) -> Option<String> {
+    let Some(proof) = canary_settings(run) else {
+        return Some("the spec asks for no canaries".into());
+    };
+    let key = (quarantine.base.clone(), quarantine.adapter.clone());
+    let votes = collect_votes(run, &key);
+    let jobs = quarantine.jobs.iter().filter_map(|job| {
+        let id: JobId = job.job.parse().ok()?;
+        run.cycles.get(&job.cycle)?.jobs.get(&id)?.samples.as_ref()
+    });
+    let wrong = |said: &[f32]| {
+        quarantine.agreed.iter().any(|name| {
+            let vote = votes.iter().find(|vote| vote.voter == *name && *name != quarantine.agent);
+            vote.is_some_and(|vote| !is_within_tolerance(said, vote.canary, proof.tolerance))
+        })
+    };
+    let said: Vec<&[f32]> = jobs.map(|samples| &samples.canary[..]).collect();
+    let founded = match said.is_empty() {
+        // The agent's earlier values count too: by the time the quarantine was written, it may have
+        // reported a correct one.
+        true => agent_readings(run, &key, &quarantine.agent).into_iter().any(wrong),
+        false => said.into_iter().all(wrong),
+    };
+    (!founded).then(|| "it does not follow from the canary log-probs".into())
+}
+
+/// Summarises the canary vote on the policy of a cycle; `None` if there is nothing to compare.
+pub fn canary_agreement(run: &Run, cycle: u32, purpose: v1::Purpose) -> Option<CanaryAgreement> {
+    let proof = canary_settings(run)?;
+    let policy = run.sampling_policy(cycle, purpose)?;
+    let key = (policy.base.manifest.clone(), policy.adapter_manifest().to_owned());
+    if collect_votes(run, &key).is_empty() {
+        return None;
+    }
+    let reference = find_reference(run, &key, proof.tolerance);
+    let figure = |who: String, canary: &[f32]| CanaryValue {
+        voter: who,
+        mean: mean_logprob(canary),
+        distance: reference.as_ref().and_then(|right| mean_distance(canary, &right.canary)),
+    };
+    let agents = run.canary_votes.reports.get(&key).into_iter().flatten();
+    let agents = agents.map(|(agent, shown)| figure(agent.clone(), &shown.canary));
+    let trainer = trainer_vote(run, &key).map(|vote| figure(vote.voter, vote.canary));
+    let shown: Vec<CanaryValue> = trainer.into_iter().chain(agents).collect();
+    Some(CanaryAgreement { values: shown, decided: reference.is_some() })
+}
+
+/// Returns an audit finding if the agents of a cycle disagree and the vote is undecided.
+pub(crate) fn undecided_vote(run: &Run, cycle: u32) -> Option<String> {
+    let found = canary_agreement(run, cycle, v1::Purpose::Train).filter(|found| !found.decided)?;
+    let said = |figure: &CanaryValue| format!("{} {:.4}", figure.voter, figure.mean);
+    let said: Vec<String> = found.values.iter().map(said).collect();
+    Some(format!(
+        "weights differ between boxes in cycle {cycle}, and no majority shows which are right \
+         (mean log-prob per token: {})",
+        said.join(", ")
+    ))
+}
+
+/// Returns the id of the job that replaces this one (`<job>-2`, `<job>-3`, …); `None` after
+/// [`REPLACEMENTS_MAX`].
+fn replacement_id(job: &JobId) -> Option<JobId> {
+    let name = job.as_str();
+    let numbered = name.rsplit_once('-').and_then(|(stem, n)| Some((stem, n.parse().ok()?)));
+    let (stem, times): (&str, u32) = numbered.unwrap_or((name, 1));
+    if times >= REPLACEMENTS_MAX {
+        return None;
+    }
+    JobId::new(format!("{stem}-{}", times + 1)).ok()
+}
+
+/// The value that the vote accepts as correct, and the voters that agree with it.
+struct CanaryReference {
+    canary: Vec<f32>,
+    agreed: Vec<String>,
+}
+
+/// Returns true if two values differ by at most the tolerance.
+fn is_within_tolerance(a: &[f32], b: &[f32], tolerance: f64) -> bool {
+    mean_distance(a, b).is_some_and(|distance| distance <= tolerance)
+}
+
+/// Counts the votes on a policy; `None` if they are undecided.
+fn find_reference(run: &Run, key: &PolicyManifests, tolerance: f64) -> Option<CanaryReference> {
+    let votes = collect_votes(run, key);
+    let right = select_reference(&votes, tolerance)?;
+    let agreed = votes.iter().filter(|vote| is_within_tolerance(vote.canary, right, tolerance));
+    Some(CanaryReference {
+        canary: right.to_vec(),
+        agreed: agreed.map(|vote| vote.voter.clone()).collect(),
+    })
+}
+
+/// Returns the votes on a policy: the trainer's, if any, and those of the verified agents.
+fn collect_votes<'a>(run: &'a Run, key: &PolicyManifests) -> Vec<CanaryVote<'a>> {
+    let agents = run.canary_votes.reports.get(key).into_iter().flatten();
+    let verified = agents.filter(|(_, shown)| shown.verified && !shown.canary.is_empty());
+    let vote = |(agent, shown): (&String, &'a CanaryReading)| CanaryVote {
+        voter: agent.clone(),
+        canary: &shown.canary,
+        is_trainer: false,
+    };
+    trainer_vote(run, key).into_iter().chain(verified.map(vote)).collect()
+}
+
+/// Returns the vote of the agent that trained the policy, if its checkpoint has a canary.
+fn trainer_vote<'a>(run: &'a Run, key: &PolicyManifests) -> Option<CanaryVote<'a>> {
+    let checkpoints = run.cycles.values().filter_map(|cycle| cycle.final_checkpoint());
+    let is_it = |made: &&v1::Checkpoint| {
+        PolicyWeights::from_checkpoint(made).is_some_and(|policy| has_manifests(&policy, key))
+    };
+    let made = checkpoints.filter(|made| !made.canary.is_empty()).find(is_it)?;
+    Some(CanaryVote {
+        voter: format!("trainer of {}", made.cycle),
+        canary: &made.canary,
+        is_trainer: true,
+    })
+}
+
+/// Samples that contradict the reference, by agent: cycle, job and canary.
+type WrongSamples<'a> = BTreeMap<&'a str, Vec<(u32, &'a JobId, &'a [f32])>>;
+
+/// Returns the samples of a policy that contradict the reference and may still count.
+fn find_wrong_samples<'a>(
+    run: &'a Run,
+    key: &PolicyManifests,
+    right: &CanaryReference,
+    tolerance: f64,
+) -> WrongSamples<'a> {
+    let mut wrong = WrongSamples::new();
+    for (number, cycle) in run.cycles.iter().filter(|(_, cycle)| cycle.done.is_none()) {
+        for purpose in [v1::Purpose::Train, v1::Purpose::Heldout] {
+            let policy = run.sampling_policy(*number, purpose);
+            if cycle.is_closed_for(purpose)
+                || !policy.is_some_and(|policy| has_manifests(&policy, key))
+            {
+                continue;
+            }
+            for (id, job) in cycle.jobs_for(purpose) {
+                let Some(samples) = &job.samples else { continue };
+                let canary = &samples.canary[..];
+                if samples.void_reason.is_none() && right.rejects_value(canary, tolerance) {
+                    let found = wrong.entry(samples.agent.as_str()).or_default();
+                    found.push((*number, id, canary));
+                }
+            }
+        }
+    }
+    wrong
+}
+
+/// Returns the canary values of an agent for a policy, from all samples that the run still
+/// contains.
+fn agent_readings<'a>(run: &'a Run, key: &PolicyManifests, agent: &str) -> Vec<&'a [f32]> {
+    let mut figures = Vec::new();
+    for (number, cycle) in &run.cycles {
+        for purpose in [v1::Purpose::Train, v1::Purpose::Heldout] {
+            if run
+                .sampling_policy(*number, purpose)
+                .is_some_and(|policy| has_manifests(&policy, key))
+            {
+                let samples = cycle.jobs_for(purpose).filter_map(|(_, job)| job.samples.as_ref());
+                let own = samples.filter(|samples| samples.agent == agent);
+                figures.extend(own.map(|samples| &samples.canary[..]));
+            }
+        }
+    }
+    figures
+}
+
+/// Returns true if the policy has these manifest digests.
+fn has_manifests(policy: &PolicyWeights, (base, adapter): &PolicyManifests) -> bool {
+    policy.base.manifest == *base && policy.adapter_manifest() == adapter
+}
+
+impl CanaryReference {
+    /// Returns true if a reported value differs from the reference by more than the tolerance.
+    fn rejects_value(&self, canary: &[f32], tolerance: f64) -> bool {
+        !canary.is_empty() && !is_within_tolerance(canary, &self.canary, tolerance)
+    }
+}
+
+/// Returns the quarantine of the first agent that contradicts the reference and has not been
+/// quarantined for it.
+fn find_outlier(
+    run: &Run,
+    key: &PolicyManifests,
+    right: &CanaryReference,
+    tolerance: f64,
+) -> Option<v1::Quarantine> {
+    let wrong = find_wrong_samples(run, key, right, tolerance);
+    let agents = run.canary_votes.reports.get(key)?;
+    // An agent cannot confirm its own values: at least one other voter must agree with the
+    // reference.
+    let accused = |agent: &String| right.agreed.iter().any(|other| other != agent);
+    let mut agents = agents.iter().filter(|(agent, _)| accused(agent));
+    let (agent, said, jobs) = agents.find_map(|(agent, shown)| {
+        let jobs = wrong.get(agent.as_str()).map_or(&[][..], Vec::as_slice);
+        let newly = shown.sequence > run.canary_votes.quarantine_count(agent).last_sequence;
+        let last =
+            (newly && right.rejects_value(&shown.canary, tolerance)).then_some(&*shown.canary);
+        let said = jobs.first().map(|(.., canary)| *canary).or(last)?;
+        Some((agent, said, jobs))
+    })?;
+    let named = |(cycle, id, _): &(u32, &JobId, &[f32])| v1::quarantine::Job {
+        cycle: *cycle,
+        job: id.to_string(),
+        again: replacement_id(id).map(|id| id.to_string()).unwrap_or_default(),
+    };
+    Some(v1::Quarantine {
+        agent: agent.clone(),
+        base: key.0.clone(),
+        adapter: key.1.clone(),
+        said: mean_logprob(said),
+        reference: mean_logprob(&right.canary),
+        distance: mean_distance(said, &right.canary),
+        tolerance,
+        agreed: right.agreed.clone(),
+        jobs: jobs.iter().map(named).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

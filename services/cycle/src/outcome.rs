@@ -1,0 +1,179 @@
+//! The outcome of a run: succeeded, cancelled, stopped by a gate, or failed in a way that retries
+//! cannot fix.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use wire::{WorkKind, v1};
+
+use crate::{
+    FleetSnapshot,
+    cost_probe::count_visit,
+    fold::parse_job_id,
+    state::{Cycle, PlannedJob, Run},
+};
+
+/// Number of jobs given up in a cycle, while no job has succeeded, after which the run fails.
+const SET_ASIDE_JOBS_MAX: usize = 3;
+
+/// Number of jobs of a cycle that an agent must have failed before it counts as unable to do the
+/// work.
+const FAILED_JOBS_PER_AGENT: usize = 3;
+
+/// Number of consecutive cycles without any kept sample after which the run fails.
+const EMPTY_SELECTIONS_MAX: usize = 3;
+
+/// Determines the outcome of the run; `None` if it continues. Cancellation takes precedence, then
+/// gates, then failures, then regular success.
+pub(crate) fn run_outcome(run: &Run, fleet: &FleetSnapshot) -> Option<v1::Done> {
+    use v1::done::Status;
+    let done = |status: Status, message: String| Some(v1::Done { status: status.into(), message });
+    if run.cancelled {
+        return done(Status::Cancelled, "cancelled by a user".into());
+    }
+    if let Some(number) = run.stopped_after() {
+        let why = gate_stop_message(run, number);
+        return done(
+            Status::Succeeded,
+            [why, format_shortcomings(run)].join(", ").trim_end_matches(", ").into(),
+        );
+    }
+    if let Some(why) =
+        training_failed(run).or_else(|| all_jobs_failing(run, fleet)).or_else(|| keeps_nothing(run))
+    {
+        return done(Status::Failed, why);
+    }
+    let finished = (0..=run.last_cycle())
+        .all(|number| run.cycles.get(&number).is_some_and(|cycle| cycle.done.is_some()));
+    if !finished {
+        return None;
+    }
+    done(Status::Succeeded, format_shortcomings(run))
+}
+
+/// Formats the message about the gate that stopped the run.
+fn gate_stop_message(run: &Run, number: u32) -> String {
+    let done = run.cycles.get(&number).and_then(|cycle| cycle.done.as_ref());
+    let worst = done.and_then(|done| Some((done.best, done.findings.first()?)));
+    let Some((best, finding)) = worst else { return format!("stopped after cycle {number}") };
+    let v1::cycle_done::Finding { gate, value, limit, .. } = finding;
+    match gate.as_str() {
+        "patience" => {
+            format!("stopped after cycle {number}: no improvement since cycle {best}")
+        }
+        _ => format!(
+            "stopped after cycle {number}: its {gate} of {value:.4} is past {limit:.4}; cycle \
+             {best} was the best"
+        ),
+    }
+}
+
+/// Formats what a successful run lacks: failed evals, samples set aside, a rollback in the last
+/// cycle. Empty if nothing is missing.
+fn format_shortcomings(run: &Run) -> String {
+    let unmeasured: usize = run.cycles.values().map(Cycle::missing_eval_count).sum();
+    let done = || run.cycles.values().filter_map(|cycle| cycle.done.as_ref());
+    let aside: u64 = done().map(|done| u64::from(done.set_aside)).sum();
+    let parts = [(unmeasured as u64, "evals failed"), (aside, "samples were set aside")];
+    let said = parts.iter().filter(|(count, _)| *count > 0);
+    let mut said: Vec<String> = said.map(|(count, what)| format!("{count} {what}")).collect();
+    let last = done().next_back().filter(|done| done.then() == v1::gates::Then::RollBack);
+    said.extend(last.map(|done| format!("cycle {} was the best", done.best)));
+    said.join(", ")
+}
+
+/// Returns a message if the training has finally failed.
+fn training_failed(run: &Run) -> Option<String> {
+    let failure = run.training_failure.as_ref()?;
+    Some(format!("train {}: {}", failure.id, failure.message))
+}
+
+/// Returns a message if an open cycle fails at every job.
+fn all_jobs_failing(run: &Run, fleet: &FleetSnapshot) -> Option<String> {
+    let mut open =
+        run.cycles.range(run.current_cycle()..).filter(|(_, cycle)| cycle.done.is_none());
+    open.find_map(|(number, cycle)| cycle_jobs_failing(run, *number, cycle, fleet))
+}
+
+/// Returns a message if one cycle fails at every job: all jobs of a purpose were set aside, several
+/// were set aside while none succeeded, or all agents fail at the same kind of work.
+fn cycle_jobs_failing(
+    run: &Run,
+    number: u32,
+    cycle: &Cycle,
+    fleet: &FleetSnapshot,
+) -> Option<String> {
+    [v1::Purpose::Train, v1::Purpose::Heldout]
+        .into_iter()
+        .find_map(|purpose| {
+            let account = cycle.purpose_index(purpose);
+            let count = account.set_aside;
+            let all = count > 0 && count == account.job_count();
+            let given_up = all || (account.judged_count() == 0 && count >= SET_ASIDE_JOBS_MAX);
+            if !given_up {
+                return None;
+            }
+            let aside = cycle.jobs_for(purpose).filter_map(|(_, job)| job.set_aside.as_ref());
+            let last = aside.last()?;
+            Some(format!("{count} jobs of cycle {number} were set aside and none done: {last}"))
+        })
+        .or_else(|| {
+            [WorkKind::Generate, WorkKind::Verify]
+                .into_iter()
+                .find_map(|kind| all_agents_failing(run, number, cycle, fleet, kind))
+        })
+}
+
+/// Returns a message if every agent of a kind has failed several jobs of the cycle and no job has
+/// succeeded.
+fn all_agents_failing(
+    run: &Run,
+    number: u32,
+    cycle: &Cycle,
+    fleet: &FleetSnapshot,
+    kind: WorkKind,
+) -> Option<String> {
+    let members = fleet.members_for(kind);
+    let is_done = |job: &PlannedJob| match kind {
+        WorkKind::Generate => job.samples.is_some(),
+        _ => job.verdicts.is_some(),
+    };
+    // The cheap conditions first: this runs for each fact. In a cycle with finished jobs, the scan
+    // stops at the first of them.
+    if members.is_empty()
+        || run.failures.is_empty()
+        || cycle.jobs.values().inspect(|_| count_visit()).any(is_done)
+    {
+        return None;
+    }
+    let mut failed: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    let mut last = None;
+    let failures = run.failures.iter().inspect(|_| count_visit());
+    for failure in failures.filter(|failure| failure.kind == kind.as_str()) {
+        let here = parse_job_id(&failure.id).is_some_and(|(cycle, _)| cycle == number);
+        if here && failure.cause() == v1::failure::Cause::Work {
+            failed.entry(&failure.agent).or_default().insert(&failure.id);
+            last = Some(failure);
+        }
+    }
+    let tried =
+        |agent: &str| failed.get(agent).is_some_and(|jobs| jobs.len() >= FAILED_JOBS_PER_AGENT);
+    let last = last.filter(|_| members.iter().all(|member| tried(&member.agent)))?;
+    let message = &last.message;
+    Some(format!("no agent can {kind} in cycle {number}; {kind} {}: {message}", last.id))
+}
+
+/// Returns a message if none of the last [`EMPTY_SELECTIONS_MAX`] cycles kept a sample.
+fn keeps_nothing(run: &Run) -> Option<String> {
+    let kept = |cycle: &&Cycle| cycle.selected.as_ref().is_some_and(|s| s.kept == 0);
+    let done = run.cycles.values().rev().filter(|cycle| cycle.done.is_some());
+    let barren: Vec<&Cycle> = done.take_while(kept).collect();
+    let dropped = &barren.first()?.selected.as_ref()?.dropped;
+    let why: Vec<String> = dropped.iter().map(|(why, count)| format!("{count} {why}")).collect();
+    (barren.len() >= EMPTY_SELECTIONS_MAX).then(|| {
+        format!(
+            "the last {EMPTY_SELECTIONS_MAX} cycles kept no sample (of the last one: {}); easier prompts, \
+             more samples a prompt or a lower selection.min_reward may help",
+            why.join(", ")
+        )
+    })
+}

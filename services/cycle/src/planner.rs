@@ -1,0 +1,457 @@
+//! The planner: returns the facts that a run needs next. Pure: the same state gives the same facts,
+//! and writing a fact that already exists changes nothing.
+
+use std::collections::BTreeMap;
+
+use wire::{
+    Digest, Fact, FactBody, FactKey, JobId, Pool, PromptEntry, Subject, WorkKind, derive_seed, v1,
+};
+
+use crate::{
+    FleetSnapshot,
+    backlog::SampleBacklog,
+    canary_vote, cycle_summary,
+    fleet::HeldJob,
+    job_sizing::JobSizing,
+    outcome, sampling_plan, schedule, select,
+    speculation::{self, BackupOrder, ReissueTimeouts},
+    state::{Cycle, PlannedJob, PolicyWeights, Run},
+};
+
+/// The inputs of the planner besides the run's own facts.
+#[derive(Debug, Clone, Copy)]
+pub struct PlannerInputs<'a> {
+    /// Training prompts of the run.
+    pub prompts: &'a [PromptEntry],
+    /// Held-out prompts of the run.
+    pub heldout: &'a [PromptEntry],
+    /// Prompts of the spec's prompt suites, by suite name.
+    pub suites: &'a BTreeMap<String, Vec<PromptEntry>>,
+    /// Current agents of the run's pool; a hint only.
+    pub fleet: &'a FleetSnapshot,
+    /// Bounds on the size of a job.
+    pub sizing: &'a JobSizing,
+    /// Timeouts after which orders are issued again.
+    pub timeouts: &'a ReissueTimeouts,
+    /// Enables the check of all in-flight orders for lost, overdue and straggling jobs. Only the
+    /// passing of time changes its result, so it need not run for each fact.
+    pub check_stragglers: bool,
+    /// Current time of the log's clock, in milliseconds since 1970.
+    pub now_ms: u64,
+}
+
+impl<'a> PlannerInputs<'a> {
+    /// Returns the prompts that the jobs of a purpose and suite sample; empty for an unknown suite.
+    pub(crate) fn prompts_for(&self, purpose: v1::Purpose, suite: &str) -> &'a [PromptEntry] {
+        match purpose {
+            v1::Purpose::Heldout if suite.is_empty() => self.heldout,
+            v1::Purpose::Heldout => self.suites.get(suite).map_or(&[], Vec::as_slice),
+            v1::Purpose::Train | v1::Purpose::Unspecified => self.prompts,
+        }
+    }
+}
+
+/// A fact to write. Its blob, if any, must be in the store first.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WriteCommand {
+    /// The fact to publish.
+    pub fact: Fact,
+    /// Bytes that the fact refers to by digest.
+    pub blob: Option<Vec<u8>>,
+}
+
+/// Maximum number of in-flight orders per generator. Bounded so that a pause takes effect soon and
+/// the queue does not grow with the plan.
+const IN_FLIGHT_PER_GENERATOR: usize = 12;
+/// Lower bound of the maximum number of in-flight orders, for small fleets.
+const IN_FLIGHT_MIN: usize = 16;
+
+/// Returns the facts to write now. Empty if the run waits for other agents or has ended.
+///
+/// The first rule that applies decides:
+///
+/// 1. the run is done: nothing;
+/// 2. the run has an outcome (finished, cancelled, stopped by a gate, hopeless): its `done` fact;
+/// 3. the run is paused: nothing;
+/// 4. an agent contradicts the canary majority: its `quarantine` fact, because selection and
+///    evaluation depend on it;
+/// 5. otherwise: the next facts of the current cycle and, if it may be pipelined, of the next one.
+pub fn next_commands(run: &Run, inputs: PlannerInputs<'_>) -> Vec<WriteCommand> {
+    if run.done.is_some() {
+        return Vec::new();
+    }
+    if let Some(done) = outcome::run_outcome(run, inputs.fleet) {
+        return vec![write_command(run, FactKey::Done, FactBody::Done(done))];
+    }
+    if run.paused {
+        return Vec::new();
+    }
+    if let Some(quarantine) = canary_vote::next_quarantine(run) {
+        // Selection and evaluation depend on the quarantine.
+        return vec![quarantine];
+    }
+    let number = run.current_cycle();
+    let untouched = Cycle::default();
+    let cycle = run.cycles.get(&number).unwrap_or(&untouched);
+    match &run.spec.kind {
+        Some(v1::spec::Kind::Sft(sft)) => sft_commands(run, sft, cycle, inputs),
+        Some(v1::spec::Kind::Raft(raft)) => {
+            let turn = CyclePlanner { run, raft, number, cycle, inputs };
+            let mut commands = turn.next_commands();
+            commands.extend(turn.pipelined_commands());
+            commands
+        }
+        Some(v1::spec::Kind::Watched(_)) => watched_commands(run, cycle),
+        None => vec![fail_command(run, "the spec asks for no kind of run".into())],
+    }
+}
+
+/// Creates a command without a blob.
+fn write_command(run: &Run, place: FactKey, body: FactBody) -> WriteCommand {
+    WriteCommand { fact: Fact { subject: Subject::new(&run.id, place), body }, blob: None }
+}
+
+/// Creates the command that ends the run as failed.
+fn fail_command(run: &Run, message: String) -> WriteCommand {
+    let done = v1::Done { status: v1::done::Status::Failed.into(), message };
+    write_command(run, FactKey::Done, FactBody::Done(done))
+}
+
+/// Returns the pool of the run, `default` if the spec names none or an invalid one.
+fn run_pool(run: &Run) -> Pool {
+    Pool::new(run.spec.pool.as_str())
+        .or_else(|_| Pool::new("default"))
+        .expect("\"default\" is a legal name")
+}
+
+/// Returns the next facts of an SFT run, which is one cycle that only trains and evaluates.
+fn sft_commands(
+    run: &Run,
+    sft: &v1::spec::Sft,
+    cycle: &Cycle,
+    inputs: PlannerInputs<'_>,
+) -> Vec<WriteCommand> {
+    if cycle.final_checkpoint().is_some() {
+        return finish_cycle(run, 0, cycle);
+    }
+    let order = v1::TrainOrder {
+        base: run.spec.base.clone(),
+        adapter: None,
+        dataset: sft.dataset.clone(),
+        training: sft.training.clone(),
+        ..base_train_order(run, 0)
+    };
+    order_training(run, cycle, order, inputs)
+}
+
+/// Returns the next facts of a watched run, which is one cycle whose training is not ordered by
+/// Flotilla.
+fn watched_commands(run: &Run, cycle: &Cycle) -> Vec<WriteCommand> {
+    if cycle.final_checkpoint().is_some() { finish_cycle(run, 0, cycle) } else { Vec::new() }
+}
+
+/// Creates a train order with the fields that do not depend on the kind of run.
+fn base_train_order(run: &Run, cycle: u32) -> v1::TrainOrder {
+    v1::TrainOrder {
+        run: run.id.to_string(),
+        cycle,
+        round: run.round,
+        seed: derive_seed(run.spec.seed, &["train", &cycle.to_string()]),
+        ..Default::default()
+    }
+}
+
+/// Orders the training once per round, and again if no trainer holds it although one is idle.
+fn order_training(
+    run: &Run,
+    cycle: &Cycle,
+    mut order: v1::TrainOrder,
+    inputs: PlannerInputs<'_>,
+) -> Vec<WriteCommand> {
+    let ordered = &cycle.train_orders;
+    if ordered.round == run.round {
+        let held = HeldJob { run: run.id.clone(), cycle: order.cycle, job: "train".into() };
+        let waited = inputs.now_ms.saturating_sub(ordered.last_ordered_ms);
+        let lost = inputs.fleet.idle_count(WorkKind::Train) > 0
+            && !inputs.fleet.is_held(WorkKind::Train, &held)
+            && speculation::is_lost(
+                ordered,
+                inputs.fleet.unclaimed_ms(WorkKind::Train, &held, waited),
+                inputs.timeouts,
+            );
+        if !lost {
+            return Vec::new();
+        }
+    }
+    order.attempt = ordered.last_attempt.saturating_add(1);
+    let place =
+        FactKey::TrainOrder { pool: run_pool(run), cycle: order.cycle, attempt: order.attempt };
+    vec![write_command(run, place, FactBody::TrainOrder(order))]
+}
+
+/// Ends a cycle once each checkpoint has been evaluated on each suite and the held-out samples are
+/// settled.
+fn finish_cycle(run: &Run, number: u32, cycle: &Cycle) -> Vec<WriteCommand> {
+    let measured = cycle.has_all_evals(&run.spec.suites) && cycle.is_settled(v1::Purpose::Heldout);
+    if !measured {
+        return Vec::new();
+    }
+    let done = cycle_summary::summarize_cycle(run, number, cycle);
+    vec![write_command(run, FactKey::CycleDone { cycle: number }, FactBody::CycleDone(done))]
+}
+
+/// Returns true if the verifier failed on every sample of a selection.
+fn has_only_errors(selected: &v1::Selected) -> bool {
+    selected.considered > 0 && selected.dropped.get("error") == Some(&selected.considered)
+}
+
+/// The planner of one cycle of a RAFT run.
+///
+/// A cycle passes through these states; the planner derives the current one from the facts and
+/// returns the facts that lead to the next:
+///
+/// ```text
+/// no plan              -> plan (cycle 0: the base model as first checkpoint)
+/// jobs without samples -> generate orders, limited by the in-flight window
+/// all jobs settled     -> selection and its dataset
+/// samples selected     -> train order
+/// final checkpoint     -> generate orders for the held-out samples
+/// evals complete       -> cycle done
+/// ```
+///
+/// While a cycle trains or is evaluated, the planner of the next one may already run: see
+/// [`CyclePlanner::pipelined_commands`].
+struct CyclePlanner<'a> {
+    run: &'a Run,
+    raft: &'a v1::spec::Raft,
+    /// Number of the cycle; 0 evaluates the base model.
+    number: u32,
+    cycle: &'a Cycle,
+    inputs: PlannerInputs<'a>,
+}
+
+impl CyclePlanner<'_> {
+    /// Returns the next facts of the first cycle that is not done, including its end.
+    fn next_commands(&self) -> Vec<WriteCommand> {
+        let work = self.pending_work();
+        if work.is_empty() { self.finish_commands() } else { work }
+    }
+
+    /// Returns the next facts of the following cycle, if it may start before this one is done:
+    ///
+    /// - if no gate can reject this cycle's checkpoint, the next cycle starts as soon as the
+    ///   checkpoint exists and runs while it is evaluated;
+    /// - if the spec allows staleness, the next cycle is planned and sampled while this one trains.
+    ///
+    /// Never more than one cycle ahead of the first that is not done.
+    fn pipelined_commands(&self) -> Vec<WriteCommand> {
+        let Self { run, raft, inputs, .. } = *self;
+        let number = self.number + 1;
+        if number > run.last_cycle() {
+            return Vec::new();
+        }
+        let untouched = Cycle::default();
+        let cycle = run.cycles.get(&number).unwrap_or(&untouched);
+        let turn = CyclePlanner { run, raft, number, cycle, inputs };
+        if self.cycle.allows_pipelining(raft) {
+            return turn.pending_work();
+        }
+        // With staleness, the samples come from the checkpoint before the last, so they can be
+        // drawn while this cycle trains and is evaluated.
+        let trains = self.cycle.selected.as_ref().is_some_and(|selected| selected.kept > 0);
+        match (raft.staleness > 0 && trains, &cycle.plan) {
+            (false, _) => Vec::new(),
+            (true, None) => vec![turn.plan_cycle()],
+            (true, Some(_)) => turn.order_samples(v1::Purpose::Train),
+        }
+    }
+
+    /// Returns the next facts of the cycle, except the one that ends it.
+    fn pending_work(&self) -> Vec<WriteCommand> {
+        use v1::Purpose::{Heldout, Train};
+        if self.number == 0 && self.cycle.checkpoints.is_empty() {
+            return self.adopt_base();
+        }
+        if self.cycle.plan.is_none() {
+            return vec![self.plan_cycle()];
+        }
+        if self.cycle.final_checkpoint().is_some() {
+            return self.order_samples(Heldout);
+        }
+        let orders = self.order_samples(Train);
+        if !orders.is_empty() {
+            return orders;
+        }
+        match &self.cycle.selected {
+            None if self.cycle.is_settled(Train) => vec![self.select_samples()],
+            None => Vec::new(),
+            Some(selected) if selected.kept == 0 && has_only_errors(selected) => {
+                vec![fail_command(self.run, self.verifier_error())]
+            }
+            Some(selected) if selected.kept == 0 => Vec::new(),
+            Some(selected) => self.train_commands(selected),
+        }
+    }
+
+    /// Writes the base model as the checkpoint of cycle 0, which evaluates it.
+    fn adopt_base(&self) -> Vec<WriteCommand> {
+        let Some(tree) = self.run.spec.base.as_ref().and_then(|base| base.tree.clone()) else {
+            return vec![fail_command(self.run, "the spec names no base model".into())];
+        };
+        let checkpoint = v1::Checkpoint {
+            run: self.run.id.to_string(),
+            r#final: true,
+            content: v1::checkpoint::Content::Model.into(),
+            tree: Some(tree),
+            ..Default::default()
+        };
+        let place = FactKey::Checkpoint { cycle: 0, step: 0 };
+        vec![write_command(self.run, place, FactBody::Checkpoint(checkpoint))]
+    }
+
+    /// Writes the plan of the cycle, or fails the run if the plan is too large for one fact.
+    fn plan_cycle(&self) -> WriteCommand {
+        let cycle = self.number;
+        match sampling_plan::plan_jobs(self.run, self.raft, cycle, &self.inputs) {
+            Ok(jobs) => write_command(
+                self.run,
+                FactKey::Plan { cycle },
+                FactBody::Plan(v1::Plan { cycle, jobs }),
+            ),
+            Err(why) => fail_command(self.run, why),
+        }
+    }
+
+    /// Orders the jobs that have no order in this round, as far as the in-flight window allows. If
+    /// all are ordered, returns backup orders for lost, overdue and straggling jobs.
+    fn order_samples(&self, purpose: v1::Purpose) -> Vec<WriteCommand> {
+        let Some(policy) = self.run.sampling_policy(self.number, purpose) else {
+            return vec![fail_command(self.run, format!("cycle {} has no policy", self.number))];
+        };
+        let account = self.cycle.purpose_index(purpose);
+        let window =
+            IN_FLIGHT_MIN.max(IN_FLIGHT_PER_GENERATOR * self.inputs.fleet.generators.len());
+        let next = account.unordered.iter().take(window.saturating_sub(account.in_flight.len()));
+        let next = next.filter_map(|id| self.cycle.jobs.get_key_value(id));
+        let mut behind = SampleBacklog::from_index(account, self.inputs.fleet);
+        let orders: Vec<WriteCommand> = next
+            .map(|(id, job)| {
+                behind.remove_job(job);
+                self.order_job(id, job, purpose, &policy, &behind)
+            })
+            .collect();
+        if !orders.is_empty() {
+            return orders;
+        }
+        let again =
+            speculation::backup_orders(self.run, self.number, self.cycle, purpose, self.inputs);
+        again
+            .into_iter()
+            .map(|BackupOrder { id, job, tokens_per_s }| {
+                self.order_job(id, job, purpose, &policy, &behind.with_fastest_rate(tokens_per_s))
+            })
+            .collect()
+    }
+
+    /// Creates the generate order of one job.
+    fn order_job(
+        &self,
+        id: &JobId,
+        job: &PlannedJob,
+        purpose: v1::Purpose,
+        policy: &PolicyWeights,
+        behind: &SampleBacklog,
+    ) -> WriteCommand {
+        let suite = job.suite.as_str();
+        let prompts = self.inputs.prompts_for(purpose, suite);
+        let request = |draw: &v1::plan::Draw| {
+            let prompt = prompts.get(draw.prompt as usize)?;
+            Some(v1::generate_order::Request {
+                prompt_id: prompt.id.clone(),
+                text: prompt.prompt.clone(),
+                first: draw.first,
+                count: draw.count,
+            })
+        };
+        let (cycle, attempt) = (self.number, job.orders.last_attempt.saturating_add(1));
+        let order = v1::GenerateOrder {
+            run: self.run.id.to_string(),
+            cycle,
+            job: id.to_string(),
+            attempt,
+            purpose: purpose.into(),
+            base: Some(policy.base.clone()),
+            adapter: policy.adapter.clone(),
+            sampling: schedule::sampling_settings(self.raft, cycle, purpose, suite),
+            seed: schedule::generate_seed(self.run.spec.seed, cycle, purpose, suite),
+            requests: job.draws.iter().filter_map(request).collect(),
+            round: self.run.round,
+            accept_unverified_policy: self.raft.accept_unverified_policy,
+            suite: suite.to_owned(),
+            logprobs: schedule::needs_logprobs(self.raft, purpose),
+            canary: canary_vote::canary_text_for(self.run, cycle, purpose, self.inputs.prompts),
+            behind: behind.to_proto(),
+        };
+        let place =
+            FactKey::GenerateOrder { pool: run_pool(self.run), cycle, job: id.clone(), attempt };
+        write_command(self.run, place, FactBody::GenerateOrder(order))
+    }
+
+    /// Creates the selection fact of the cycle, with its dataset as the blob.
+    fn select_samples(&self) -> WriteCommand {
+        let selection = select::select_samples(self.run, self.raft, self.number, self.cycle);
+        debug_assert_eq!(
+            selection.fact.dataset.as_ref().map(|blob| blob.digest.clone()),
+            Some(Digest::hash_bytes(&selection.dataset).to_string())
+        );
+        let place = FactKey::Selection { cycle: self.number };
+        WriteCommand {
+            blob: Some(selection.dataset),
+            ..write_command(self.run, place, FactBody::Selected(selection.fact))
+        }
+    }
+
+    /// Orders the training on the selected dataset.
+    fn train_commands(&self, selected: &v1::Selected) -> Vec<WriteCommand> {
+        let Some(PolicyWeights { base, adapter }) = self.run.training_policy(self.number) else {
+            return vec![fail_command(self.run, format!("cycle {} has no policy", self.number))];
+        };
+        let order = v1::TrainOrder {
+            base: Some(v1::Base { tree: Some(base), random_init: false }),
+            adapter,
+            dataset: selected.dataset.clone(),
+            training: schedule::training_settings(self.raft, self.number),
+            replay: select::replayed_datasets(self.run, self.raft, self.number),
+            replay_share: select::replay_share(self.raft),
+            canary: self.cycle.canary_text.clone(),
+            ..base_train_order(self.run, self.number)
+        };
+        order_training(self.run, self.cycle, order, self.inputs)
+    }
+
+    /// Formats the message of a run whose verifier failed on every sample.
+    fn verifier_error(&self) -> String {
+        let verdicts = self.cycle.jobs.values().filter_map(|job| job.verdicts.as_ref());
+        let detail = verdicts.flat_map(|v| &v.verdicts).map(|verdict| &verdict.detail);
+        let detail = detail.into_iter().find(|detail| !detail.is_empty());
+        let detail = detail.map_or("no detail was given", String::as_str);
+        format!("the verifier failed on every sample of cycle {}: {detail}", self.number)
+    }
+
+    /// Ends the cycle: after its evaluation, or immediately if its selection kept nothing.
+    fn finish_commands(&self) -> Vec<WriteCommand> {
+        if self.cycle.final_checkpoint().is_some() {
+            return finish_cycle(self.run, self.number, self.cycle);
+        }
+        if self.cycle.selected.as_ref().is_none_or(|selected| selected.kept > 0) {
+            return Vec::new();
+        }
+        // The selection kept nothing to train on. The next cycle draws other samples.
+        let done = cycle_summary::summarize_cycle(self.run, self.number, self.cycle);
+        vec![write_command(
+            self.run,
+            FactKey::CycleDone { cycle: self.number },
+            FactBody::CycleDone(done),
+        )]
+    }
+}

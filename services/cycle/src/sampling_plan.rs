@@ -1,0 +1,88 @@
+//! The jobs of a cycle's plan: the samples to draw from each set of prompts.
+
+use std::borrow::Cow;
+
+use wire::{PromptSet, v1};
+
+use crate::{
+    curriculum,
+    job_sizing::{self, JobTemplate, PromptDraw},
+    planner::PlannerInputs,
+    state::Run,
+};
+
+/// Maximum number of jobs of a plan; the fact of a larger plan would exceed 8 MiB.
+const PLAN_JOBS_MAX: u64 = 1 << 17;
+
+/// Returns the jobs of a cycle's plan.
+///
+/// # Errors
+/// If the plan has more jobs than one fact can hold.
+pub(crate) fn plan_jobs(
+    run: &Run,
+    raft: &v1::spec::Raft,
+    number: u32,
+    inputs: &PlannerInputs<'_>,
+) -> Result<Vec<v1::plan::Job>, String> {
+    let (mut samples, mut least) = (0_u64, 0_u64);
+    for set in raft.prompt_sets() {
+        let drawn = u64::from(set.samples_per_prompt) * u64::from(available_prompts(&set, inputs));
+        samples = samples.saturating_add(drawn);
+        least += job_sizing::job_count_min(drawn, max_new_tokens(&set), inputs.sizing);
+    }
+    if least > PLAN_JOBS_MAX {
+        return Err(format!("{samples} samples are more than a plan can hold"));
+    }
+    let mut jobs = Vec::new();
+    for (place, set) in raft.prompt_sets().enumerate() {
+        let there = available_prompts(&set, inputs);
+        let (prefix, draws): (Cow<'_, str>, Vec<(u32, u32)>) = match set.purpose {
+            v1::Purpose::Heldout => {
+                let draws = (0..there).map(|line| (line, set.samples_per_prompt)).collect();
+                // Prompt suites follow the two sets (train and held-out) that each run has.
+                let own = set.suite.is_empty();
+                (if own { "h".into() } else { format!("s{:02}_", place - 1).into() }, draws)
+            }
+            // Cycle 0 evaluates the base model and trains on nothing.
+            _ if number == 0 => continue,
+            _ => ("t".into(), curriculum::select_prompts(run, raft, number, there)),
+        };
+        let kind = JobTemplate { prefix: &prefix, purpose: set.purpose, suite: set.suite };
+        let wanted = prompt_draws(&draws, &set, inputs);
+        jobs.extend(job_sizing::split_into_jobs(
+            kind,
+            &wanted,
+            max_new_tokens(&set),
+            inputs.fleet,
+            inputs.sizing,
+        ));
+    }
+    Ok(jobs)
+}
+
+/// Returns the number of prompts of a set that can be sampled: the count in the spec, limited to
+/// the prompts in the file.
+fn available_prompts(set: &PromptSet<'_>, inputs: &PlannerInputs<'_>) -> u32 {
+    let prompts = inputs.prompts_for(set.purpose, set.suite).len();
+    set.count.min(u32::try_from(prompts).unwrap_or(u32::MAX))
+}
+
+/// Returns the maximum number of tokens of a sample of this set.
+fn max_new_tokens(set: &PromptSet<'_>) -> u32 {
+    set.sampling.unwrap_or_default().max_new_tokens
+}
+
+/// Combines each draw (line and sample count) with the size of its prompt. Lines without a prompt
+/// are left out.
+fn prompt_draws(
+    draws: &[(u32, u32)],
+    set: &PromptSet<'_>,
+    inputs: &PlannerInputs<'_>,
+) -> Vec<PromptDraw> {
+    let prompts = inputs.prompts_for(set.purpose, set.suite);
+    let wanted = |(line, count): &(u32, u32)| {
+        let bytes = prompts.get(*line as usize)?.prompt.len();
+        Some(PromptDraw { line: *line, prompt_bytes: bytes, count: *count })
+    };
+    draws.iter().filter_map(wanted).collect()
+}

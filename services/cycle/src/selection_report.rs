@@ -1,0 +1,260 @@
+//! Diagnostics of a selection: why samples were dropped, and what would help.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use wire::v1::{self, samples::Finish, verdicts::Outcome};
+
+use crate::state::Run;
+
+/// The outcome of a cycle's samples, with advice.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct SelectionReport {
+    pub cycle: u32,
+    /// Number of planned samples.
+    pub considered: u32,
+    /// Number of kept samples.
+    pub kept: u32,
+    /// Number of judged samples.
+    pub judged: u32,
+    /// Number of judged samples that reached the minimum reward.
+    pub passed: u32,
+    /// Minimum reward of the cycle.
+    pub min_reward: f64,
+    /// Number of prompts of which all judged samples passed.
+    pub all_right: u32,
+    /// Number of prompts of which some judged samples passed.
+    pub mixed: u32,
+    /// Number of prompts of which no judged sample passed.
+    pub all_wrong: u32,
+    /// Number of judged samples that were cut off at `max_new_tokens`.
+    pub cut: u32,
+    /// Number of samples that were cut off and failed.
+    pub cut_failed: u32,
+    /// Number of dropped samples by reason.
+    pub dropped: BTreeMap<String, u32>,
+    /// Most frequent messages of verifiers about failed samples, with their counts.
+    pub failures: Vec<(String, u32)>,
+    /// Most frequent messages of verifiers about their own errors, with their counts.
+    pub errors: Vec<(String, u32)>,
+    /// Mean over prompts of distinct completions per judged sample.
+    pub diversity: f64,
+    /// Entropy of the policy in nats per token; `None` if the samples report no log-probabilities.
+    pub entropy: Option<f64>,
+    /// Changes that would keep more samples, most promising first.
+    pub advice: Vec<String>,
+}
+
+/// Maximum number of different verifier messages in the report.
+const MESSAGES_MAX: usize = 5;
+
+/// Minimum share of samples affected by a problem for which the report gives advice.
+const ADVICE_SHARE_MIN: f64 = 0.25;
+
+/// Analyses the samples of a cycle and its selection; `before` is the run in its state before the
+/// selection. `None` if the run is no RAFT run or has no such cycle.
+pub fn report_selection(before: &Run, selected: &v1::Selected) -> Option<SelectionReport> {
+    let raft = before.raft_spec()?;
+    let cycle = before.cycles.get(&selected.cycle)?;
+    let mut found = SelectionReport {
+        cycle: selected.cycle,
+        considered: selected.considered,
+        kept: selected.kept,
+        min_reward: selected.min_reward,
+        dropped: selected.dropped.clone(),
+        diversity: selected.diversity,
+        entropy: selected.entropy,
+        ..SelectionReport::default()
+    };
+    for (judged, passed) in selected.judged.iter().zip(&selected.passed) {
+        found.judged = found.judged.saturating_add(*judged);
+        found.passed = found.passed.saturating_add(*passed);
+        match (*judged, *passed) {
+            (0, _) => {}
+            (_, 0) => found.all_wrong += 1,
+            (judged, passed) if passed == judged => found.all_right += 1,
+            _ => found.mixed += 1,
+        }
+    }
+    let mut failures = BTreeMap::new();
+    let mut errors = BTreeMap::new();
+    for (_, job) in cycle.jobs_for(v1::Purpose::Train) {
+        let verdicts = job.verdicts_by_sample();
+        for sample in job.samples.iter().flat_map(|samples| &samples.samples) {
+            let Some(verdict) = verdicts.get(&(sample.prompt_id.as_str(), sample.index)) else {
+                continue;
+            };
+            let failed = verdict.reward < selected.min_reward;
+            let cut = sample.finish() == Finish::Length;
+            found.cut += u32::from(cut);
+            found.cut_failed += u32::from(cut && failed);
+            match verdict.outcome() {
+                Outcome::Error => {
+                    *errors.entry(normalize_message(&verdict.detail)).or_default() += 1;
+                }
+                Outcome::Fail if failed => {
+                    *failures.entry(normalize_message(&verdict.detail)).or_default() += 1;
+                }
+                _ => {}
+            }
+        }
+    }
+    found.failures = most_frequent(failures);
+    found.errors = most_frequent(errors);
+    found.advice = build_advice(&found, raft);
+    let first = before.cycles.values().find_map(|cycle| cycle.selected.as_ref());
+    found.advice.extend(first.and_then(|first| check_collapse(first, selected)));
+    Some(found)
+}
+
+/// Returns a warning if the policy has collapsed since the first cycle: less than half the entropy,
+/// and lower diversity.
+fn check_collapse(first: &v1::Selected, now: &v1::Selected) -> Option<String> {
+    let (before, after) = (first.entropy?, now.entropy?);
+    let collapsed = after < 0.5 * before && now.diversity < first.diversity;
+    let percent = |share: f64| share * 100.0;
+    collapsed.then(|| {
+        format!(
+            "samples are getting more alike: entropy is {after:.3} nats a token, in cycle {} it \
+             was {before:.3}; {:.0} % of a prompt's samples are distinct, then {:.0} %: raise \
+             sampling.temperature, or train from_base or with a lower learning_rate",
+            first.cycle,
+            percent(now.diversity),
+            percent(first.diversity)
+        )
+    })
+}
+
+/// Returns the first line of a verifier's message with its numbers replaced by `#`, because they
+/// differ from sample to sample.
+fn normalize_message(detail: &str) -> String {
+    let line = detail.lines().next().unwrap_or_default();
+    let mut said = String::new();
+    for sign in line.chars() {
+        match sign {
+            '0'..='9' if said.ends_with('#') => {}
+            '0'..='9' => said.push('#'),
+            other => said.push(other),
+        }
+    }
+    said
+}
+
+/// Returns the [`MESSAGES_MAX`] most frequent messages.
+fn most_frequent(said: BTreeMap<String, u32>) -> Vec<(String, u32)> {
+    let mut said: Vec<(String, u32)> = said.into_iter().collect();
+    said.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    said.truncate(MESSAGES_MAX);
+    said
+}
+
+/// Returns the advice for each problem that affects enough samples.
+fn build_advice(found: &SelectionReport, raft: &v1::spec::Raft) -> Vec<String> {
+    let of = |why: &str| found.dropped.get(why).copied().unwrap_or_default();
+    let all = |part: u32| f64::from(part) / f64::from(found.considered.max(1));
+    let failed = found.judged.saturating_sub(found.passed);
+    let prompts = found.all_right + found.mixed + found.all_wrong;
+    let of_prompts = |part: u32| f64::from(part) / f64::from(prompts.max(1));
+    let rules = raft.selection.unwrap_or_default();
+    let cut = f64::from(found.cut_failed) / f64::from(failed.max(1));
+    let limit = raft.sampling.map_or(0, |sampling| sampling.max_new_tokens);
+    let cases = [
+        (
+            all(of("error")) >= ADVICE_SHARE_MIN,
+            "the verifier failed on many samples: see its errors".to_owned(),
+        ),
+        (all(of("void")) > 0.0, "boxes generated with another policy: `flotilla audit`".to_owned()),
+        (all(of("set aside")) > 0.0, "jobs were given up: `flotilla run show`".to_owned()),
+        (
+            failed > 0 && cut >= ADVICE_SHARE_MIN,
+            format!("many failures were cut at {limit} tokens: raise sampling.max_new_tokens"),
+        ),
+        (
+            of_prompts(found.all_wrong) >= 0.5,
+            "most prompts never passed: more samples_per_prompt, easier prompts \
+             (curriculum.difficulty) or a lower selection.min_reward"
+                .to_owned(),
+        ),
+        (
+            of_prompts(found.all_right) >= 0.5,
+            "most prompts always passed and teach little: harder ones (curriculum.difficulty with \
+             a lower target)"
+                .to_owned(),
+        ),
+        (
+            all(of("duplicate") + of("near duplicate")) >= ADVICE_SHARE_MIN,
+            "many samples are near duplicates: raise sampling.temperature".to_owned(),
+        ),
+        (
+            rules.keep_per_prompt > 0 && all(of("outranked")) >= ADVICE_SHARE_MIN,
+            format!(
+                "many good samples were outranked: raise selection.keep_per_prompt above {}",
+                rules.keep_per_prompt
+            ),
+        ),
+        (
+            all(of("short") + of("long") + of("unfinished")) >= ADVICE_SHARE_MIN,
+            "many samples were refused for their length: selection.min_tokens, max_tokens, \
+             finished"
+                .to_owned(),
+        ),
+    ];
+    cases.into_iter().filter(|(holds, _)| *holds).map(|(_, advice)| advice).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_collapses_when_it_is_surer_of_fewer_samples() {
+        let cycle = |cycle, entropy, diversity| v1::Selected {
+            cycle,
+            entropy,
+            diversity,
+            ..v1::Selected::default()
+        };
+        let first = cycle(1, Some(1.0), 0.9);
+        let said = check_collapse(&first, &cycle(4, Some(0.2), 0.5)).unwrap();
+        assert!(said.contains("0.200 nats a token, in cycle 1 it was 1.000; 50 %"), "{said}");
+        assert_eq!(check_collapse(&first, &cycle(4, Some(0.2), 0.9)), None, "sure, but of many");
+        assert_eq!(check_collapse(&first, &cycle(4, Some(0.9), 0.5)), None);
+        assert_eq!(check_collapse(&first, &cycle(4, None, 0.5)), None, "nobody knows");
+        assert_eq!(check_collapse(&first, &first), None);
+    }
+
+    #[test]
+    fn sayings_differ_in_words_not_in_numbers() {
+        assert_eq!(normalize_message("found 132, expected 1330\nmore"), "found #, expected #");
+        let said = BTreeMap::from([("a".to_owned(), 1), ("b".to_owned(), 9), ("c".to_owned(), 1)]);
+        let found: Vec<String> = most_frequent(said).into_iter().map(|(what, _)| what).collect();
+        assert_eq!(found, ["b", "a", "c"]);
+    }
+
+    #[test]
+    fn what_is_said_follows_from_what_was_lost() {
+        let raft = v1::spec::Raft {
+            sampling: Some(v1::Sampling { max_new_tokens: 64, ..Default::default() }),
+            selection: Some(v1::Selection { keep_per_prompt: 1, ..Default::default() }),
+            ..Default::default()
+        };
+        let some = |change: fn(&mut SelectionReport)| {
+            let mut found = SelectionReport {
+                considered: 100,
+                judged: 100,
+                passed: 90,
+                mixed: 9,
+                ..SelectionReport::default()
+            };
+            change(&mut found);
+            build_advice(&found, &raft)
+        };
+        assert_eq!(some(|_| {}), Vec::<String>::new());
+        let found = some(|found| found.cut_failed = 9);
+        assert!(found[0].contains("cut at 64 tokens"), "{found:?}");
+        let found = some(|found| found.dropped = [("outranked".into(), 80)].into());
+        assert!(found[0].contains("keep_per_prompt above 1"), "{found:?}");
+        let found = some(|found| found.all_wrong = 20);
+        assert!(found[0].contains("never passed"), "{found:?}");
+    }
+}

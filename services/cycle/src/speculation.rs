@@ -1,0 +1,236 @@
+//! Re-issue of orders: lost orders, overdue jobs, and speculative execution of stragglers at the
+//! end of a cycle (backup tasks; Dean and Ghemawat, 2004).
+//!
+//! The first samples fact of a job wins, so an unnecessary order costs compute and nothing else.
+
+use std::collections::BTreeMap;
+
+use wire::{JobId, WorkKind, v1};
+
+use crate::{
+    FleetMember, FleetSnapshot,
+    cost_probe::count_visit,
+    fleet::HeldJob,
+    planner::PlannerInputs,
+    state::{Cycle, OrderHistory, PlannedJob, Run},
+};
+
+/// Timeouts after which an order is written again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReissueTimeouts {
+    /// Milliseconds without any agent holding the job, while an agent is idle, after which the
+    /// order is lost. Longer than a lease: jobs held by a dead agent are redelivered without a new
+    /// order.
+    pub unclaimed_ms: u64,
+    /// Minimum age of an order in milliseconds before its job can be overdue.
+    pub overdue_ms: u64,
+}
+
+impl Default for ReissueTimeouts {
+    fn default() -> Self {
+        Self { unclaimed_ms: 90_000, overdue_ms: 60_000 }
+    }
+}
+
+/// A job is overdue after this many times the expected duration of a job of its size.
+const OVERDUE_FACTOR: f64 = 8.0;
+
+/// One of the last jobs of a cycle is stuck after this many times its expected duration, scaled by
+/// the slowdown of the agent that holds it. A stuck job is also given to an idle agent.
+const STRAGGLER_FACTOR: f64 = 1.5;
+
+/// Minimum ratio of the holder's remaining time to an idle agent's time for a backup order. Rates
+/// are estimates, and duplicated sampling costs energy.
+const STRAGGLER_GAIN_MIN: f64 = 1.5;
+/// Minimum time that a backup order must save, in seconds.
+const STRAGGLER_GAIN_MIN_S: f64 = 1.0;
+
+/// Milliseconds without a known holder after which one of the last jobs counts as held by an agent
+/// that stopped responding.
+const STRAGGLER_UNCLAIMED_MS: u64 = 6_000;
+
+/// Maximum number of orders of one job in one round. Each re-issue doubles the wait before the next
+/// one.
+const ORDERS_PER_ROUND_MAX: u32 = 8;
+
+/// Maximum number of orders of one job in one round before straggler checks stop adding backup
+/// orders.
+const STRAGGLER_ORDERS_MAX: u32 = 2;
+
+/// A job to order again, with the speed of the agent that the order is meant for.
+pub(crate) struct BackupOrder<'a> {
+    /// Id of the job.
+    pub(crate) id: &'a JobId,
+    /// The job as planned.
+    pub(crate) job: &'a PlannedJob,
+    /// Tokens per second of the agent that the order is meant for; 0 if any agent may take it.
+    pub(crate) tokens_per_s: f64,
+}
+
+/// Returns the in-flight jobs of one purpose to order again.
+///
+/// Three cases, in this order of precedence:
+///
+/// 1. lost: no agent has held the job for `timeouts.unclaimed_ms` while one is idle;
+/// 2. overdue: the job has taken [`OVERDUE_FACTOR`] times its expected duration;
+/// 3. straggler: all jobs of the purpose are ordered, and an idle agent would clearly finish this
+///    one before its holder.
+///
+/// Lost and overdue jobs are limited to one per idle generator; stragglers are considered only
+/// without any of them. Returns nothing if `inputs.check_stragglers` is false or no generator is
+/// idle.
+pub(crate) fn backup_orders<'a>(
+    run: &Run,
+    number: u32,
+    cycle: &'a Cycle,
+    purpose: v1::Purpose,
+    inputs: PlannerInputs<'_>,
+) -> Vec<BackupOrder<'a>> {
+    if !inputs.check_stragglers {
+        return Vec::new();
+    }
+    let account = cycle.purpose_index(purpose);
+    let tail = account.unordered.is_empty();
+    let idle = IdleGenerators::from_fleet(inputs.fleet);
+    if idle.generator_count() == 0 {
+        return Vec::new();
+    }
+    let sample_ms = account.ms_per_sample();
+    let holders = index_holders(inputs.fleet);
+    let mut slow: Vec<(f64, &JobId, &PlannedJob)> = Vec::new();
+    let mut again = Vec::new();
+    for (id, job) in account.in_flight.iter().filter_map(|id| cycle.jobs.get_key_value(id)) {
+        count_visit();
+        let waited = inputs.now_ms.saturating_sub(job.orders.last_ordered_ms);
+        let held = HeldJob { run: run.id.clone(), cycle: number, job: id.to_string() };
+        let expected = sample_ms.map(|ms| ms * f64::from(job.planned_samples()));
+        let more = tail && job.orders.orders_in_round < STRAGGLER_ORDERS_MAX;
+        let Some(holder) = holders.get(&held) else {
+            let unheld = inputs.fleet.unclaimed_ms(WorkKind::Generate, &held, waited);
+            if is_lost(&job.orders, unheld, inputs.timeouts) {
+                again.push(BackupOrder { id, job, tokens_per_s: 0.0 });
+            } else if more && unheld >= STRAGGLER_UNCLAIMED_MS {
+                slow.push((f64::INFINITY, id, job));
+            }
+            continue;
+        };
+        if expected.is_some_and(|ms| is_overdue(&job.orders, waited, ms, inputs.timeouts)) {
+            again.push(BackupOrder { id, job, tokens_per_s: 0.0 });
+            continue;
+        }
+        let stuck = expected.is_some_and(|expected| {
+            to_f64_ms(waited) > STRAGGLER_FACTOR * expected * slowdown_factor(inputs.fleet, holder)
+        });
+        let left_s = account.tokens_per_sample().and_then(|tokens| holder.remaining_s(tokens));
+        let left_s = if stuck { Some(f64::INFINITY) } else { left_s };
+        slow.extend(left_s.filter(|_| more).map(|left_s| (left_s, id, job)));
+    }
+    again.truncate(idle.generator_count());
+    if again.is_empty() {
+        again = idle.assign_stragglers(slow, account.tokens_per_sample().unwrap_or(0.0));
+    }
+    again
+}
+
+/// Returns the generator that holds each job.
+fn index_holders(fleet: &FleetSnapshot) -> BTreeMap<&HeldJob, &FleetMember> {
+    let mut holders = BTreeMap::new();
+    for member in &fleet.generators {
+        holders.extend(member.held_jobs.iter().map(|held| (held, member)));
+    }
+    holders
+}
+
+/// The generators that hold no job.
+struct IdleGenerators<'a> {
+    /// Generators with a known speed, fastest first, each with the tokens assigned to it so far.
+    measured: Vec<(&'a FleetMember, f64)>,
+    /// Number of generators without a known speed.
+    unmeasured: usize,
+}
+
+impl<'a> IdleGenerators<'a> {
+    /// Collects the idle generators of a fleet.
+    fn from_fleet(fleet: &'a FleetSnapshot) -> Self {
+        let idle = fleet.generators.iter().filter(|member| member.held_jobs.is_empty());
+        let (known, others): (Vec<_>, Vec<_>) = idle.partition(|member| member.tokens_per_s > 0.0);
+        let mut measured: Vec<_> = known.into_iter().map(|member| (member, 0.0)).collect();
+        measured.sort_by(|(a, _), (b, _)| b.tokens_per_s.total_cmp(&a.tokens_per_s));
+        Self { measured, unmeasured: others.len() }
+    }
+
+    /// Returns the number of idle generators.
+    fn generator_count(&self) -> usize {
+        self.measured.len() + self.unmeasured
+    }
+
+    /// Assigns the slowest jobs to idle generators that would finish them clearly sooner.
+    ///
+    /// `slow` holds each job with the seconds its holder still needs; infinity means unknown or
+    /// stuck. Such a job is assigned only to a generator without any other assignment, or to one of
+    /// unknown speed.
+    fn assign_stragglers<'b>(
+        mut self,
+        mut slow: Vec<(f64, &'b JobId, &'b PlannedJob)>,
+        tokens_a_sample: f64,
+    ) -> Vec<BackupOrder<'b>> {
+        slow.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+        let mut given = Vec::new();
+        for (left_s, id, job) in slow {
+            let tokens = f64::from(job.planned_samples()) * tokens_a_sample;
+            let better = self.measured.iter_mut().find(|(member, before)| {
+                let done_s = member.duration_s(*before + tokens);
+                match left_s.is_finite() {
+                    true => {
+                        left_s > (STRAGGLER_GAIN_MIN * done_s).max(done_s + STRAGGLER_GAIN_MIN_S)
+                    }
+                    false => *before == 0.0,
+                }
+            });
+            if let Some((member, before)) = better {
+                *before += tokens;
+                given.push(BackupOrder { id, job, tokens_per_s: member.tokens_per_s });
+            } else if self.unmeasured > 0 && left_s.is_infinite() {
+                self.unmeasured -= 1;
+                given.push(BackupOrder { id, job, tokens_per_s: 0.0 });
+            }
+        }
+        given
+    }
+}
+
+/// Returns how many times slower a generator is than the fleet's average, at least 1.
+fn slowdown_factor(fleet: &FleetSnapshot, member: &FleetMember) -> f64 {
+    let rates = || fleet.generators.iter().map(|other| other.tokens_per_s).filter(|r| *r > 0.0);
+    let count = f64::from(u32::try_from(rates().count()).unwrap_or(u32::MAX));
+    let times = rates().sum::<f64>() / count / member.tokens_per_s;
+    if times.is_finite() { times.max(1.0) } else { 1.0 }
+}
+
+/// Returns true if an order has been unclaimed for longer than its timeout, which doubles with each
+/// order of the round.
+pub(crate) fn is_lost(ordered: &OrderHistory, unheld_ms: u64, waiting: &ReissueTimeouts) -> bool {
+    let tries = ordered.orders_in_round.clamp(1, ORDERS_PER_ROUND_MAX);
+    ordered.orders_in_round < ORDERS_PER_ROUND_MAX
+        && unheld_ms >= waiting.unclaimed_ms << (tries - 1)
+}
+
+/// Returns true if an order has been out for [`OVERDUE_FACTOR`] times the expected duration and for
+/// at least `overdue_ms`; both limits double with each order of the round.
+fn is_overdue(
+    ordered: &OrderHistory,
+    waited_ms: u64,
+    expected_ms: f64,
+    waiting: &ReissueTimeouts,
+) -> bool {
+    let tries = ordered.orders_in_round.clamp(1, ORDERS_PER_ROUND_MAX);
+    let limit = (OVERDUE_FACTOR * expected_ms).max(to_f64_ms(waiting.overdue_ms));
+    ordered.orders_in_round < ORDERS_PER_ROUND_MAX
+        && to_f64_ms(waited_ms) > limit * f64::from(1 << (tries - 1))
+}
+
+/// Converts milliseconds to `f64`.
+#[expect(clippy::cast_precision_loss, reason = "a wait of under 100 000 years")]
+fn to_f64_ms(milliseconds: u64) -> f64 {
+    milliseconds as f64
+}

@@ -1,0 +1,76 @@
+//! A file with the cursors of a tool that cannot store them itself.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use wire::RunId;
+
+use crate::ExporterError;
+
+/// The sequence of the last exported fact of each run, kept in a JSON file.
+#[derive(Debug)]
+pub(crate) struct CursorFile {
+    /// The path of the file.
+    path: PathBuf,
+    /// Sequences by run.
+    cursors: BTreeMap<RunId, u64>,
+}
+
+impl CursorFile {
+    /// Reads the file; a missing file has no cursors.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or does not contain cursors.
+    pub(crate) fn open_file(path: PathBuf) -> Result<Self, ExporterError> {
+        let cursors = match std::fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
+                let why = format!(
+                    "it is not a valid export state ({error}); remove it to start \
+                                   from the beginning"
+                );
+                permanent_error(&path, why)
+            })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
+            Err(error) => return Err(permanent_error(&path, error.to_string())),
+        };
+        Ok(Self { path, cursors })
+    }
+
+    /// Returns the cursor of a run, or 0 if the file does not contain the run.
+    pub(crate) fn run_cursor(&self, run: &RunId) -> u64 {
+        self.cursors.get(run).copied().unwrap_or(0)
+    }
+
+    /// Sets the cursor of a run; `save_file` writes it to disk.
+    pub(crate) fn set_cursor(&mut self, run: &RunId, cursor: u64) {
+        self.cursors.insert(run.clone(), cursor);
+    }
+
+    /// Writes the file atomically: after a failure it has its previous content.
+    pub(crate) fn save_file(&self) -> Result<(), ExporterError> {
+        let beside = self.path.with_extension("new");
+        let write = || {
+            let text = serde_json::to_vec(&self.cursors)?;
+            let mut file = std::fs::File::create(&beside)?;
+            file.write_all(&text)?;
+            file.sync_all()?;
+            std::fs::rename(&beside, &self.path)
+        };
+        write().map_err(|error: io::Error| {
+            ExporterError::from_file_error(describe_action(&self.path), &error)
+        })
+    }
+}
+
+/// Describes the failed action, for errors.
+fn describe_action(path: &Path) -> String {
+    format!("save the export position in {}", path.display())
+}
+
+/// Builds a permanent error about the file.
+fn permanent_error(path: &Path, why: String) -> ExporterError {
+    ExporterError::Permanent { what: describe_action(path), why }
+}

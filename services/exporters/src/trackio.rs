@@ -1,0 +1,107 @@
+//! Export to trackio, by the API of its own client (`POST /api/bulk_log`). The server keeps one
+//! entry per id, even if it is sent several times. So everything is sent again after a start, and
+//! no cursor is needed.
+
+use std::collections::BTreeMap;
+
+use reqwest::{Client, Url};
+use serde_json::{Map, Value, json};
+use wire::RunId;
+
+use crate::{
+    ExporterError, RunExporter, http_client,
+    metric_points::{RunUpdate, UpdateKind},
+};
+
+/// Largest number of entries in one request.
+const ENTRIES_MAX: usize = 200;
+
+/// An exporter to a self-hosted trackio server.
+#[derive(Debug)]
+pub struct TrackioExporter {
+    client: Client,
+    url: Url,
+    token: Option<String>,
+    project: String,
+    /// Names of the runs in trackio.
+    names: BTreeMap<RunId, String>,
+}
+
+impl TrackioExporter {
+    /// Creates an exporter. `token` is the server's write token.
+    ///
+    /// # Errors
+    /// When TLS is unavailable on this machine.
+    pub fn new(url: Url, project: String, token: Option<String>) -> Result<Self, ExporterError> {
+        Ok(Self {
+            client: http_client::build_client()?,
+            url,
+            token,
+            project,
+            names: BTreeMap::new(),
+        })
+    }
+
+    /// Sends entries in one request.
+    async fn send_entries(&self, entries: &[Value]) -> Result<(), ExporterError> {
+        let mut url = http_client::append_path(&self.url, "api/bulk_log");
+        url.set_query(None);
+        let request = self.client.post(url).json(&json!({ "logs": entries, "hf_token": null }));
+        let request = match &self.token {
+            Some(token) => request.header("x-trackio-write-token", token),
+            None => request,
+        };
+        http_client::request_json("trackio's bulk_log", request).await.map(drop)
+    }
+
+    /// Converts an update to an entry. Returns `None` for updates without metrics or settings,
+    /// because the API has no field for them.
+    fn build_entry(&self, run: &RunId, told: &RunUpdate) -> Option<Value> {
+        let name = self.names.get(run).map_or(run.as_str(), String::as_str);
+        let sequence = told.record.sequence;
+        let mut entry = json!({
+            "project": self.project,
+            "run": name,
+            "run_id": run.as_str(),
+            "log_id": format!("flotilla-{run}-{sequence}"),
+        });
+        match &told.kind {
+            UpdateKind::Started(begun) => {
+                entry["config"] = json!(begun.settings);
+                // An entry needs at least one metric.
+                entry["metrics"] = json!({ "flotilla/begun": 1 });
+                entry["step"] = json!(0);
+            }
+            UpdateKind::Metrics(figures) => {
+                let first = figures.first()?;
+                let metrics = figures.iter().map(|it| (it.key.clone(), json!(it.value)));
+                entry["metrics"] = Value::Object(metrics.collect::<Map<_, _>>());
+                entry["step"] = json!(first.step);
+            }
+            UpdateKind::Ended(_) => return None,
+        }
+        Some(entry)
+    }
+}
+
+impl RunExporter for TrackioExporter {
+    async fn read_cursor(&mut self, _: &RunId) -> Result<u64, ExporterError> {
+        Ok(0)
+    }
+
+    async fn write_updates(
+        &mut self,
+        run: &RunId,
+        told: &[RunUpdate],
+    ) -> Result<(), ExporterError> {
+        if let Some(UpdateKind::Started(begun)) = told.first().map(|told| &told.kind) {
+            self.names.insert(run.clone(), format!("{} ({run})", begun.name));
+        }
+        let entries: Vec<Value> =
+            told.iter().filter_map(|told| self.build_entry(run, told)).collect();
+        for some in entries.chunks(ENTRIES_MAX) {
+            self.send_entries(some).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,83 @@
+//! Credentials directories: the key is written first and `fleet.json` last. Without `fleet.json` a
+//! directory is incomplete, and joining continues with the same key, so that no token use is spent
+//! twice.
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use identity::{CredentialFiles, Fingerprint, JoinToken, MemberIdentity};
+use wire::v1;
+
+use crate::fleet::FleetFile;
+
+/// File with the id of the join token, which is not secret.
+const TOKEN_ID_FILE: &str = "token.id";
+
+/// Returns the identity for a new member of this name in a directory.
+///
+/// # Errors
+/// If the directory belongs to another member or to an open fleet.
+pub(crate) fn prepare_credentials(directory: &Path, name: &str) -> anyhow::Result<MemberIdentity> {
+    match FleetFile::read(directory)? {
+        Some(FleetFile { identity: Some(identity), .. }) if identity.name == name => {}
+        Some(FleetFile { identity: Some(identity), .. }) => bail!(
+            "{} is the kit of {}; choose another directory, or remove that one (K105)",
+            directory.display(),
+            identity.name
+        ),
+        Some(_) => bail!(
+            "{} is an open fleet's directory; choose another for the kit (K105)",
+            directory.display()
+        ),
+        None => {}
+    }
+    Ok(MemberIdentity::with_default_files(name).resolve_in(directory))
+}
+
+/// Returns the member that this token admitted here before. An empty line matches any member: a
+/// restarted container may or may not pass its token again.
+pub(super) fn find_joined_member(directory: &Path, line: &str) -> anyhow::Result<Option<String>> {
+    let Some(FleetFile { identity: Some(identity), .. }) = FleetFile::read(directory)? else {
+        return Ok(None);
+    };
+    if line.trim().is_empty() {
+        return Ok(Some(identity.name));
+    }
+    let token: JoinToken = line.parse()?;
+    let of_this_fleet = match identity.resolve_in(directory).read_ca() {
+        Ok(ca) => Fingerprint::from_pem(&ca)? == token.ca,
+        Err(_) => false,
+    };
+    let shown = std::fs::read_to_string(directory.join(TOKEN_ID_FILE)).unwrap_or_default();
+    Ok((of_this_fleet && shown.trim() == token.id).then_some(identity.name))
+}
+
+/// Writes the id of the used token, after all other files.
+pub(super) fn record_token(directory: &Path, token: &JoinToken) -> anyhow::Result<()> {
+    let path = directory.join(TOKEN_ID_FILE);
+    std::fs::write(&path, &token.id).with_context(|| format!("write {}", path.display()))
+}
+
+/// Writes all files of the credentials except the key.
+pub(crate) fn write_credentials(
+    directory: &Path,
+    membership: &v1::Membership,
+    gateway: &str,
+) -> anyhow::Result<()> {
+    let identity = MemberIdentity::with_default_files(&membership.name);
+    let within = identity.resolve_in(directory);
+    let files = CredentialFiles {
+        jwt: &membership.user_jwt,
+        bearer: &membership.bearer,
+        ca: &membership.ca_pem,
+    };
+    within.write_files(&files).with_context(|| format!("write the kit {}", directory.display()))?;
+    let file = FleetFile {
+        nats: membership.nats.join(","),
+        gateway: gateway.to_owned(),
+        store: membership.store.clone(),
+        pid: 0,
+        identity: Some(identity),
+    };
+    file.write(directory)
+}

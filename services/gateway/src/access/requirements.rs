@@ -1,0 +1,158 @@
+//! The rights that each method and path requires: one row per method.
+
+use identity::{GatewayCaller, UserScope};
+
+use crate::{openapi, page};
+
+/// The rights that a call requires.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AccessRequirement {
+    /// None: the call is made before a client is a member, or its answer is not confidential.
+    Anonymous,
+    /// Any valid bearer; the called service checks more.
+    AnyMember,
+    /// A user with at least this scope.
+    Scope(UserScope),
+}
+
+const READER: AccessRequirement = AccessRequirement::Scope(UserScope::Reader);
+const OPERATOR: AccessRequirement = AccessRequirement::Scope(UserScope::Operator);
+const ADMIN: AccessRequirement = AccessRequirement::Scope(UserScope::Admin);
+
+/// Requirements by service and method.
+const METHOD_REQUIREMENTS: &[(&str, &[(&str, AccessRequirement)])] = &[
+    (
+        "flotilla.v1.Runs",
+        &[
+            ("Submit", OPERATOR),
+            ("Get", READER),
+            ("List", READER),
+            ("Pause", OPERATOR),
+            ("Resume", OPERATOR),
+            ("Cancel", OPERATOR),
+            ("Audit", READER),
+            ("Watch", READER),
+            ("Board", READER),
+            ("Samples", READER),
+        ],
+    ),
+    ("flotilla.v1.Evals", &[("History", READER), ("Watch", READER)]),
+    ("flotilla.v1.Checkpoints", &[("List", READER), ("Get", READER), ("Download", READER)]),
+    (
+        "flotilla.v1.Fleet",
+        &[
+            ("Agents", READER),
+            ("Drain", OPERATOR),
+            ("Watch", READER),
+            ("Hello", AccessRequirement::AnyMember),
+        ],
+    ),
+    (
+        "flotilla.v1.Members",
+        &[
+            ("CreateToken", ADMIN),
+            ("ListTokens", ADMIN),
+            ("RevokeToken", ADMIN),
+            // These two carry their own proof: a secret, or a signature.
+            ("Join", AccessRequirement::Anonymous),
+            ("Renew", AccessRequirement::Anonymous),
+            ("ListMembers", READER),
+            ("Revoke", ADMIN),
+            ("CreateUser", ADMIN),
+        ],
+    ),
+    (
+        "grpc.health.v1.Health",
+        &[("Check", AccessRequirement::Anonymous), ("Watch", AccessRequirement::Anonymous)],
+    ),
+    (
+        "grpc.reflection.v1.ServerReflection",
+        &[("ServerReflectionInfo", AccessRequirement::AnyMember)],
+    ),
+    (
+        "grpc.reflection.v1alpha.ServerReflection",
+        &[("ServerReflectionInfo", AccessRequirement::AnyMember)],
+    ),
+];
+
+/// Requirements of HTTP paths that are not gRPC, by path prefix.
+const PATH_REQUIREMENTS: &[(&str, AccessRequirement)] =
+    &[("/store/", AccessRequirement::AnyMember)];
+
+/// Returns the requirement of a path, or `None` if the path is unknown and no caller may use it.
+pub(crate) fn requirement_for(path: &str) -> Option<AccessRequirement> {
+    if page::has_path(path) || path == openapi::DOCUMENT_PATH {
+        return Some(AccessRequirement::Anonymous);
+    }
+    let place = PATH_REQUIREMENTS.iter().find(|(place, _)| path.starts_with(place));
+    place.map(|(_, need)| *need).or_else(|| method_requirement(path))
+}
+
+/// Returns the requirement of `/SERVICE/METHOD`.
+fn method_requirement(path: &str) -> Option<AccessRequirement> {
+    let (service, method) = path.strip_prefix('/')?.split_once('/')?;
+    let (_, methods) = METHOD_REQUIREMENTS.iter().find(|(name, _)| *name == service)?;
+    methods.iter().find(|(name, _)| *name == method).map(|(_, need)| *need)
+}
+
+impl AccessRequirement {
+    /// Returns true if the caller has the required scope.
+    pub(crate) fn is_met_by(self, caller: &GatewayCaller) -> bool {
+        match self {
+            Self::Anonymous | Self::AnyMember => true,
+            Self::Scope(scope) => caller.scope.is_some_and(|has| has >= scope),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use prost::Message;
+    use prost_types::FileDescriptorSet;
+
+    use super::*;
+
+    fn described(set: &[u8]) -> BTreeSet<String> {
+        let set = FileDescriptorSet::decode(set).unwrap();
+        let mut paths = BTreeSet::new();
+        for file in &set.file {
+            for service in &file.service {
+                let (package, service_name) = (file.package(), service.name());
+                let path = |method: &str| format!("/{package}.{service_name}/{method}");
+                paths.extend(service.method.iter().map(|method| path(method.name())));
+            }
+        }
+        paths
+    }
+
+    #[test]
+    fn every_method_has_a_row_and_every_row_a_method() {
+        let mut served = described(wire::FILE_DESCRIPTOR_SET);
+        served.extend(described(tonic_health::pb::FILE_DESCRIPTOR_SET));
+        served.extend(described(tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET));
+        served.extend(described(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET));
+        let rows = METHOD_REQUIREMENTS.iter().flat_map(|(service, methods)| {
+            methods.iter().map(move |(method, _)| format!("/{service}/{method}"))
+        });
+        assert_eq!(rows.collect::<BTreeSet<_>>(), served);
+        for path in &served {
+            assert!(requirement_for(path).is_some(), "{path}");
+        }
+    }
+
+    #[test]
+    fn what_no_row_speaks_of_is_for_nobody() {
+        for path in ["", "/page", "/flotilla.v1.Runs", "/flotilla.v1.Runs/Erase", "/store", "//Get"]
+        {
+            assert_eq!(requirement_for(path), None, "{path}");
+        }
+        assert_eq!(requirement_for("/store/blobs/b3/00"), Some(AccessRequirement::AnyMember));
+        assert_eq!(
+            requirement_for("/page.js"),
+            Some(AccessRequirement::Anonymous),
+            "it shows nothing by itself"
+        );
+    }
+}

@@ -1,0 +1,141 @@
+//! Ends the open calls of a caller whose membership ends.
+
+use std::{
+    convert::Infallible,
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use control::MembershipView;
+use futures::future::BoxFuture;
+use http_body::{Body as _, Frame, SizeHint};
+use identity::{BearerError, GatewayCaller};
+use tokio::{sync::watch, time::sleep};
+use tonic::{
+    Status,
+    body::Body,
+    codegen::http::{HeaderMap, Response},
+};
+
+use super::{AccessDenied, unix_seconds};
+use crate::status::build_status;
+
+/// Longest single sleep until an expiry. Some credentials expire later than timers can reach;
+/// checking once a day costs nothing.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(24 * 3600);
+
+/// A future that resolves, with the reason, when a caller's rights end.
+pub(super) type RevocationFuture = BoxFuture<'static, AccessDenied>;
+
+/// Returns a future that resolves when the caller's bearer expires or its member is revoked.
+pub(super) fn wait_revoked(
+    mut view: watch::Receiver<MembershipView>,
+    caller: GatewayCaller,
+) -> RevocationFuture {
+    Box::pin(async move {
+        let expires_at = caller.expires_at;
+        let mut objection = None;
+        let objected = view.wait_for(|view| {
+            objection = view.revocations.deny_reason(&caller);
+            objection.is_some()
+        });
+        let gone = async {
+            if objected.await.is_err() {
+                // The gateway is stopping and ends its calls itself.
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            () = gone => {}
+            () = wait_expiry(expires_at) => {
+                return AccessDenied::Bearer(BearerError::Expired { seconds: 0 });
+            }
+        }
+        AccessDenied::Revoked(objection.map_or_else(String::new, |objection| objection.to_string()))
+    })
+}
+
+/// Waits until a time in seconds since 1970. Never returns without a time.
+async fn wait_expiry(at: Option<u64>) {
+    loop {
+        let left = at
+            .map_or(RECHECK_INTERVAL, |at| Duration::from_secs(at.saturating_sub(unix_seconds())));
+        if left.is_zero() {
+            return;
+        }
+        sleep(left.min(RECHECK_INTERVAL)).await;
+    }
+}
+
+/// Returns the inner service's response. If the revocation comes first, returns a denial instead;
+/// if it comes while the body is streamed, ends the body.
+pub(super) async fn abort_on_revocation(
+    mut over: RevocationFuture,
+    asked: HeaderMap,
+    answering: impl Future<Output = Result<Response<Body>, Infallible>> + Send,
+) -> Result<Response<Body>, Infallible> {
+    let answer = tokio::select! {
+        denied = &mut over => return Ok(denied.to_response(&asked)),
+        answer = answering => answer?,
+    };
+    let is_grpc = answer
+        .headers()
+        .get("content-type")
+        .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+    Ok(answer.map(|inner| {
+        // A complete body needs no further checks.
+        if inner.is_end_stream() {
+            inner
+        } else {
+            Body::new(RevocableBody { inner, revocation: Some(over), is_grpc })
+        }
+    }))
+}
+
+/// A response body that ends when its reader's rights end.
+struct RevocableBody {
+    inner: Body,
+    /// Absent once the body has ended because of it.
+    revocation: Option<RevocationFuture>,
+    is_grpc: bool,
+}
+
+impl http_body::Body for RevocableBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let Some(over) = &mut self.revocation else { return Poll::Ready(None) };
+        if let Poll::Ready(denied) = over.as_mut().poll(cx) {
+            self.revocation = None;
+            return Poll::Ready(Some(final_frame(&denied, self.is_grpc)));
+        }
+        Pin::new(&mut self.inner).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.revocation.is_none() || self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// Returns the last frame of a revoked body: gRPC trailers with the status, or a transport error,
+/// as HTTP has no other way to report it.
+fn final_frame(denied: &AccessDenied, is_grpc: bool) -> Result<Frame<Bytes>, Status> {
+    let status = build_status(denied.status_code(), denied.to_string());
+    if !is_grpc {
+        return Err(Status::from_error(Box::new(io::Error::other(denied.to_string()))));
+    }
+    let mut trailers = HeaderMap::new();
+    status.add_header(&mut trailers)?;
+    Ok(Frame::trailers(trailers))
+}

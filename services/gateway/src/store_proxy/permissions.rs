@@ -1,0 +1,219 @@
+//! The rights of members in the store. Every member may read everything, as objects are named by
+//! digests that the log shows to all members.
+//!
+//! | | may write | may remove |
+//! |---|---|---|
+//! | trainer | `runs/*/checkpoints/`, `runs/*/resume/` | `runs/*/resume/` |
+//! | watcher | `runs/*/checkpoints/`, `blobs/`, `models/` | |
+//! | operator, admin | `blobs/`, `models/`; a manifest or `B3SUMS` beside files of their own | |
+//! | others | | |
+
+use identity::{GatewayCaller, MemberRole, UserScope};
+use store::RelativePath;
+
+/// An action on a key that needs a right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StoreAction {
+    Read,
+    Write,
+    Remove,
+}
+
+/// The kind of a key, which determines who may write it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum KeyKind {
+    /// A file of a checkpoint.
+    Checkpoint,
+    /// A file of a training's resume state.
+    Resume,
+    /// A blob.
+    Blob,
+    /// A file of a base model.
+    Model,
+    /// The manifest or the checksums of a directory that a user copied there.
+    Adopted,
+    /// Any other key; no member may write it.
+    Other,
+}
+
+/// The caller may not do the action on the key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{who} may not {act} {key} in the store: {may} (K104)")]
+pub(super) struct StoreAccessDenied {
+    who: String,
+    act: &'static str,
+    key: String,
+    may: &'static str,
+}
+
+/// Checks that a caller may do an action on a key.
+pub(super) fn check_access(
+    caller: &GatewayCaller,
+    act: StoreAction,
+    key: &RelativePath,
+) -> Result<(), StoreAccessDenied> {
+    let kind = classify_key(key);
+    let allowed = !is_hidden(key)
+        && match act {
+            StoreAction::Read => true,
+            StoreAction::Write => may_write(caller, kind),
+            StoreAction::Remove => {
+                caller.roles.contains(&MemberRole::Trainer) && kind == KeyKind::Resume
+            }
+        };
+    if allowed {
+        return Ok(());
+    }
+    Err(StoreAccessDenied {
+        who: describe_caller(caller),
+        act: act.verb_name(),
+        key: key.to_string(),
+        may: describe_allowed(kind, act),
+    })
+}
+
+impl StoreAction {
+    /// Returns the verb for messages.
+    fn verb_name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Remove => "remove",
+        }
+    }
+}
+
+/// Returns true if the caller may write keys of this kind.
+fn may_write(caller: &GatewayCaller, kind: KeyKind) -> bool {
+    let submits = caller.scope.is_some_and(|scope| scope >= UserScope::Operator);
+    let watches = caller.roles.contains(&MemberRole::Watcher);
+    let trains = caller.roles.contains(&MemberRole::Trainer);
+    match kind {
+        KeyKind::Checkpoint => trains || watches,
+        KeyKind::Resume => trains,
+        KeyKind::Blob | KeyKind::Model => submits || watches,
+        KeyKind::Adopted => submits,
+        KeyKind::Other => false,
+    }
+}
+
+/// Returns the kind of a key.
+fn classify_key(key: &RelativePath) -> KeyKind {
+    let segments: Vec<&str> = key.as_str().split('/').collect();
+    match segments[..] {
+        ["runs", _, "checkpoints", _, _, ..] => KeyKind::Checkpoint,
+        ["runs", _, "resume", _, _, ..] => KeyKind::Resume,
+        ["blobs", _, _] => KeyKind::Blob,
+        ["models", _, _, ..] => KeyKind::Model,
+        ["runs" | "blobs", ..] => KeyKind::Other,
+        [.., "manifest.json" | "B3SUMS"] => KeyKind::Adopted,
+        _ => KeyKind::Other,
+    }
+}
+
+/// Returns true if the key is in the directory of unfinished uploads.
+fn is_hidden(key: &RelativePath) -> bool {
+    key.as_str().split('/').next() == Some(".door")
+}
+
+/// Returns the caller's name and role for messages.
+fn describe_caller(caller: &GatewayCaller) -> String {
+    let name = &caller.name;
+    match caller.scope {
+        Some(UserScope::Reader) => format!("{name}, a reader,"),
+        Some(UserScope::Operator) => format!("{name}, an operator,"),
+        Some(UserScope::Admin) => format!("{name}, an admin,"),
+        None if caller.roles.is_empty() => format!("{name}, without a role,"),
+        None => {
+            let roles: Vec<&str> = caller.roles.iter().map(|role| role.as_str()).collect();
+            format!("{name} ({})", roles.join(", "))
+        }
+    }
+}
+
+/// Returns who may do the action, for messages.
+fn describe_allowed(kind: KeyKind, act: StoreAction) -> &'static str {
+    match (act, kind) {
+        (StoreAction::Remove, KeyKind::Resume) => "trainers may",
+        (StoreAction::Remove, _) => "not allowed through the gateway",
+        (_, KeyKind::Checkpoint) => "trainers and watchers may",
+        (_, KeyKind::Resume) => "trainers may",
+        (_, KeyKind::Blob | KeyKind::Model) => "operators and watchers may",
+        (_, KeyKind::Adopted) => "operators may",
+        (_, KeyKind::Other) => "not allowed through the gateway",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use wire::AgentId;
+
+    use super::*;
+
+    fn caller(name: &str, scope: Option<UserScope>, roles: BTreeSet<MemberRole>) -> GatewayCaller {
+        let name = AgentId::new(name).unwrap();
+        GatewayCaller { name, scope, roles, public_key: String::new(), expires_at: None }
+    }
+
+    fn agent(role: MemberRole) -> GatewayCaller {
+        caller("box-3", None, [role].into())
+    }
+
+    fn user(scope: UserScope) -> GatewayCaller {
+        caller("ann", Some(scope), [].into())
+    }
+
+    fn key(path: &str) -> RelativePath {
+        RelativePath::new(path).unwrap()
+    }
+
+    const KEYS: [&str; 9] = [
+        "runs/r-1/checkpoints/c1-s2-0123/adapter/x",
+        "runs/r-1/resume/c1-s2-0123/optimizer.pt",
+        "blobs/ab/abcd",
+        "models/base-0123/config.json",
+        "mine/B3SUMS",
+        "runs/r-1/archive/c1-0123/samples.jsonl",
+        "mine/model.safetensors",
+        "manifest",
+        ".door/uploads/x",
+    ];
+
+    fn allowed(caller: &GatewayCaller, act: StoreAction) -> Vec<usize> {
+        (0..KEYS.len()).filter(|n| check_access(caller, act, &key(KEYS[*n])).is_ok()).collect()
+    }
+
+    #[test]
+    fn each_member_writes_what_its_part_calls_for_and_nothing_else() {
+        for (caller, writes, removes) in [
+            (agent(MemberRole::Trainer), vec![0, 1], vec![1]),
+            (agent(MemberRole::Watcher), vec![0, 2, 3], vec![]),
+            (agent(MemberRole::Generator), vec![], vec![]),
+            (agent(MemberRole::Verifier), vec![], vec![]),
+            (agent(MemberRole::Evaluator), vec![], vec![]),
+            (user(UserScope::Reader), vec![], vec![]),
+            (user(UserScope::Operator), vec![2, 3, 4], vec![]),
+            (user(UserScope::Admin), vec![2, 3, 4], vec![]),
+        ] {
+            assert_eq!(allowed(&caller, StoreAction::Write), writes, "{caller:?}");
+            assert_eq!(allowed(&caller, StoreAction::Remove), removes, "{caller:?}");
+            assert_eq!(
+                allowed(&caller, StoreAction::Read),
+                (0..8).collect::<Vec<_>>(),
+                "{caller:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_denial_names_who_what_and_who_may() {
+        let denied = check_access(&agent(MemberRole::Generator), StoreAction::Write, &key(KEYS[0]))
+            .unwrap_err();
+        let said = denied.to_string();
+        for word in ["box-3 (generator)", "write", KEYS[0], "trainers and watchers may"] {
+            assert!(said.contains(word), "no {word:?} in {said}");
+        }
+    }
+}

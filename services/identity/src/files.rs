@@ -1,0 +1,98 @@
+//! Writes files atomically, and keeps secrets readable by their owner only.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+/// Size limit of a file, above that of any key, token or certificate.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// The reason why a key file could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyFileError {
+    #[error("write {}", path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("read {}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "{} holds secrets, and others may read it (mode {mode:o}); `chmod go-rwx` it, and replace \
+         the secrets if they were read (K111)",
+        path.display()
+    )]
+    Open { path: PathBuf, mode: u32 },
+}
+
+/// Creates a directory that only its owner can access, or restricts an existing one.
+pub(crate) fn create_private_directory(path: &Path) -> Result<(), KeyFileError> {
+    let failed = |source| KeyFileError::Write { path: path.to_owned(), source };
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
+    // An existing directory keeps its files; access of others ends.
+    fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(failed)
+}
+
+/// Writes a file that only its owner can read.
+pub(crate) fn write_secret(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
+    write_atomic(path, bytes, 0o600)
+}
+
+/// Writes a file that all users of the host can read.
+pub(crate) fn write_public(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
+    write_atomic(path, bytes, 0o644)
+}
+
+/// Replaces a file atomically, with these permissions.
+fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<(), KeyFileError> {
+    let whole = || {
+        let partial = path.with_extension("partial");
+        // A leftover file may be readable by others.
+        let _ = fs::remove_file(&partial);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&partial)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(partial, path)
+    };
+    whole().map_err(|source| KeyFileError::Write { path: path.to_owned(), source })
+}
+
+/// Locks a directory until the file is dropped or the process ends; waits for the lock.
+pub(crate) fn lock_directory(directory: &Path) -> Result<File, KeyFileError> {
+    let path = directory.join("lock");
+    let locked = || {
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+        file.lock()?;
+        Ok(file)
+    };
+    locked().map_err(|source| KeyFileError::Write { path: path.clone(), source })
+}
+
+/// Reads a secret. Fails if its permissions let others read it.
+pub(crate) fn read_secret(path: &Path) -> Result<String, KeyFileError> {
+    let failed = |source| KeyFileError::Read { path: path.to_owned(), source };
+    let mode = fs::metadata(path).map_err(failed)?.permissions().mode() & 0o777;
+    if mode & 0o077 != 0 {
+        return Err(KeyFileError::Open { path: path.to_owned(), mode });
+    }
+    read_text(path)
+}
+
+/// Reads a text file of at most 1 MiB.
+pub(crate) fn read_text(path: &Path) -> Result<String, KeyFileError> {
+    let text = || {
+        if fs::metadata(path)?.len() > FILE_BYTES_MAX {
+            return Err(io::Error::other("it is too large to be one of ours"));
+        }
+        fs::read_to_string(path)
+    };
+    text().map_err(|source| KeyFileError::Read { path: path.to_owned(), source })
+}

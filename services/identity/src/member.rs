@@ -1,0 +1,139 @@
+//! Members of a fleet and their roles.
+
+use std::{collections::BTreeSet, fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+use wire::{AgentId, Pool, WorkKind};
+
+/// A role of an agent, which determines the work it may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemberRole {
+    Trainer,
+    Generator,
+    Verifier,
+    Evaluator,
+    /// Publishes the checkpoints of trainings that run outside of the fleet.
+    Watcher,
+}
+
+/// The rights of a user; each scope includes those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UserScope {
+    /// May read everything except secrets.
+    Reader,
+    /// May submit and control runs, and drain agents.
+    Operator,
+    /// May admit and revoke members.
+    Admin,
+}
+
+/// The kind of a member, with its rights.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemberKind {
+    Agent { roles: BTreeSet<MemberRole>, pool: Pool },
+    User { scope: UserScope },
+    Coordinator,
+}
+
+impl MemberKind {
+    /// Returns true if the member uses the fleet's own account, where everything is allowed. Other
+    /// members have their own accounts.
+    pub fn uses_fleet_account(&self) -> bool {
+        matches!(self, Self::Coordinator | Self::User { scope: UserScope::Admin })
+    }
+}
+
+/// A member of a fleet. Names are unique among all members.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    pub name: AgentId,
+    pub standing: MemberKind,
+}
+
+/// A text that is not the name of a role.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is not a role; the roles are trainer, generator, verifier, evaluator and watcher \
+         (K117)"
+)]
+pub struct UnknownRoleError(String);
+
+/// A text that is not the name of a scope.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a scope; the scopes are reader, operator and admin (K117)")]
+pub struct UnknownScopeError(String);
+
+impl MemberRole {
+    /// All roles.
+    pub const ALL: [Self; 5] =
+        [Self::Trainer, Self::Generator, Self::Verifier, Self::Evaluator, Self::Watcher];
+
+    /// Returns the name of the role.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Trainer => "trainer",
+            Self::Generator => "generator",
+            Self::Verifier => "verifier",
+            Self::Evaluator => "evaluator",
+            Self::Watcher => "watcher",
+        }
+    }
+
+    /// Returns the kind of work that the role takes from the log; a watcher takes none.
+    pub fn work_kind(self) -> Option<WorkKind> {
+        match self {
+            Self::Trainer => Some(WorkKind::Train),
+            Self::Generator => Some(WorkKind::Generate),
+            Self::Verifier => Some(WorkKind::Verify),
+            Self::Evaluator => Some(WorkKind::Eval),
+            Self::Watcher => None,
+        }
+    }
+}
+
+impl UserScope {
+    /// All scopes, the weakest first.
+    pub const ALL: [Self; 3] = [Self::Reader, Self::Operator, Self::Admin];
+
+    /// Returns the name of the scope.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Reader => "reader",
+            Self::Operator => "operator",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+impl fmt::Display for MemberRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Display for UserScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for MemberRole {
+    type Err = UnknownRoleError;
+
+    fn from_str(text: &str) -> Result<Self, UnknownRoleError> {
+        let found = Self::ALL.into_iter().find(|role| role.as_str() == text);
+        found.ok_or_else(|| UnknownRoleError(text.to_owned()))
+    }
+}
+
+impl FromStr for UserScope {
+    type Err = UnknownScopeError;
+
+    fn from_str(text: &str) -> Result<Self, UnknownScopeError> {
+        let found = Self::ALL.into_iter().find(|scope| scope.as_str() == text);
+        found.ok_or_else(|| UnknownScopeError(text.to_owned()))
+    }
+}

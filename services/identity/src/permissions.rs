@@ -1,0 +1,200 @@
+//! The subjects that each member may publish and receive on the bus.
+//!
+//! NATS checks subjects. Every message that only one member may publish therefore has that member's
+//! name in its subject.
+//!
+//! A member's account imports the same subjects and no others. The user's permissions report what
+//! is denied; a message that circumvented them would stay in an account without other members.
+//!
+//! The subjects are those of the crate `bus`, whose tests try each of them with real clients.
+
+use std::collections::BTreeSet;
+
+use wire::{AgentId, Pool, WorkKind};
+
+use crate::{Member, MemberKind, MemberRole, UserScope};
+
+/// The stream of the log.
+const LOG: &str = "FLOTILLA";
+/// The fleet's bucket.
+const FLEET: &str = "FLOTILLA_FLEET";
+
+/// Prefix of the subjects on which a member receives answers.
+const INBOX: &str = "_INBOX_";
+
+/// The subjects of one member; all others are denied. No subject contains another.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SubjectPermissions {
+    /// Subjects that the member may publish on.
+    pub publish: Vec<String>,
+    /// Subjects that the member may subscribe to.
+    pub subscribe: Vec<String>,
+}
+
+impl SubjectPermissions {
+    /// Returns the permissions of a member.
+    pub fn for_member(member: &Member) -> Self {
+        let name = &member.name;
+        let mut all = match &member.standing {
+            standing if standing.uses_fleet_account() => {
+                let everything = || vec![">".to_owned()];
+                return Self { publish: everything(), subscribe: everything() };
+            }
+            MemberKind::User { scope } => Self::for_user(name, *scope),
+            MemberKind::Agent { roles, pool } => {
+                let mut all = Self::for_reader(name);
+                all.allow_agent(name);
+                for role in roles {
+                    all.allow_role(*role, name, pool);
+                }
+                all
+            }
+            MemberKind::Coordinator => Self::default(),
+        };
+        all.publish = remove_covered(all.publish);
+        all
+    }
+
+    /// Returns the permissions of a leaf node, which forwards the messages of all members of its
+    /// site, except those that only the coordinator and admins send to the bus itself.
+    pub(crate) fn for_leaf_node() -> Self {
+        let mut publish = vec!["flotilla.>".to_owned(), format!("$KV.{FLEET}.agent.*")];
+        publish.extend(read_subjects());
+        publish.extend([
+            format!("$JS.API.CONSUMER.INFO.{LOG}.*"),
+            format!("$JS.API.CONSUMER.MSG.NEXT.{LOG}.*"),
+            format!("$JS.ACK.{LOG}.>"),
+            format!("$JS.ACK.*.*.{LOG}.>"),
+        ]);
+        Self { publish, subscribe: vec![">".to_owned()] }
+    }
+
+    /// Returns the subscriptions to messages of other members, without the inbox.
+    pub(crate) fn fleet_subscriptions(&self) -> impl Iterator<Item = &String> {
+        self.subscribe.iter().filter(|subject| !subject.starts_with(INBOX))
+    }
+
+    /// Returns the permissions to read everything and to receive answers. Consumers are excluded,
+    /// because a consumer could be set to deliver to any subject of the fleet.
+    fn for_reader(name: &AgentId) -> Self {
+        let subscribe = vec![format!("{INBOX}{name}.>"), "flotilla.>".to_owned()];
+        Self { publish: read_subjects().collect(), subscribe }
+    }
+
+    /// Returns the permissions of a user with this scope.
+    fn for_user(name: &AgentId, scope: UserScope) -> Self {
+        let mut all = Self::for_reader(name);
+        if scope >= UserScope::Operator {
+            all.publish.extend([
+                format!("flotilla.*.spec.{name}"),
+                format!("flotilla.*.control.*.{name}"),
+                "flotilla.agent.command.*".to_owned(),
+            ]);
+        }
+        all
+    }
+
+    /// Allows an agent to announce its status and to confirm commands.
+    fn allow_agent(&mut self, name: &AgentId) {
+        self.publish.extend([
+            format!("flotilla.agent.status.{name}"),
+            format!("flotilla.agent.answer.{name}"),
+            format!("$KV.{FLEET}.agent.{name}"),
+        ]);
+    }
+
+    /// Allows the results and the work queue of a role.
+    fn allow_role(&mut self, role: MemberRole, name: &AgentId, pool: &Pool) {
+        let results: &[&str] = match role {
+            MemberRole::Trainer => &["checkpoint.*.*", "failure.train.*.*"],
+            MemberRole::Generator => &["samples.*.*", "failure.generate.*.*"],
+            MemberRole::Verifier => &["verdicts.*.*", "failure.verify.*.*"],
+            MemberRole::Evaluator => &["eval.*.*.*", "failure.eval.*.*"],
+            // Subjects that only watched runs have: `wire` refuses any other spec there, and the
+            // log counts checkpoints of a watched run only from the author of its spec.
+            MemberRole::Watcher => &["watched", "checkpoint.watched.*"],
+        };
+        self.publish.extend(results.iter().map(|result| format!("flotilla.*.{result}.{name}")));
+        if let Some(kind) = role.work_kind() {
+            self.allow_work_queue(kind, pool);
+        }
+    }
+
+    /// Allows taking one kind of work from the queue shared by the agents of a pool.
+    fn allow_work_queue(&mut self, kind: WorkKind, pool: &Pool) {
+        let queue = kind.queue_name(pool);
+        self.publish.extend([
+            format!("$JS.API.CONSUMER.INFO.{LOG}.{queue}"),
+            format!("$JS.API.CONSUMER.MSG.NEXT.{LOG}.{queue}"),
+            format!("$JS.ACK.{LOG}.{queue}.*.*.*.*.*"),
+            // Newer servers add domain and account to the acknowledgement subject. The number of
+            // tokens ensures that the subject matches no other queue.
+            format!("$JS.ACK.*.*.{LOG}.{queue}.*.*.*.*.>"),
+        ]);
+    }
+}
+
+/// Returns the subjects for reading the log and the fleet's bucket without a consumer.
+fn read_subjects() -> impl Iterator<Item = String> {
+    let bucket = format!("KV_{FLEET}");
+    let of = |stream: &str| {
+        let verbs = ["STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET"];
+        verbs.map(|verb| format!("$JS.API.{verb}.{stream}"))
+    };
+    let all = [of(LOG), of(&bucket)].into_iter().flatten();
+    all.chain(["$JS.API.INFO".to_owned()])
+}
+
+/// Removes subjects that others contain, because a server refuses an account that imports a subject
+/// twice.
+fn remove_covered(subjects: Vec<String>) -> Vec<String> {
+    let unique: BTreeSet<String> = subjects.into_iter().collect();
+    let within =
+        |one: &String| unique.iter().any(|other| one != other && covers_subject(other, one));
+    unique.iter().filter(|one| !within(one)).cloned().collect()
+}
+
+/// Returns true if every subject that matches `narrow` also matches `wide`.
+fn covers_subject(wide: &str, narrow: &str) -> bool {
+    let (mut wide, mut narrow) = (wide.split('.'), narrow.split('.'));
+    loop {
+        match (wide.next(), narrow.next()) {
+            (Some(">"), Some(_)) | (None, None) => return true,
+            (Some("*"), Some(token)) if token != ">" => {}
+            (Some(one), Some(other)) if one == other => {}
+            _ => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemberRole;
+
+    #[test]
+    fn a_subject_contains_what_is_narrower() {
+        for (wide, narrow, expected) in [
+            ("a.*.c", "a.b.c", true),
+            ("a.>", "a.b.c", true),
+            ("a.>", "a", false),
+            ("a.*", "a.>", false),
+            ("a.b", "a.b.c", false),
+            ("a.*.c", "a.*.c", true),
+            ("a.b.c", "a.*.c", false),
+            ("a.>", "a.>", true),
+        ] {
+            assert_eq!(covers_subject(wide, narrow), expected, "{wide} contains {narrow}");
+        }
+    }
+
+    #[test]
+    fn roles_that_overlap_give_each_subject_once() {
+        let roles = [MemberRole::Trainer, MemberRole::Watcher].into();
+        let standing = MemberKind::Agent { roles, pool: "default".parse().unwrap() };
+        let member = Member { name: "me".parse().unwrap(), standing };
+        let SubjectPermissions { publish, .. } = SubjectPermissions::for_member(&member);
+        let checkpoints: Vec<_> = publish.iter().filter(|s| s.contains("checkpoint")).collect();
+        assert_eq!(checkpoints, ["flotilla.*.checkpoint.*.*.me"]);
+    }
+}

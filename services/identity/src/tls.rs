@@ -1,0 +1,100 @@
+//! TLS of members towards the servers of their own fleet.
+
+use std::sync::Arc;
+
+use rustls::{
+    ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
+};
+
+use crate::SERVER_NAME;
+
+/// The reason why a certificate authority cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FleetTlsError {
+    #[error("the fleet's certificate authority is not a certificate in PEM (K112)")]
+    Pem,
+    #[error("use the fleet's certificate authority (K112)")]
+    Authority(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Selects the default crypto provider of the process. Libraries that leave it open know two
+/// providers and would panic. Repeating the call is harmless.
+pub fn install_crypto_provider() {
+    // This fails if a provider is already installed.
+    let _ = ring::default_provider().install_default();
+}
+
+/// Returns a TLS configuration that trusts only servers certified by the fleet's authority (one or
+/// several certificates in PEM), at any address.
+///
+/// # Errors
+/// Fails if the text is not a certificate authority.
+pub fn fleet_client_config(authority_pem: &[u8]) -> Result<ClientConfig, FleetTlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(authority_pem) {
+        let certificate = certificate.map_err(|_| FleetTlsError::Pem)?;
+        roots.add(certificate).map_err(|error| FleetTlsError::Authority(error.into()))?;
+    }
+    if roots.is_empty() {
+        return Err(FleetTlsError::Pem);
+    }
+    let provider = Arc::new(ring::default_provider());
+    let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+        .build()
+        .map_err(|error| FleetTlsError::Authority(error.into()))?;
+    let config = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| FleetTlsError::Authority(error.into()))?;
+    let ours = Arc::new(FleetServerVerifier { inner, provider });
+    Ok(config.dangerous().with_custom_certificate_verifier(ours).with_no_client_auth())
+}
+
+/// A verifier with all usual checks, except that the server's name is [`SERVER_NAME`] instead of
+/// the address that was used.
+#[derive(Debug)]
+struct FleetServerVerifier {
+    inner: Arc<WebPkiServerVerifier>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for FleetServerVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let name = ServerName::try_from(SERVER_NAME).expect("it is a host name");
+        self.inner.verify_server_cert(end_entity, intermediates, &name, ocsp_response, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,237 @@
+//! The view of the fleet: the last status of each agent, and one line for each run.
+
+use std::collections::BTreeMap;
+
+use wire::{FactBody, Record, RunId, v1};
+
+/// Most agents kept; beyond that, the one that was silent longest is removed.
+const AGENTS_MAX: usize = 4096;
+
+/// Agents and runs of one message, some hundred kilobytes.
+const CHANGES_PER_MESSAGE: usize = 128;
+
+/// A projection of agents' statuses and of the facts that [`FleetView::FACT_KINDS`] lists.
+///
+/// ```text
+/// view.update_agent(status); view.apply_fact(&record);
+/// while let Some((change, reached)) = view.changes_since(revision) { send(change); revision = reached; }
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct FleetView {
+    agents: BTreeMap<String, RevisionedValue<v1::AgentStatus>>,
+    runs: BTreeMap<RunId, RevisionedValue<RunLineState>>,
+    /// Number of changes applied.
+    revision: u64,
+}
+
+/// A value and the revision of its last change.
+#[derive(Debug, Clone)]
+struct RevisionedValue<T> {
+    value: T,
+    /// Revision of the last change.
+    revision: u64,
+}
+
+/// The line of a run, and whether the run is paused.
+#[derive(Debug, Clone, Default)]
+struct RunLineState {
+    line: v1::RunLine,
+    paused: bool,
+}
+
+impl FleetView {
+    /// Subjects, after the run's name, of the facts that this view uses: small facts with the state
+    /// of a run.
+    pub const FACT_KINDS: [&'static str; 5] =
+        ["spec", "watched", "control.*", "cycle.*.done", "done"];
+
+    /// Returns the number of changes applied so far.
+    pub fn current_revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Stores the status of an agent in place of its previous one.
+    pub fn update_agent(&mut self, status: v1::AgentStatus) {
+        self.revision += 1;
+        if self.agents.len() >= AGENTS_MAX && !self.agents.contains_key(&status.agent) {
+            self.evict_silent_agent();
+        }
+        let known = RevisionedValue { value: status, revision: self.revision };
+        self.agents.insert(known.value.agent.clone(), known);
+    }
+
+    /// Removes the agent that was silent longest.
+    fn evict_silent_agent(&mut self) {
+        let silent = self.agents.iter().min_by_key(|(_, known)| known.revision);
+        if let Some(agent) = silent.map(|(agent, _)| agent.clone()) {
+            self.agents.remove(&agent);
+        }
+    }
+
+    /// Applies a fact of any run; facts must come in log order.
+    pub fn apply_fact(&mut self, record: &Record) {
+        let run = &record.fact.subject.run;
+        if let FactBody::Spec(spec) = &record.fact.body {
+            let line = RunLineState { line: start_line(spec, record), paused: false };
+            self.revision += 1;
+            self.runs.insert(run.clone(), RevisionedValue { value: line, revision: self.revision });
+            return;
+        }
+        let Some(known) = self.runs.get_mut(run) else { return };
+        self.revision += 1;
+        known.revision = self.revision;
+        known.value.apply_record(record);
+    }
+
+    /// Returns what changed after a revision (everything after 0), and the revision that this
+    /// reaches. The latter is not the last one if there is too much for one message. Returns `None`
+    /// without changes.
+    pub fn changes_since(&self, revision: u64) -> Option<(v1::FleetChange, u64)> {
+        if self.revision <= revision {
+            return None;
+        }
+        let agents = self.agents.values().map(|known| known.revision);
+        let runs = self.runs.values().map(|known| known.revision);
+        let mut changed: Vec<u64> = agents.chain(runs).filter(|it| *it > revision).collect();
+        changed.sort_unstable();
+        let reached = changed.get(CHANGES_PER_MESSAGE - 1).copied().unwrap_or(self.revision);
+        let is_told = |at: u64| at > revision && at <= reached;
+        let agents = self.agents.values().filter(|known| is_told(known.revision));
+        let runs = self.runs.values().filter(|known| is_told(known.revision));
+        let change = v1::FleetChange {
+            agents: agents.map(|known| known.value.clone()).collect(),
+            runs: runs.map(|known| known.value.line.clone()).collect(),
+        };
+        Some((change, reached))
+    }
+}
+
+/// Returns the line of a run that its spec starts.
+fn start_line(spec: &v1::Spec, record: &Record) -> v1::RunLine {
+    let cycles = match &spec.kind {
+        Some(v1::spec::Kind::Raft(raft)) => raft.cycles,
+        Some(v1::spec::Kind::Watched(_) | v1::spec::Kind::Sft(_)) | None => 0,
+    };
+    v1::RunLine {
+        run: record.fact.subject.run.to_string(),
+        name: spec.name.clone(),
+        kind: spec.kind_name().into(),
+        state: "running".into(),
+        submitted_at: Some(record_time(record)),
+        cycles,
+        ..Default::default()
+    }
+}
+
+impl RunLineState {
+    /// Updates the line from a fact of the run.
+    fn apply_record(&mut self, record: &Record) {
+        match &record.fact.body {
+            FactBody::Control(control) => match control.action() {
+                v1::control::Action::Pause => self.paused = true,
+                v1::control::Action::Resume => self.paused = false,
+                v1::control::Action::Cancel | v1::control::Action::Unspecified => {}
+            },
+            FactBody::CycleDone(done) => {
+                self.line.cycles_done = self.line.cycles_done.saturating_add(1);
+                self.line.heldout = done.heldout;
+            }
+            FactBody::Done(done) => {
+                self.line.state = done.status().as_str_name().to_lowercase();
+                self.line.message.clone_from(&done.message);
+                self.line.ended_at = Some(record_time(record));
+            }
+            _ => {}
+        }
+        if self.line.ended_at.is_none() {
+            self.line.state = if self.paused { "paused" } else { "running" }.into();
+        }
+    }
+}
+
+/// Returns the time at which the log accepted the fact.
+fn record_time(record: &Record) -> wire::Timestamp {
+    wire::to_timestamp(std::time::Duration::from_millis(record.time_ms))
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::{Fact, FactKey, Subject};
+
+    use super::*;
+
+    fn record(sequence: u64, run: &str, place: FactKey, body: FactBody) -> Record {
+        let subject = Subject::new(&RunId::new(run).unwrap(), place);
+        let time_ms = sequence * 1000;
+        Record { sequence, time_ms, author: None, fact: Fact { subject, body } }
+    }
+
+    fn control(sequence: u64, action: v1::control::Action) -> Record {
+        let body = FactBody::Control(v1::Control { action: action.into(), reason: String::new() });
+        record(sequence, "r-1", FactKey::Control { number: sequence }, body)
+    }
+
+    fn done(sequence: u64, status: v1::done::Status) -> Record {
+        let done = v1::Done { status: status.into(), message: "said".into() };
+        record(sequence, "r-1", FactKey::Done, FactBody::Done(done))
+    }
+
+    fn fleet() -> FleetView {
+        let mut fleet = FleetView::default();
+        let raft = v1::spec::Raft { cycles: 3, ..Default::default() };
+        let kind = Some(v1::spec::Kind::Raft(raft));
+        let spec = v1::Spec { name: "sums".into(), kind, ..Default::default() };
+        fleet.apply_fact(&record(1, "r-1", FactKey::Spec, FactBody::Spec(spec)));
+        fleet
+    }
+
+    fn state(fleet: &FleetView) -> String {
+        fleet.changes_since(0).unwrap().0.runs[0].state.clone()
+    }
+
+    #[test]
+    fn a_run_is_retold_when_it_changes_and_only_then() {
+        let mut fleet = fleet();
+        let (first, _) = fleet.changes_since(0).unwrap();
+        assert_eq!((first.runs[0].name.as_str(), first.runs[0].cycles), ("sums", 3));
+        let seen = fleet.current_revision();
+        assert_eq!(fleet.changes_since(seen), None);
+        fleet.update_agent(v1::AgentStatus { agent: "box".into(), ..Default::default() });
+        let (heard, _) = fleet.changes_since(seen).unwrap();
+        assert_eq!((heard.agents.len(), heard.runs.len()), (1, 0));
+        fleet.apply_fact(&control(2, v1::control::Action::Pause));
+        assert_eq!(state(&fleet), "paused");
+        fleet.apply_fact(&control(3, v1::control::Action::Resume));
+        assert_eq!(state(&fleet), "running");
+        fleet.apply_fact(&done(4, v1::done::Status::Failed));
+        // What comes behind the end changes nothing.
+        fleet.apply_fact(&control(5, v1::control::Action::Pause));
+        let line = &fleet.changes_since(0).unwrap().0.runs[0];
+        assert_eq!((line.state.as_str(), line.message.as_str()), ("failed", "said"));
+        assert!(line.ended_at.is_some());
+    }
+
+    #[test]
+    fn a_run_without_its_spec_is_none() {
+        let mut fleet = FleetView::default();
+        fleet.apply_fact(&done(1, v1::done::Status::Succeeded));
+        assert_eq!(fleet.changes_since(0), None);
+    }
+
+    #[test]
+    fn agents_that_come_and_go_for_ever_have_a_bound() {
+        let mut fleet = FleetView::default();
+        for number in 0..AGENTS_MAX + 10 {
+            let agent = format!("box-{number}");
+            fleet.update_agent(v1::AgentStatus { agent, ..Default::default() });
+        }
+        let (mut all, mut seen) = (Vec::new(), 0);
+        while let Some((part, reached)) = fleet.changes_since(seen) {
+            assert!(part.agents.len() <= CHANGES_PER_MESSAGE && reached > seen);
+            all.extend(part.agents);
+            seen = reached;
+        }
+        assert_eq!(all.len(), AGENTS_MAX);
+        assert!(all.iter().all(|agent| agent.agent != "box-0"), "the first was silent longest");
+    }
+}

@@ -1,0 +1,258 @@
+//! Verification of the content of a store for audits. A missing, short, damaged or extra object is
+//! a result here and not an error.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::TryStreamExt;
+use object_store::path::Path;
+use wire::{Digest, v1};
+
+use crate::{
+    error::{GetError, StorageError},
+    manifest::{MANIFEST, MAX_FILES, SUMS_FILE, TreeFile, TreeManifest},
+    parts::PARTS_FILE,
+    path::RelativePath,
+    store::{Store, WantedObject},
+};
+
+/// A defect of one object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectDefect {
+    /// The URL of the object.
+    pub url: String,
+    /// The defect, as a phrase that follows the URL.
+    pub problem: &'static str,
+    /// The expected size or digest, if there is one.
+    pub expected: Option<String>,
+    /// The found size, digest or error, if there is one.
+    pub found: Option<String>,
+}
+
+/// The report on a tree: its manifest, if usable, and the defects of its directory by names and
+/// sizes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VerifyReport {
+    /// The manifest, if it can be used.
+    pub manifest: Option<TreeManifest>,
+    /// The defects found.
+    pub defects: Vec<ObjectDefect>,
+    /// Paths of files that are outside the store by the user's choice.
+    pub external: BTreeSet<String>,
+}
+
+/// A callback that receives the number of bytes as they are hashed.
+pub type ByteProgress<'a> = &'a (dyn Fn(u64) + Send + Sync);
+
+impl Store {
+    /// Reads the manifest of a tree and compares the names and sizes in its directory. Hashes no
+    /// files.
+    ///
+    /// # Errors
+    /// When the store cannot be reached.
+    pub async fn examine_tree(&self, tree: &v1::Tree) -> Result<VerifyReport, GetError> {
+        let manifest = match self.read_manifest(tree).await {
+            Ok(manifest) => manifest,
+            Err(error) => {
+                let flaws = vec![self.defect_from_error(error, tree)?];
+                return Ok(VerifyReport {
+                    manifest: None,
+                    defects: flaws,
+                    external: BTreeSet::new(),
+                });
+            }
+        };
+        let root = RelativePath::new(&*tree.path)?;
+        let mut found = self.list_directory(&root).await?;
+        found.remove(MANIFEST);
+        found.remove(PARTS_FILE);
+        let sums = manifest.to_sums();
+        let wanted = manifest.files.iter().map(|file| (file.path.as_str(), file.bytes));
+        let (mut flaws, mut elsewhere) = (Vec::new(), BTreeSet::new());
+        for (path, bytes) in wanted.chain([(SUMS_FILE, sums.len() as u64)]) {
+            let url = format!("{}/{root}/{path}", self.backend.url);
+            match found.remove(path) {
+                None if manifest.is_external() && path != SUMS_FILE => {
+                    elsewhere.insert(path.to_owned());
+                }
+                None => flaws.push(ObjectDefect::missing_object(url)),
+                Some(size) if size != bytes => {
+                    flaws.push(ObjectDefect::wrong_size(url, bytes, size));
+                }
+                Some(_) => {}
+            }
+        }
+        if manifest.allows_other_files() {
+            found.clear();
+        }
+        flaws.extend(found.into_keys().map(|path| ObjectDefect {
+            url: format!("{}/{root}/{path}", self.backend.url),
+            problem: "is in no manifest",
+            expected: None,
+            found: None,
+        }));
+        Ok(VerifyReport { manifest: Some(manifest), defects: flaws, external: elsewhere })
+    }
+
+    /// Lists the names below a directory with their sizes in bytes, at most twice as many as a tree
+    /// may have.
+    pub(crate) async fn list_directory(
+        &self,
+        root: &RelativePath,
+    ) -> Result<BTreeMap<String, u64>, StorageError> {
+        let key = Path::parse(root.as_str()).expect("stricter than object_store's");
+        let below = format!("{root}/");
+        let mut found = BTreeMap::new();
+        let mut listing = self.backend.objects.list(Some(&key));
+        loop {
+            match listing.try_next().await {
+                Ok(Some(meta)) if found.len() < 2 * MAX_FILES => {
+                    let path = meta.location.as_ref();
+                    let name = path.strip_prefix(&below).unwrap_or(path);
+                    found.insert(name.to_owned(), meta.size);
+                }
+                Ok(_) | Err(object_store::Error::NotFound { .. }) => return Ok(found),
+                Err(source) => return Err(self.backend.storage_error(&key, source)),
+            }
+        }
+    }
+
+    /// Checks that a blob exists with the right size.
+    ///
+    /// # Errors
+    /// When the store cannot be reached.
+    pub async fn examine_blob(&self, blob: &v1::Blob) -> Result<Option<ObjectDefect>, GetError> {
+        let wanted = match self.wanted_blob(blob) {
+            Ok(wanted) => wanted,
+            Err(error) => return self.defect_from_error(error, &v1::Tree::default()).map(Some),
+        };
+        let WantedObject { key, url, bytes, .. } = wanted;
+        match object_store::ObjectStoreExt::head(&*self.backend.objects, &key).await {
+            Ok(meta) if meta.size == bytes => Ok(None),
+            Ok(meta) => Ok(Some(ObjectDefect::wrong_size(url, bytes, meta.size))),
+            Err(object_store::Error::NotFound { .. }) => {
+                Ok(Some(ObjectDefect::missing_object(url)))
+            }
+            Err(source) => Err(self.backend.storage_error(&key, source).into()),
+        }
+    }
+
+    /// Hashes one file of a tree, and returns its defect if there is one.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub async fn hash_tree_file(
+        &self,
+        tree: &v1::Tree,
+        file: &TreeFile,
+        seen: ByteProgress<'_>,
+    ) -> Result<Option<ObjectDefect>, GetError> {
+        let root = RelativePath::new(&*tree.path)?;
+        self.hash_object(self.wanted_file(&root, file), tree, seen).await
+    }
+
+    /// Hashes the `B3SUMS` of a tree, and returns its defect if there is one.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub async fn hash_sums(
+        &self,
+        tree: &v1::Tree,
+        manifest: &TreeManifest,
+    ) -> Result<Option<ObjectDefect>, GetError> {
+        let sums = manifest.to_sums();
+        let file = TreeFile {
+            path: RelativePath::new(SUMS_FILE)?,
+            bytes: sums.len() as u64,
+            digest: Digest::hash_bytes(sums.as_bytes()),
+        };
+        self.hash_tree_file(tree, &file, &|_| ()).await
+    }
+
+    /// Hashes a blob, and returns its defect if there is one.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub async fn hash_blob(
+        &self,
+        blob: &v1::Blob,
+        seen: ByteProgress<'_>,
+    ) -> Result<Option<ObjectDefect>, GetError> {
+        self.hash_object(self.wanted_blob(blob)?, &v1::Tree::default(), seen).await
+    }
+
+    /// Hashes an object, and returns its defect if there is one.
+    async fn hash_object(
+        &self,
+        wanted: WantedObject,
+        tree: &v1::Tree,
+        seen: ByteProgress<'_>,
+    ) -> Result<Option<ObjectDefect>, GetError> {
+        let hashed = async {
+            let mut chunks = self.stream_verified(wanted).await?;
+            while let Some(chunk) = chunks.try_next().await? {
+                seen(chunk.len() as u64);
+            }
+            Ok(())
+        };
+        match hashed.await {
+            Ok(()) => Ok(None),
+            Err(error) => self.defect_from_error(error, tree).map(Some),
+        }
+    }
+
+    /// Converts an error about an object to a defect, and returns errors about the store itself.
+    fn defect_from_error(
+        &self,
+        error: GetError,
+        tree: &v1::Tree,
+    ) -> Result<ObjectDefect, GetError> {
+        let at = format!("{}/{}", self.backend.url, tree.path);
+        Ok(match error {
+            GetError::Storage(StorageError::Missing { url, .. }) => {
+                ObjectDefect::missing_object(url)
+            }
+            GetError::Corrupt { url, expected, found, .. } => ObjectDefect {
+                url,
+                problem: "is damaged",
+                expected: Some(expected),
+                found: Some(found),
+            },
+            GetError::Manifest { url, source } => {
+                let found = Some(source.to_string());
+                ObjectDefect { url, problem: "is not a usable manifest", expected: None, found }
+            }
+            GetError::Digest(error) => {
+                let found = Some(error.to_string());
+                ObjectDefect {
+                    url: at,
+                    problem: "has a name that is not a digest",
+                    expected: None,
+                    found,
+                }
+            }
+            GetError::Path(error) => {
+                let found = Some(error.to_string());
+                ObjectDefect {
+                    url: at,
+                    problem: "has a name that may not be used",
+                    expected: None,
+                    found,
+                }
+            }
+            other => return Err(other),
+        })
+    }
+}
+
+impl ObjectDefect {
+    /// Builds the defect of a missing object.
+    fn missing_object(url: String) -> Self {
+        Self { url, problem: "is not there", expected: None, found: None }
+    }
+
+    /// Builds the defect of an object with another size.
+    fn wrong_size(url: String, expected: u64, found: u64) -> Self {
+        let bytes = |count: u64| Some(format!("{count} bytes"));
+        Self { url, problem: "has another size", expected: bytes(expected), found: bytes(found) }
+    }
+}
