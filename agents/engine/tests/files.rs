@@ -91,7 +91,7 @@ fn an_adapter_that_does_not_fit_is_refused_by_tensor_and_shapes() {
     };
     let one = ScratchShape { layers: 1, ..ScratchShape::default() };
     save(ScratchShape { layers: 2, ..one });
-    assert!(refusal().contains("layers.1.mlp.up_proj.lora_A.weight` belongs to nothing"));
+    assert!(refusal().contains("layers.1.mlp.up_proj.lora_A.weight` matches no module"));
     save(ScratchShape { intermediate_size: 64, ..one });
     assert!(refusal().contains("up_proj.lora_B.weight` has shape [64, 4], expected [352, 4]"));
     save(one);

@@ -176,7 +176,7 @@ fn an_endpoint_generates_the_same_and_says_that_nobody_can_check_it() {
     let Some(adapter) = golden("peft/qwen2-r8-qv") else { return };
     let refused = |more: &[&str]| generate(home.path(), &[&by_endpoint[..], more].concat());
     refused(&["--adapter", &adapter]).refuses(&["serves its own weights and no adapters"]);
-    refused(&["--endpoint-model", "other"]).refuses(&["it serves no \"other\""]);
+    refused(&["--endpoint-model", "other"]).refuses(&["it does not serve \"other\""]);
     drop(endpoint);
     let gone = refused(&[]);
     assert!(gone.code == 1 && gone.stderr.contains("does not answer"), "{gone:?}");

@@ -133,7 +133,7 @@ fn an_agent_that_comes_back_as_another_version_than_it_was_to_be_is_not_taken_fo
     );
     let new = executable(&this.home.join("liar"), script.as_bytes());
     let output = this.upgrade(&new, &["--ready-limit", "5"]);
-    output.refuses(&["halo says it is", "was put back and works"]);
+    output.refuses(&["halo reports version", "was put back and works"]);
     assert_eq!(this.installed(), old);
 }
 

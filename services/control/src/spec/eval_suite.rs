@@ -266,7 +266,7 @@ mod tests {
             ("{name: a, text: a.txt, prompts: a.jsonl}", "field e: write exactly one of text"),
             ("{name: a, text: a.txt, pass_at: [1]}", "field e.pass_at: is for suites of prompts"),
             ("{name: a, prompts: a.jsonl, n_ctx: 64}", "field e.n_ctx: is for suites of texts"),
-            ("{name: a, prompts: a.jsonl}", "field e.verifier: say what judges"),
+            ("{name: a, prompts: a.jsonl}", "field e.verifier: name the verifier"),
             ("{name: a, prompts: a.jsonl, verifier: {}}", "field e.verifier: write exactly one"),
             (
                 "{name: a, prompts: a.jsonl, verifier: {exact: {}}, pass_at: [2]}",

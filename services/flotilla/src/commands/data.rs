@@ -230,7 +230,7 @@ mod tests {
             [
                 "raft.prompts: p.jsonl: 12 prompts, 2 duplicates",
                 "  prompts of 3 to 9 bytes (median 5, 95 % up to 8); fields answer (11), prompt",
-                "96 samples a cycle, and 4 of held-out prompts",
+                "96 samples per cycle, and 4 of held-out prompts",
                 "warning: w",
             ]
         );

@@ -462,10 +462,10 @@ mod tests {
             metered: 64,
             ..v1::CycleDone::default()
         };
-        assert_eq!(energy_line(&done).unwrap(), "cycle 1: 20.0 J for each kept sample");
+        assert_eq!(energy_line(&done).unwrap(), "cycle 1: 20.0 J per kept sample");
         let some = v1::CycleDone { joules: 160.0, metered: 32, ..done.clone() };
         let said = energy_line(&some).unwrap();
-        assert_eq!(said, "cycle 1: 20.0 J for each kept sample, by 32 of 64 samples");
+        assert_eq!(said, "cycle 1: 20.0 J per kept sample, measured on 32 of 64 samples");
         assert_eq!(energy_line(&v1::CycleDone { metered: 0, ..done.clone() }), None);
         assert_eq!(energy_line(&v1::CycleDone { kept: 0, ..done }), None);
     }

@@ -241,7 +241,7 @@ mod tests {
             parse_verifier("{numeric: {tolerance: 0.5}}").unwrap()
         );
         for (text, expected) in [
-            ("pyton", "the verifiers are exact"),
+            ("pyton", "built-in verifier (exact"),
             ("{python: {timeout: 3}}", "cannot be read"),
             ("{regex: {pattern: '('}}", "verifier.regex"),
             ("chain", "cannot be read"),
