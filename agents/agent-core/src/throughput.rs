@@ -31,8 +31,9 @@ const COMPARABLE_SPEED: f64 = 0.75;
 /// it must do it.
 const YIELDS_MAX: u64 = 5;
 
-/// Minimum pause after leaving an order to others.
-const YIELD_PAUSE_MIN: Duration = Duration::from_secs(2);
+/// Minimum pause after leaving an order to others: time for another agent to pull it. The agent may
+/// be needed for the next cycle right after it.
+const YIELD_PAUSE_MIN: Duration = Duration::from_millis(250);
 
 /// Maximum pause after leaving an order to others.
 const YIELD_PAUSE_MAX: Duration = Duration::from_secs(120);

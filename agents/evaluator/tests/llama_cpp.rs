@@ -141,7 +141,11 @@ fn what_cannot_be_measured_is_refused_by_name() {
         assert!(error.contains(expected), "{error}");
     };
     let source = rig.source("qwen2-tiny", None, 2);
-    refused(&MeasurementInput { stride: 256, ..source.clone() }, "q", "does not support the sliding protocol");
+    refused(
+        &MeasurementInput { stride: 256, ..source.clone() },
+        "q",
+        "does not support the sliding protocol",
+    );
     refused(
         &MeasurementInput { format: TextFormat::Documents, ..source.clone() },
         "q",

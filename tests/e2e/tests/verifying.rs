@@ -144,19 +144,23 @@ fn a_command_that_nobody_allowed_is_not_run_and_the_run_says_what_its_owner_can_
 
 #[test]
 fn a_command_of_the_system_is_contained_and_reads_neither_keys_nor_the_agent() {
-    let fleet_knows = r#"cat >/dev/null; seen=0
-        for own in /proc/[0-9]*; do grep -q "[a]gent-dir" $own/cmdline 2>/dev/null && seen=1; done
-        ls "$1" >/dev/null 2>&1 && seen=1
-        echo "{\"outcome\":\"pass\",\"reward\":$seen}""#;
+    let directory = open_directory();
+    let secret = directory.path().join("key");
+    std::fs::write(&secret, "secret").expect("a file");
+    let fleet_knows = r#"cat >/dev/null; outcome=pass
+        for own in /proc/[0-9]*; do grep -q "[a]gent-dir" $own/cmdline 2>/dev/null && outcome=fail; done
+        cat "$1" >/dev/null 2>&1 && outcome=fail
+        echo "{\"outcome\":\"$outcome\"}""#;
     let script = serde_json::to_string(fleet_knows).expect("a text");
-    let (fleet, run) = start(&format!("{{ command: {{ argv: [sh, -c, {script}, sh, /root] }} }}"));
+    let argv = format!("[sh, -c, {script}, sh, '{}']", secret.display());
+    let (fleet, run) = start(&format!("{{ command: {{ argv: {argv} }} }}"));
     let abilities = agent(&fleet).expect("a verifier")["abilities"].clone();
     if !abilities.as_array().is_some_and(|all| all.contains(&json!("verifier:command"))) {
         eprintln!("skipped: nothing can be contained here");
         return;
     }
     let ended = fleet.finish(&run, LIMIT);
-    assert_eq!(ended["cyclesDone"][1]["train"]["mean"], 0.0, "{ended:#}");
+    assert_eq!(ended["cyclesDone"][1]["train"]["mean"], 1.0, "{ended:#}");
     fleet.audit_clean(&run);
 }
 
