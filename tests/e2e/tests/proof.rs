@@ -86,7 +86,7 @@ fn a_box_that_samples_without_the_adapter_is_found_out_and_others_draw_its_sampl
         agents.as_array()?.iter().find(found).cloned()
     });
     let trouble = told["trouble"].as_str().unwrap();
-    assert!(trouble.contains("something else than the adapter"), "{trouble}");
+    assert!(trouble.contains("wrong weights loaded"), "{trouble}");
     let story = fleet.run(&["run", "explain", &run]).stdout;
     assert!(story.contains("stale is in quarantine"), "{story}");
     assert!(story.contains("trainer of 1"), "{story}");
