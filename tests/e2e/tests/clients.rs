@@ -194,7 +194,7 @@ fn a_terminal_shows_the_fleet_until_q_and_a_script_has_its_lines() {
         .stdout(Stdio::null())
         .spawn()
         .expect("script, of util-linux");
-    let words = ["2 boxes", "trainer-1", "evaluator-1", &run, "perplexity", "q quit"];
+    let words = ["2 agents", "trainer-1", "evaluator-1", &run, "perplexity", "q quit"];
     e2e::until("the terminal shows the fleet", LIMIT, || {
         let [rows, columns] = [40, 120].map(|count| NonZero::new(count).unwrap());
         let mut screen = vt100::Parser::new(rows, columns, 0);
