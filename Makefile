@@ -99,7 +99,8 @@ chaos: tools
 	CHAOS_KILLS=$${CHAOS_KILLS:-200} $(CARGO) test -p e2e --test chaos -- --nocapture
 
 bench: tools
-	$(CARGO) run --release --bin flotilla -- bench $(ARGS)
+	$(CARGO) build --release -p flotilla -p bench
+	target/release/flotilla-bench $(ARGS)
 
 # Coverage-guided fuzzing of one target: make fuzz TARGET=facts SECONDS=60. See docs/FUZZING.md.
 TARGET ?= facts

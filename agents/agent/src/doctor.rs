@@ -3,12 +3,8 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use hardware::{
-    HardwareProfile,
-    doctor::{self, DoctorFinding, Severity, TrainingPlan},
-    host_files::LiveFiles,
-    host_snapshot::HostSnapshot,
-};
+use doctor::{DoctorFinding, Severity, TrainingPlan};
+use hardware::{HardwareProfile, host_files::LiveFiles, host_snapshot::HostSnapshot};
 
 /// The host checks with the user's settings. Cheap to clone.
 #[derive(Debug, Clone)]

@@ -8,7 +8,7 @@ use std::{
 };
 
 use bus::Bus;
-use hardware::doctor::DoctorFinding;
+use doctor::DoctorFinding;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use wire::{Timestamp, v1};

@@ -13,8 +13,8 @@ use agent_core::{
     CircuitBreaker, DeliveryAction, InFlightState, JobFault, RetryDecision, TrainingPlacement,
 };
 use bus::{AckError, Bus, Delivery, ReadError};
+use doctor::DoctorFinding;
 use futures::FutureExt;
-use hardware::doctor::DoctorFinding;
 use store::{FileCache, Store};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;

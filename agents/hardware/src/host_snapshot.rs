@@ -12,7 +12,7 @@ use crate::host_files::{
     ContentFilter, DATA, HostFiles, keep_parts, read_number, read_text, read_text_filtered,
 };
 use crate::profile::has_own_profile;
-use crate::torch;
+use crate::torch_environment::TorchEnvironment;
 
 pub use gpu::GpuInfo;
 pub use stored_variables::StoredVariable;
@@ -40,7 +40,7 @@ pub struct HostSnapshot {
     /// The GPU-related variables that files set for every login or service.
     pub settings: Vec<StoredVariable>,
     /// The Python environment that trains, if one was named.
-    pub python: Option<torch::TorchEnvironment>,
+    pub python: Option<TorchEnvironment>,
     /// The free bytes where checkpoints and models are written.
     pub disk_free: Option<u64>,
     /// The versions of `/opt/rocm*`, by path.
@@ -122,7 +122,7 @@ pub enum DeviceAccess {
 }
 
 /// The variable that makes programs assume another target; `…_<N>` for the GPU of one node.
-pub(crate) const GFX_OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
+pub const GFX_OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
 
 /// The variables that change what a GPU process does.
 const GPU_VARIABLES: [&str; 23] = [
@@ -167,7 +167,7 @@ impl HostSnapshot {
             gpu_groups: read_gpu_groups(files),
             environment: read_environment(files),
             settings: stored_variables::read_stored_variables(files),
-            python: torch::TorchEnvironment::find_environment(files),
+            python: TorchEnvironment::find_environment(files),
             disk_free: files.free_bytes(DATA),
             rocm: read_rocm_versions(files),
             open_udev_rules: read_open_udev_rules(files),

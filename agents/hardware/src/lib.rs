@@ -2,8 +2,6 @@
 //! can replace; starts no process and never wakes a suspended card.
 
 mod classify;
-pub mod doctor;
-pub mod estimate;
 pub mod hang_detector;
 pub mod host_files;
 pub mod host_snapshot;
@@ -12,13 +10,13 @@ pub mod memory_guard;
 pub mod owner_policy;
 mod profile;
 pub mod storm;
-mod target;
+pub mod target;
 pub mod telemetry;
-pub mod torch;
+pub mod torch_environment;
 
 pub use classify::{FaultEvidence, KnownFault, RetryAdvice, classify_fault};
 pub use kernel_log::KernelLog;
 pub use profile::{
     AttentionKind, HardwareProfile, LlamaProfile, LlamaTaskProfile, ProfileDtype, ProfileError,
-    PythonRange, TrainingProfile,
+    PythonRange, SupportLevel, TrainingProfile,
 };

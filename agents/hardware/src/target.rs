@@ -8,8 +8,17 @@ const INTEGRATED_TARGETS: [&str; 12] = [
     "gfx1151", "gfx1152", "gfx1153",
 ];
 
+/// AMD's PCI vendor id.
+const AMD_VENDOR_ID: u64 = 0x1002;
+
+/// Returns true if a node of the compute driver's topology is a GPU of AMD. `get` returns the value
+/// of a property, and 0 for an absent one.
+pub(crate) fn is_amd_gpu(get: impl Fn(&str) -> u64) -> bool {
+    get("simd_count") != 0 && get("gfx_target_version") != 0 && get("vendor_id") == AMD_VENDOR_ID
+}
+
 /// Returns true if the target is part of a processor.
-pub(crate) fn is_integrated_target(gfx: &str) -> bool {
+pub fn is_integrated_target(gfx: &str) -> bool {
     INTEGRATED_TARGETS.contains(&gfx)
 }
 

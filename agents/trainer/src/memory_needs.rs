@@ -4,12 +4,12 @@
 use std::{collections::BTreeMap, path::Path};
 
 use agent::{JobError, LeasedJob, MemoryFit, MemoryNeeds};
-use formats::Architecture;
-use hardware::{
-    AttentionKind, HardwareProfile, ProfileDtype,
-    doctor::TrainingPlan,
+use doctor::{
+    TrainingPlan,
     estimate::{ModelShape, PlannedTraining, TrainingMethod},
 };
+use formats::Architecture;
+use hardware::{AttentionKind, HardwareProfile, ProfileDtype};
 use wire::v1;
 
 use crate::config::{TrainerConfig, TrainingEngine};

@@ -73,7 +73,7 @@ impl PyTorchProgram {
         match &self.python {
             PythonRunner::Uv(_) => "pytorch by uv".to_owned(),
             PythonRunner::Interpreter(interpreter) => {
-                match hardware::torch::installed_torch_version(interpreter) {
+                match hardware::torch_environment::installed_torch_version(interpreter) {
                     Some(version) => format!("pytorch-{version}"),
                     None => "pytorch".to_owned(),
                 }

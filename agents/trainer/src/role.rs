@@ -12,8 +12,8 @@ use agent::{
     AgentRole, JobError, JobFault, LeasedJob, MemoryNeeds, WorkerProcess, halve_micro_batch,
 };
 use anyhow::{Context, anyhow};
+use doctor::DoctorFinding;
 use futures::future::{BoxFuture, FutureExt};
-use hardware::doctor::DoctorFinding;
 use tokio::sync::{Semaphore, mpsc, watch};
 use wire::{FactBody, WorkKind, v1};
 

@@ -152,7 +152,7 @@ fn cache_key(pytorch: &PyTorchProgram, launch: &WorkerLauncher) -> Option<String
 
 /// Reads the content of torch's version file, and its modification time in seconds.
 fn read_torch_version(interpreter: &Path) -> Option<(String, u64)> {
-    let path: PathBuf = hardware::torch::torch_version_file(interpreter)?;
+    let path: PathBuf = hardware::torch_environment::torch_version_file(interpreter)?;
     let changed = std::fs::metadata(&path).ok()?.modified().ok()?;
     let changed = changed.duration_since(std::time::UNIX_EPOCH).ok()?.as_secs();
     Some((std::fs::read_to_string(path).ok()?, changed))

@@ -3,14 +3,10 @@
 use std::sync::Arc;
 use std::{path::Path, time::Duration};
 
+use spec::{BaseSpec, WatchSpec};
 use wire::{RunId, v1};
 
-use crate::{
-    FleetControl, SpecFiles, SubmitError,
-    base_model::TransferCallback,
-    spec::{BaseSpec, WatchSpec},
-    validation::check_watch_spec,
-};
+use crate::{FleetControl, SpecFiles, SubmitError, base_model::TransferCallback};
 
 /// The training that a watching agent detected in a directory.
 #[derive(Debug, Clone, Copy)]
@@ -25,27 +21,6 @@ pub struct DetectedTraining<'a> {
     pub found_at: Duration,
     /// The model of the adapters, if the spec names none. `None` for whole models.
     pub base: Option<&'a Path>,
-}
-
-impl WatchSpec {
-    /// Reads a watch spec and checks its fields, without reading the files it names.
-    ///
-    /// # Errors
-    /// Returns an error if the text is not YAML, contains an unknown key, or a field's value cannot
-    /// work.
-    pub fn parse(yaml: &str) -> Result<Self, SubmitError> {
-        let spec: Self = serde_saphyr::from_str(yaml).map_err(SubmitError::Yaml)?;
-        spec.check_fields()?;
-        Ok(spec)
-    }
-
-    /// Checks all fields of the spec.
-    ///
-    /// # Errors
-    /// Returns the first field whose value cannot work, with advice how to correct it.
-    pub fn check_fields(&self) -> Result<(), SubmitError> {
-        Ok(check_watch_spec(self)?)
-    }
 }
 
 impl FleetControl {

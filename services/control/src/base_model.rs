@@ -15,6 +15,7 @@ use formats::{
     list_weight_files, list_weight_names,
 };
 use hub::{HubError, ModelId, ModelRevision};
+use spec::UploadSpec;
 use store::{
     DigestCache, GetError, PutError, RegisterInPlaceError, RelativePath, TreePlace, UploadMode,
 };
@@ -23,7 +24,6 @@ use wire::v1;
 use crate::{
     FleetControl, StoreAccessError,
     safetensors_check::{self, WeightsError},
-    spec::UploadSpec,
     spec_files::{SpecFileError, SpecFiles},
 };
 

@@ -19,6 +19,5 @@ pub(crate) use self::{
 };
 pub use self::{
     error::DataError,
-    heldout_split::HeldoutSize,
     offline::{remove_duplicate_prompts, report_data_file, split_prompt_file},
 };

@@ -12,18 +12,15 @@ mod checkpoints;
 mod data;
 mod evals;
 mod explain;
-mod halo_forge;
 mod members;
 mod run_history;
 mod runs;
 mod safetensors_check;
 mod samples_page;
 mod selection_preview;
-mod spec;
 mod spec_files;
 mod store_access;
 mod submission;
-mod validation;
 
 use std::sync::Arc;
 
@@ -37,14 +34,11 @@ pub use agents::DrainError;
 pub use audit::{AuditDepth, AuditError, AuditFinding, AuditReport, FindingSource, TaskProgress};
 pub use base_model::{BaseError, TransferCallback, TransferProgress};
 pub use checkpoints::{CheckpointError, parse_checkpoint_ref};
-pub use data::{
-    DataError, HeldoutSize, remove_duplicate_prompts, report_data_file, split_prompt_file,
-};
+pub use data::{DataError, remove_duplicate_prompts, report_data_file, split_prompt_file};
 pub use explain::{
     CanaryFigure, CanaryReport, CheckpointLineage, CycleReport, LineageSample, LineageStep,
     RunReport, SelectionReport,
 };
-pub use halo_forge::{ImportError, ImportNote, ImportedSpec, KeyStatus, import_halo_forge};
 pub use members::{
     DenyReason, MemberRegistry, MembershipConfig, MembershipError, MembershipRefusal,
     MembershipView, RevocationList,
@@ -52,11 +46,9 @@ pub use members::{
 pub use run_history::HistoryError;
 pub use runs::{RunError, run_to_proto, to_timestamp};
 pub use selection_preview::{PreviewError, SelectionComparison, SelectionSummary};
-pub use spec::{BaseSpec, RunSpec, SelectionSpec, SuiteSpec, VerifierSpec, WatchSpec};
 pub use spec_files::{SpecFileError, SpecFiles};
 pub use store_access::{StoreAccess, StoreAccessError};
 pub use submission::{SubmitError, SubmittedRun};
-pub use validation::FieldError;
 
 /// A client of a fleet: all operations that users have on runs, checkpoints, evals and agents.
 ///

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cycle::{SelectionOutcome, preview_selection};
 use serde::Serialize;
+use spec::{FieldError, SelectionSpec};
 use wire::RunId;
 
-use crate::{FieldError, FleetControl, HistoryError, spec::SelectionSpec};
+use crate::{FleetControl, HistoryError};
 
 /// The selection of a cycle, compared with a selection by other rules.
 #[derive(Debug, Clone, Serialize)]

@@ -8,6 +8,10 @@ use std::{
 
 use bus::{PublishError, PublishOutcome, ReadError};
 use bytes::Bytes;
+use spec::{
+    BaseSpec, FieldError, InitSpec, RaftSpec, RunSpec, SpecError, SuiteMeasure, SuiteSpec,
+    UploadSpec,
+};
 use store::{GetError, PutError, TreeMetadata, TreePlace};
 use wire::{Fact, FactBody, FactKey, RunId, Subject, v1};
 
@@ -16,11 +20,7 @@ use crate::{
     base_model::{BaseError, TransferCallback},
     checkpoints::{self, CheckpointError},
     data::{BaseFilesError, DataError, DataReader, PreparedKind, PreparedRun, PreparedSuite},
-    spec::{
-        BaseSpec, InitSpec, MeasuredSuites, RaftSpec, RunSpec, SuiteMeasure, SuiteSpec, UploadSpec,
-    },
     spec_files::{SpecFileError, SpecFiles},
-    validation::FieldError,
 };
 
 /// Largest number of runs with one name.
@@ -36,10 +36,8 @@ pub struct SubmittedRun {
 /// The reason why a run was not submitted.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
-    #[error("the spec cannot be read (R102): {}", .0.to_string().trim_start_matches("error: "))]
-    Yaml(serde_saphyr::Error),
     #[error(transparent)]
-    Field(#[from] FieldError),
+    Spec(#[from] SpecError),
     #[error("field {field}")]
     File {
         field: String,
@@ -77,6 +75,12 @@ pub enum SubmitError {
     Read(#[from] ReadError),
     #[error("{name} has been used for {NUMBER_MAX} runs; choose another name (R109)")]
     TooMany { name: String },
+}
+
+impl From<FieldError> for SubmitError {
+    fn from(error: FieldError) -> Self {
+        Self::Spec(error.into())
+    }
 }
 
 impl SubmitError {
@@ -256,7 +260,7 @@ impl FleetControl {
                 training: Some(sft.training.to_proto(sft.lora.as_ref())),
             }),
             (PreparedKind::Raft { prompts, heldout }, _, Some(raft)) => {
-                let mut resolved = raft_to_proto(raft, &spec.measured_suites());
+                let mut resolved = raft.to_proto(&spec.measured_suites());
                 resolved.prompt_suites =
                     self.store_prompt_suites(raft, &spec.evals, suites).await?;
                 resolved.prompts = Some(store.put_blob(prompts.to_bytes()).await?);
@@ -372,34 +376,6 @@ impl FleetControl {
 /// Returns the current time.
 fn current_timestamp() -> wire::Timestamp {
     wire::to_timestamp(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
-}
-
-/// Converts the `raft` section to its form in the `spec` fact, without the files.
-fn raft_to_proto(raft: &RaftSpec, measured: &MeasuredSuites<'_>) -> v1::spec::Raft {
-    v1::spec::Raft {
-        prompts: None,
-        prompt_count: 0,
-        heldout: None,
-        heldout_count: 0,
-        cycles: raft.cycles,
-        prompts_per_cycle: raft.prompts_per_cycle,
-        samples_per_prompt: raft.samples_per_prompt,
-        heldout_samples_per_prompt: raft.heldout_samples_per_prompt,
-        sampling: Some((&raft.sampling).into()),
-        verifier: raft.verifier.to_proto(),
-        selection: Some(raft.selection.to_proto()),
-        training: Some(raft.training.to_proto(Some(&raft.lora))),
-        accept_unverified_policy: raft.accept_unverified_policy,
-        schedules: Some(raft.schedules_to_proto()),
-        curriculum: Some(raft.curriculum.to_proto(raft.cycles)),
-        gates: Some(raft.gates.to_proto(measured)),
-        from_base: raft.from_base,
-        staleness: raft.staleness,
-        pass_at: raft.pass_at_values(),
-        prompt_suites: Vec::new(),
-        entropy: raft.entropy || raft.gates.entropy.is_some(),
-        proof: Some(raft.proof.to_proto()),
-    }
 }
 
 /// Reads a file that a field of the spec names.

@@ -3,7 +3,10 @@
 
 use wire::v1;
 
-use crate::{FleetSnapshot, job_index::PurposeIndex, state::PlannedJob};
+use crate::{
+    FleetSnapshot,
+    state::{PlannedJob, job_index::PurposeIndex},
+};
 
 /// The samples planned behind the next order, and the speed of the fleet.
 #[derive(Debug, Clone, Copy)]

@@ -26,8 +26,11 @@ use wire::{AgentId, Fact, FactBody, FactKey, JobId, PromptEntry, Subject, v1};
 pub(crate) use self::canary_text::text_from_dataset;
 use self::logprobs::{CanaryVote, mean_distance, mean_logprob, select_reference};
 use crate::{
-    planner::WriteCommand,
-    state::{PolicyWeights, Run},
+    command::WriteCommand,
+    state::{
+        PolicyWeights, Run,
+        canary_votes::{CanaryReading, PolicyManifests},
+    },
 };
 
 /// Maximum number of times a job is ordered, including replacements; wrong samples after that are
@@ -37,40 +40,6 @@ const REPLACEMENTS_MAX: u32 = 100;
 /// Maximum number of quarantines of one agent in one run. Each one requires a restart of the agent
 /// by a person.
 const QUARANTINES_PER_AGENT_MAX: u32 = 1000;
-
-/// A policy, by the manifest digests of base and adapter.
-type PolicyManifests = (String, String);
-
-/// The reported canary values of each policy, and the quarantines of each agent.
-#[derive(Debug, Clone, Default)]
-pub struct CanaryVotes {
-    /// Newest report of each agent, by policy.
-    reports: BTreeMap<PolicyManifests, BTreeMap<String, CanaryReading>>,
-    /// Quarantines by agent.
-    quarantines: BTreeMap<String, QuarantineCount>,
-}
-
-/// The newest canary report of an agent.
-#[derive(Debug, Clone)]
-struct CanaryReading {
-    /// Cycle of the samples it came with.
-    cycle: u32,
-    /// Sequence of the samples fact.
-    sequence: u64,
-    /// False if the agent could not verify its policy; such a report has no vote.
-    verified: bool,
-    /// Log-probabilities in nats.
-    canary: Vec<f32>,
-}
-
-/// The quarantines of one agent.
-#[derive(Debug, Clone, Copy, Default)]
-struct QuarantineCount {
-    /// Number of quarantines.
-    count: u32,
-    /// Sequence of the latest quarantine.
-    last_sequence: u64,
-}
 
 /// A summary of the canary vote on one policy, for display.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,46 +60,6 @@ pub struct CanaryValue {
     /// Distance from the reference in nats per token; `None` without a reference or with another
     /// number of tokens.
     pub distance: Option<f64>,
-}
-
-impl CanaryVotes {
-    /// Records the canary report of a samples fact.
-    pub(crate) fn record_report(&mut self, cycle: u32, sequence: u64, samples: &v1::Samples) {
-        let key = (samples.base.clone(), samples.adapter.clone());
-        let shown = CanaryReading {
-            cycle,
-            sequence,
-            verified: samples.caveat.is_empty(),
-            canary: samples.canary.clone(),
-        };
-        self.reports.entry(key).or_default().insert(samples.agent.clone(), shown);
-    }
-
-    /// Drops the reports of cycles before this one, which the log may purge.
-    pub(crate) fn drop_before(&mut self, cycle: u32) {
-        for agents in self.reports.values_mut() {
-            agents.retain(|_, shown| shown.cycle >= cycle);
-        }
-        self.reports.retain(|_, agents| !agents.is_empty());
-    }
-
-    /// Records a quarantine. Returns an error if its number is not the agent's next one.
-    pub(crate) fn record_quarantine(
-        &mut self,
-        agent: &str,
-        number: u32,
-        sequence: u64,
-    ) -> Result<(), String> {
-        let known = self.quarantines.entry(agent.to_owned()).or_default();
-        let next = known.count.saturating_add(1);
-        *known = QuarantineCount { count: known.count.max(number), last_sequence: sequence };
-        if number == next { Ok(()) } else { Err(format!("the agent's next would be {next}")) }
-    }
-
-    /// Returns the quarantines of an agent.
-    fn quarantine_count(&self, agent: &str) -> QuarantineCount {
-        self.quarantines.get(agent).copied().unwrap_or_default()
-    }
 }
 
 /// Returns the canary settings of the spec; `None` if it does not enable canaries.

@@ -9,30 +9,6 @@ use wire::{derive_seed, v1};
 
 use crate::state::Run;
 
-/// Judged and passed samples of one prompt; each older cycle counts half as much as the next.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct PromptHistory {
-    /// Decayed number of judged samples.
-    pub judged: f64,
-    /// Decayed number of passed samples.
-    pub passed: f64,
-}
-
-impl PromptHistory {
-    /// Adds the counts of a cycle and halves the older ones.
-    pub(crate) fn record_cycle(&mut self, judged: u32, passed: u32) {
-        const MEMORY: f64 = 0.5;
-        self.judged = MEMORY * self.judged + f64::from(judged);
-        self.passed = MEMORY * self.passed + f64::from(passed);
-    }
-
-    /// Estimates the pass rate: the posterior mean with a uniform prior (Laplace's rule of
-    /// succession), 0.5 for a prompt without samples.
-    pub fn expected_pass_rate(&self) -> f64 {
-        (self.passed + 1.0) / (self.judged + 2.0)
-    }
-}
-
 /// Returns the prompts of a cycle (counted from 1) by line, each with its number of samples.
 /// `there` is the number of prompts in the file.
 pub(crate) fn select_prompts(

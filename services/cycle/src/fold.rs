@@ -13,10 +13,10 @@ use wire::{
 };
 
 use crate::{
-    canary_vote,
-    job_index::JobIndex,
-    select,
-    state::{AcceptedSamples, Cycle, FactAnomaly, PlannedJob, PolicyWeights, Run},
+    canary_vote, select,
+    state::{
+        AcceptedSamples, Cycle, FactAnomaly, PlannedJob, PolicyWeights, Run, job_index::JobIndex,
+    },
 };
 
 impl Run {

@@ -24,16 +24,6 @@ pub(crate) struct GateResult {
     pub action: Then,
 }
 
-/// Returns true if a gate of the spec can end the run or roll back a checkpoint, so that the next
-/// cycle has to wait for the evaluation.
-pub(crate) fn can_reject_checkpoint(raft: &v1::spec::Raft) -> bool {
-    let Some(gates) = &raft.gates else { return false };
-    let rates = gates.pass_rate.iter().chain(&gates.pass_rates);
-    let of_samples = gates.diversity.iter().chain(&gates.entropy);
-    let mut all = gates.perplexity.iter().chain(rates).chain(of_samples);
-    gates.patience > 0 || all.any(|gate| gate.then() >= Then::RollBack)
-}
-
 /// Evaluates the gates of a cycle that is about to be done; `done` holds its metrics.
 pub(crate) fn evaluate_gates(
     run: &Run,

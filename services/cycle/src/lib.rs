@@ -13,13 +13,13 @@
 mod audit;
 mod backlog;
 mod canary_vote;
+mod command;
 mod cost_probe;
 mod curriculum;
 mod cycle_summary;
 mod fleet;
 mod fold;
 mod gates;
-mod job_index;
 mod job_sizing;
 mod outcome;
 mod planner;
@@ -32,17 +32,20 @@ mod speculation;
 mod state;
 
 pub use audit::{AuditCounts, LogContradiction, RunAudit, RunAuditor, audit_records};
-pub use canary_vote::{CanaryAgreement, CanaryValue, CanaryVotes, canary_agreement};
-pub use curriculum::{BUDGET_SAMPLES_MAX, PromptHistory};
+pub use canary_vote::{CanaryAgreement, CanaryValue, canary_agreement};
+pub use command::{PlannerInputs, ReissueTimeouts, WriteCommand};
+pub use curriculum::BUDGET_SAMPLES_MAX;
 pub use fleet::{FleetMember, FleetSnapshot, HeldJob};
 pub use job_sizing::JobSizing;
-pub use planner::{PlannerInputs, WriteCommand, next_commands};
+pub use planner::next_commands;
 pub use run_set::{RunSet, fail_run};
 pub use schedule::{generate_seed, sampling_settings, scheduled_value as scheduled};
 pub use select::{KeptSample, SelectionOutcome, preview_selection, sample_outcomes};
 pub use selection_report::{SelectionReport, report_selection};
-pub use speculation::ReissueTimeouts;
-pub use state::{Cycle, FactAnomaly, OrderHistory, PlannedJob, PolicyWeights, Run, RunPhase};
+pub use state::{
+    CanaryVotes, Cycle, FactAnomaly, OrderHistory, PlannedJob, PolicyWeights, PromptHistory, Run,
+    RunPhase,
+};
 
 #[cfg(test)]
 mod tests;

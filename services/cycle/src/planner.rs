@@ -1,64 +1,18 @@
 //! The planner: returns the facts that a run needs next. Pure: the same state gives the same facts,
 //! and writing a fact that already exists changes nothing.
 
-use std::collections::BTreeMap;
-
-use wire::{
-    Digest, Fact, FactBody, FactKey, JobId, Pool, PromptEntry, Subject, WorkKind, derive_seed, v1,
-};
+use wire::{Digest, FactBody, FactKey, JobId, Pool, WorkKind, derive_seed, v1};
 
 use crate::{
-    FleetSnapshot,
     backlog::SampleBacklog,
-    canary_vote, cycle_summary,
+    canary_vote,
+    command::{PlannerInputs, WriteCommand, fail_command, write_command},
+    cycle_summary,
     fleet::HeldJob,
-    job_sizing::JobSizing,
     outcome, sampling_plan, schedule, select,
-    speculation::{self, BackupOrder, ReissueTimeouts},
+    speculation::{self, BackupOrder},
     state::{Cycle, PlannedJob, PolicyWeights, Run},
 };
-
-/// The inputs of the planner besides the run's own facts.
-#[derive(Debug, Clone, Copy)]
-pub struct PlannerInputs<'a> {
-    /// Training prompts of the run.
-    pub prompts: &'a [PromptEntry],
-    /// Held-out prompts of the run.
-    pub heldout: &'a [PromptEntry],
-    /// Prompts of the spec's prompt suites, by suite name.
-    pub suites: &'a BTreeMap<String, Vec<PromptEntry>>,
-    /// Current agents of the run's pool; a hint only.
-    pub fleet: &'a FleetSnapshot,
-    /// Bounds on the size of a job.
-    pub sizing: &'a JobSizing,
-    /// Timeouts after which orders are issued again.
-    pub timeouts: &'a ReissueTimeouts,
-    /// Enables the check of all in-flight orders for lost, overdue and straggling jobs. Only the
-    /// passing of time changes its result, so it need not run for each fact.
-    pub check_stragglers: bool,
-    /// Current time of the log's clock, in milliseconds since 1970.
-    pub now_ms: u64,
-}
-
-impl<'a> PlannerInputs<'a> {
-    /// Returns the prompts that the jobs of a purpose and suite sample; empty for an unknown suite.
-    pub(crate) fn prompts_for(&self, purpose: v1::Purpose, suite: &str) -> &'a [PromptEntry] {
-        match purpose {
-            v1::Purpose::Heldout if suite.is_empty() => self.heldout,
-            v1::Purpose::Heldout => self.suites.get(suite).map_or(&[], Vec::as_slice),
-            v1::Purpose::Train | v1::Purpose::Unspecified => self.prompts,
-        }
-    }
-}
-
-/// A fact to write. Its blob, if any, must be in the store first.
-#[derive(Debug, Clone, PartialEq)]
-pub struct WriteCommand {
-    /// The fact to publish.
-    pub fact: Fact,
-    /// Bytes that the fact refers to by digest.
-    pub blob: Option<Vec<u8>>,
-}
 
 /// Maximum number of in-flight orders per generator. Bounded so that a pause takes effect soon and
 /// the queue does not grow with the plan.
@@ -104,17 +58,6 @@ pub fn next_commands(run: &Run, inputs: PlannerInputs<'_>) -> Vec<WriteCommand> 
         Some(v1::spec::Kind::Watched(_)) => watched_commands(run, cycle),
         None => vec![fail_command(run, "the spec asks for no kind of run".into())],
     }
-}
-
-/// Creates a command without a blob.
-fn write_command(run: &Run, place: FactKey, body: FactBody) -> WriteCommand {
-    WriteCommand { fact: Fact { subject: Subject::new(&run.id, place), body }, blob: None }
-}
-
-/// Creates the command that ends the run as failed.
-fn fail_command(run: &Run, message: String) -> WriteCommand {
-    let done = v1::Done { status: v1::done::Status::Failed.into(), message };
-    write_command(run, FactKey::Done, FactBody::Done(done))
 }
 
 /// Returns the pool of the run, `default` if the spec names none or an invalid one.

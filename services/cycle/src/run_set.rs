@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use wire::{Fact, FactBody, FactKey, Record, RunId, Subject, v1};
 
 use crate::{
-    planner::{PlannerInputs, WriteCommand, next_commands},
+    command::{PlannerInputs, WriteCommand},
+    planner::next_commands,
     state::Run,
 };
 

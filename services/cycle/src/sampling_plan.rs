@@ -5,9 +5,9 @@ use std::borrow::Cow;
 use wire::{PromptSet, v1};
 
 use crate::{
+    command::PlannerInputs,
     curriculum,
     job_sizing::{self, JobTemplate, PromptDraw},
-    planner::PlannerInputs,
     state::Run,
 };
 

@@ -9,28 +9,11 @@ use wire::{JobId, WorkKind, v1};
 
 use crate::{
     FleetMember, FleetSnapshot,
+    command::{PlannerInputs, ReissueTimeouts},
     cost_probe::count_visit,
     fleet::HeldJob,
-    planner::PlannerInputs,
     state::{Cycle, OrderHistory, PlannedJob, Run},
 };
-
-/// Timeouts after which an order is written again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ReissueTimeouts {
-    /// Milliseconds without any agent holding the job, while an agent is idle, after which the
-    /// order is lost. Longer than a lease: jobs held by a dead agent are redelivered without a new
-    /// order.
-    pub unclaimed_ms: u64,
-    /// Minimum age of an order in milliseconds before its job can be overdue.
-    pub overdue_ms: u64,
-}
-
-impl Default for ReissueTimeouts {
-    fn default() -> Self {
-        Self { unclaimed_ms: 90_000, overdue_ms: 60_000 }
-    }
-}
 
 /// A job is overdue after this many times the expected duration of a job of its size.
 const OVERDUE_FACTOR: f64 = 8.0;

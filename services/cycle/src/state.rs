@@ -1,16 +1,17 @@
 //! The state of one run, derived from its facts alone.
 
+pub(crate) mod canary_votes;
+pub(crate) mod job_index;
+mod prompt_history;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{AgentId, JobId, RunId, SuiteName, v1};
 
-use crate::{
-    canary_vote::CanaryVotes,
-    cost_probe::count_visit,
-    curriculum::PromptHistory,
-    gates,
-    job_index::{JobIndex, JobStage},
-};
+use self::job_index::{JobIndex, JobStage};
+use crate::cost_probe::count_visit;
+
+pub use self::{canary_votes::CanaryVotes, prompt_history::PromptHistory};
 
 /// One run, folded from its facts.
 ///
@@ -408,6 +409,16 @@ impl PlannedJob {
     }
 }
 
+/// Returns true if a gate of the spec can end the run or roll back a checkpoint, so that the next
+/// cycle has to wait for the evaluation.
+fn can_reject_checkpoint(raft: &v1::spec::Raft) -> bool {
+    let Some(gates) = &raft.gates else { return false };
+    let rates = gates.pass_rate.iter().chain(&gates.pass_rates);
+    let of_samples = gates.diversity.iter().chain(&gates.entropy);
+    let mut all = gates.perplexity.iter().chain(rates).chain(of_samples);
+    gates.patience > 0 || all.any(|gate| gate.then() >= v1::gates::Then::RollBack)
+}
+
 impl Cycle {
     /// Returns the final checkpoint of the cycle's training; `None` while it is not complete.
     pub fn final_checkpoint(&self) -> Option<&v1::Checkpoint> {
@@ -417,7 +428,7 @@ impl Cycle {
     /// Returns true if the next cycle may start while this one is evaluated: its final checkpoint
     /// exists, and no gate can reject it.
     pub(crate) fn allows_pipelining(&self, raft: &v1::spec::Raft) -> bool {
-        self.final_checkpoint().is_some() && !gates::can_reject_checkpoint(raft)
+        self.final_checkpoint().is_some() && !can_reject_checkpoint(raft)
     }
 
     /// Iterates over the jobs of one purpose, in plan order.

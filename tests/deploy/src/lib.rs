@@ -17,6 +17,16 @@ pub fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
+/// The sources of the flags of commands that run as services, with their variables.
+///
+/// # Panics
+/// When one is not there.
+pub fn flag_sources() -> String {
+    ["args/access", "args/agent", "args/fleet", "args/members", "args/verify", "fleet"]
+        .map(|name| read(format!("services/cli/src/{name}.rs")))
+        .concat()
+}
+
 /// The files of a directory with this ending, sorted.
 ///
 /// # Panics

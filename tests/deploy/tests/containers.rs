@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use deploy::{files, name, program, read, root, run, said};
+use deploy::{files, flag_sources, name, program, read, root, run, said};
 use serde::Deserialize;
 
 /// Keys of podman-systemd.unit(5), as of Podman 4.6 and later, that these files use or may use.
@@ -153,9 +153,7 @@ struct Service {
 #[test]
 fn the_compose_file_is_whole_and_lets_in_members_alone() {
     let compose: Compose = serde_saphyr::from_str(&read("deploy/compose.yaml")).expect("YAML");
-    let sources = ["args.rs", "args/access.rs", "args/members.rs", "args/verify.rs", "fleet.rs"]
-        .map(|name| read(format!("services/flotilla/src/{name}")))
-        .concat();
+    let sources = flag_sources();
     for (name, service) in &compose.services {
         for volume in &service.volumes {
             let source = volume.split(':').next().expect("a volume has a source");

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use deploy::{files, name, program, read, root, run, said};
+use deploy::{files, flag_sources, name, program, read, root, run, said};
 
 const UNITS: &str = "deploy/systemd";
 const DROP_INS: &str = "deploy/systemd/flotilla-agent.service.d";
@@ -115,9 +115,8 @@ fn services_of_ours_are_ended_gently_and_watched() {
 
 #[test]
 fn settings_name_only_variables_that_the_program_reads() {
-    let sources = ["args.rs", "args/access.rs", "args/members.rs", "args/verify.rs", "fleet.rs"];
-    let sources = sources.map(|name| read(format!("services/flotilla/src/{name}")));
-    let known = |name: &str| sources.iter().any(|source| source.contains(&format!("\"{name}\"")));
+    let sources = flag_sources();
+    let known = |name: &str| sources.contains(&format!("\"{name}\""));
     for path in files("deploy/env", ".env").into_iter().chain(files(UNITS, ".service")) {
         let text = fs::read_to_string(&path).expect("a file");
         let names = text.split(|c: char| !c.is_ascii_uppercase() && c != '_');

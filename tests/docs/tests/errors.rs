@@ -17,7 +17,7 @@ use walkdir::WalkDir;
 /// Its invariants, which candle tells the words of what it was doing, which have a code.
 const WITHIN: &str = "agents/engine/src/ops";
 /// What developers measure with.
-const BENCH: &str = "services/flotilla/src/bench";
+const BENCH: &str = "services/bench/src";
 
 /// The program's files, without its tests, by their paths from the root.
 fn sources() -> Vec<(String, syn::File)> {

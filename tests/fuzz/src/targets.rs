@@ -123,7 +123,7 @@ fn examples(input: &[u8]) {
 }
 
 fn specs(input: &[u8]) {
-    let _ = control::RunSpec::parse(&String::from_utf8_lossy(input));
+    let _ = spec::RunSpec::parse(&String::from_utf8_lossy(input));
 }
 
 /// What stands in the fleet's bucket, and what agents announce.

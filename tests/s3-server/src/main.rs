@@ -1,4 +1,4 @@
-//! The server by itself, for `flotilla bench store`: says what a client's environment must hold,
+//! The server by itself, for `flotilla-bench store`: says what a client's environment must hold,
 //! as a shell reads it, and serves until its input ends.
 
 use std::io::{self, Read, Write};

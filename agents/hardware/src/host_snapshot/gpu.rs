@@ -9,9 +9,7 @@ use crate::host_files::{
     ContentFilter, HostFiles, keep_parts, last_component, read_number, read_text,
     read_text_filtered,
 };
-
-/// AMD's PCI vendor id.
-const AMD_VENDOR_ID: u64 = 4098;
+use crate::target::{is_amd_gpu, is_integrated_target, target_name};
 
 /// The facts of one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,7 +64,7 @@ fn read_gpu(files: &dyn HostFiles, directory: &str, node: u32) -> Option<GpuInfo
         .collect();
     let get = |name: &str| properties.get(name).copied().unwrap_or(0);
     let version = get("gfx_target_version");
-    if get("simd_count") == 0 || version == 0 || get("vendor_id") != AMD_VENDOR_ID {
+    if !is_amd_gpu(get) {
         return None;
     }
     let narrow = |name: &str| u32::try_from(get(name)).unwrap_or(0);
@@ -87,9 +85,9 @@ fn read_gpu(files: &dyn HostFiles, directory: &str, node: u32) -> Option<GpuInfo
     };
     let bytes = |name: &str| memory(name).unwrap_or(0);
     let firmware = read_text(files, &format!("{device}/fw_version/mes_fw_version"));
-    let gfx = crate::target::target_name(version);
+    let gfx = target_name(version);
     Some(GpuInfo {
-        unified_memory: crate::target::is_integrated_target(&gfx),
+        unified_memory: is_integrated_target(&gfx),
         gfx,
         ordinal: 0,
         node,

@@ -109,7 +109,7 @@ impl GpuCard {
             line.and_then(|value| value.trim().parse::<u64>().ok()).unwrap_or(0)
         };
         let version = get("gfx_target_version");
-        if get("simd_count") == 0 || version == 0 {
+        if !target::is_amd_gpu(get) {
             return None;
         }
         let device = format!("/sys/class/drm/renderD{}/device", get("drm_render_minor"));

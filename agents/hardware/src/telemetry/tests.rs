@@ -203,6 +203,13 @@ fn a_value_that_is_none_is_absent_and_the_others_stay() {
 }
 
 #[test]
+fn a_card_of_another_vendor_is_ignored() {
+    let node = "simd_count 80\ngfx_target_version 120001\nvendor_id 4318\ndrm_render_minor 128\n";
+    let files = with(&[("/sys/class/kfd/kfd/topology/nodes/1/properties", node)]);
+    assert_eq!(look(&files).gpus, []);
+}
+
+#[test]
 fn an_integrated_gpu_s_power_is_the_package_s_and_counted_once() {
     let package = |energy: &str, gfx: &str| {
         let node = format!(

@@ -2,18 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use spec::HeldoutSize;
 use wire::derive_seed;
 
 use super::prompts::{NumberedPrompt, PromptFile};
-
-/// The number of prompts to hold out.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum HeldoutSize {
-    /// A share of the distinct questions, above 0 and below 1.
-    Share(f64),
-    /// A number of prompts.
-    Count(u32),
-}
 
 /// A split that leaves one side without prompts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

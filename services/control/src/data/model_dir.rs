@@ -1,6 +1,7 @@
 //! The directory from which the chat template and the tokenizer of a run's base are read: the
 //! model's own directory, or a temporary one with its small files.
 
+use spec::{BaseSpec, InitSpec};
 use std::path::{Path, PathBuf};
 
 use hub::{HubError, ModelId};
@@ -12,7 +13,6 @@ use crate::{
     FleetControl, SpecFiles, SubmitError,
     base_model::{BaseError, SMALL_BYTES_MAX},
     checkpoints,
-    spec::{BaseSpec, InitSpec},
 };
 
 /// The small files of a model that a conversation depends on.

@@ -1,12 +1,13 @@
 //! Tools for files of prompts or examples that need neither a fleet nor a model.
 
 use bytes::Bytes;
+use spec::HeldoutSize;
 use wire::v1::DataFile;
 
 use super::{
     error::DataError,
     examples::ExampleFile,
-    heldout_split::{HeldoutSize, find_duplicates, split_prompts},
+    heldout_split::{find_duplicates, split_prompts},
     prompts::{ChatFormat, PromptFile},
     statistics,
 };

@@ -1,6 +1,10 @@
 //! Reads and checks all files of a spec, and reports on them. Nothing is stored yet.
 
 use bytes::Bytes;
+use spec::{
+    BaseSpec, ChatSpec, HeldoutSpec, PromptSuiteSettings, RaftSpec, RunSpec, SftSpec, SuiteMeasure,
+    SuiteSpec, VerifierSpec,
+};
 use tokio::sync::OnceCell;
 use wire::v1::{self, DataReport};
 
@@ -16,10 +20,6 @@ use super::{
 use crate::{
     FleetControl, SpecFiles, SubmitError,
     base_model::run_blocking,
-    spec::{
-        BaseSpec, ChatSpec, HeldoutSpec, PromptSuiteSettings, RaftSpec, RunSpec, SftSpec,
-        SuiteMeasure, SuiteSpec, VerifierSpec,
-    },
     submission::{check_text, read_spec_file},
 };
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use spec::VerifierSpec;
 use wire::v1::{DataFile, data_file::Lengths};
 
 use super::{
@@ -9,7 +10,6 @@ use super::{
     heldout_split::{PromptOverlap, find_duplicates},
     prompts::PromptFile,
 };
-use crate::VerifierSpec;
 
 /// Lines listed in one message.
 const LISTED_LINES_MAX: usize = 5;

@@ -1,6 +1,7 @@
 use wire::RunId;
 
 use super::*;
+use crate::state::PromptHistory;
 
 fn run(seen: &[(u32, u32, u32)]) -> Run {
     let spec = v1::Spec { seed: 3, ..Default::default() };

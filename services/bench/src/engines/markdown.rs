@@ -1,0 +1,109 @@
+//! Writes the report as Markdown: the output of the command and a part of `docs/PERFORMANCE.md`.
+
+use std::fmt::Write;
+
+use super::{EngineSpeeds, EngineTask, EnginesReport, ROUNDS, TASKS, generate_order};
+use crate::format_load;
+
+/// Formats the report with its tables of speed, memory and conversions.
+pub(super) fn write_markdown(report: &EnginesReport) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        text,
+        "### Engines side by side\n\n\
+         Random weights in the shape of Qwen2.5-0.5B (494 M parameters) in bf16, {} threads, one process a task.\n\
+         They take turns at each task; the fastest of {ROUNDS} counts, and the most memory. Generate\n\
+         orders come once, after that.\n\n\
+         Machine: {}. Load average before {}, after {}.\n",
+        report.threads,
+        report.machine,
+        format_load(&report.load_before),
+        format_load(&report.load_after),
+    );
+    for engine in &report.engines {
+        let _ = writeln!(text, "- **{}**: {}", short_name(&engine.name), engine.name);
+    }
+    let _ = writeln!(text, "\n#### Tokens a second\n");
+    write_task_table(&mut text, report, |engine, task, first| {
+        let Some(speed) = engine.speeds.get(&task.cli_name()) else { return "-".into() };
+        match first.and_then(|first| first.speeds.get(&task.cli_name())) {
+            Some(ours) => format!(
+                "{:.1} ({:.2} ×)",
+                speed.tokens_per_s,
+                ours.tokens_per_s / speed.tokens_per_s
+            ),
+            None => format!("{:.1}", speed.tokens_per_s),
+        }
+    });
+    write_order_row(&mut text, report);
+    let _ = writeln!(
+        text,
+        "\nIn parentheses: how many times as fast the embedded engine is.\n\n#### Peak memory, GB\n"
+    );
+    write_task_table(&mut text, report, |engine, task, _| {
+        engine
+            .speeds
+            .get(&task.cli_name())
+            .map_or("-".into(), |speed| format!("{:.2}", speed.peak_rss_bytes as f64 / 1e9))
+    });
+    let _ = writeln!(text, "\n#### Conversion of the directory to a GGUF file\n");
+    let _ = writeln!(text, "| | MB read a second | peak memory, GB |\n|---|---|---|");
+    for conversion in &report.conversions {
+        let _ = writeln!(
+            text,
+            "| {} | {:.0} | {:.2} |",
+            conversion.name,
+            conversion.megabytes_per_s,
+            conversion.peak_rss_bytes as f64 / 1e9
+        );
+    }
+    text.trim_end().to_owned()
+}
+
+/// Writes the row of generate orders; engines without a measurement show `-`.
+fn write_order_row(text: &mut String, report: &EnginesReport) {
+    let speed = |engine: &EngineSpeeds| {
+        let mut made = report.sampled.iter().filter(|made| made.engine == engine.name);
+        made.next().map(|made| made.tokens_per_s)
+    };
+    let first = report.engines.first().and_then(speed);
+    let cells: Vec<String> = report
+        .engines
+        .iter()
+        .enumerate()
+        .map(|(index, engine)| match (speed(engine), first) {
+            (Some(speed), Some(ours)) if index > 0 => format!("{speed:.1} ({:.2} ×)", ours / speed),
+            (Some(speed), _) => format!("{speed:.1}"),
+            (None, _) => "-".into(),
+        })
+        .collect();
+    let _ = writeln!(text, "| {} | {} |", generate_order::order_title(), cells.join(" | "));
+}
+
+/// Writes a table with one row per task and one column per engine.
+///
+/// `cell` receives the first engine for comparison in all columns but the first.
+fn write_task_table(
+    text: &mut String,
+    report: &EnginesReport,
+    cell: impl Fn(&EngineSpeeds, EngineTask, Option<&EngineSpeeds>) -> String,
+) {
+    let names: Vec<&str> = report.engines.iter().map(|engine| short_name(&engine.name)).collect();
+    let _ = writeln!(text, "| | {} |\n|---{}|", names.join(" | "), "|---".repeat(names.len()));
+    for task in TASKS {
+        let first = report.engines.first();
+        let cells: Vec<String> = report
+            .engines
+            .iter()
+            .enumerate()
+            .map(|(index, engine)| cell(engine, task, first.filter(|_| index > 0)))
+            .collect();
+        let _ = writeln!(text, "| {} | {} |", task.report_title(), cells.join(" | "));
+    }
+}
+
+/// Returns an engine's name without versions.
+fn short_name(name: &str) -> &str {
+    name.split([' ', '-']).next().unwrap_or(name)
+}

@@ -1,0 +1,196 @@
+//! Runs a node of the fan-out: a box or the store, as a worker process that the bench controls.
+
+use std::{convert::Infallible, io::Write, net::SocketAddr, path::PathBuf, sync::Arc};
+
+use anyhow::Context;
+use axum::extract::Request;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto::Builder,
+    service::TowerToHyperService,
+};
+use identity::{GatewayCaller, UserScope};
+use serde::{Deserialize, Serialize};
+use store::{ExternalSources, FileCache, GatewayStore, PeerAgent, PeerDirectory, PeerNode, Store};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+use wire::{AgentId, v1};
+
+/// Bytes of one read or write.
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// The task of a node.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum SwarmTask {
+    /// Serves a directory through the gateway's object-store proxy.
+    Store { listen: SocketAddr, directory: PathBuf },
+    /// Fetches into an agent's cache, with or without peers.
+    Box { name: String, listen: SocketAddr, door: SocketAddr, cache: PathBuf, peers: bool },
+    /// Sends bytes to one neighbour and receives as many from another one.
+    Plain { listen: SocketAddr, neighbour: SocketAddr, bytes: usize },
+}
+
+/// The contact data that a box sends to the others.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct PeerContact {
+    pub(super) name: String,
+    pub(super) key: String,
+    pub(super) address: SocketAddr,
+}
+
+/// The instruction of the bench: the peers, and the tree to fetch.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct FetchInstruction {
+    pub(super) cards: Vec<PeerContact>,
+    /// The digest of the manifest, and the path.
+    pub(super) tree: (String, String),
+}
+
+/// A peer directory with the boxes that the bench introduced.
+struct FixedPeers(std::sync::Mutex<Vec<PeerAgent>>);
+
+#[async_trait::async_trait]
+impl PeerDirectory for FixedPeers {
+    async fn sample_peers(&self) -> Vec<PeerAgent> {
+        self.0.lock().map(|peers| peers.clone()).unwrap_or_default()
+    }
+
+    async fn find_key(&self, name: &AgentId) -> Option<store::Fingerprint> {
+        self.sample_peers().await.into_iter().find(|peer| peer.name == *name).map(|peer| peer.key)
+    }
+}
+
+/// Runs a node until its task is done. `part` is a [`SwarmTask`] as JSON.
+pub(crate) fn run_swarm_node(part: &str) -> anyhow::Result<()> {
+    let part: SwarmTask = serde_json::from_str(part).context("--part")?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).enable_all().build()?;
+    match part {
+        SwarmTask::Store { listen, directory } => {
+            match runtime.block_on(serve_store(listen, directory))? {}
+        }
+        SwarmTask::Box { name, listen, door, cache, peers } => {
+            let door = GatewayStore { gateway: door.to_string(), ca: None, bearer: None };
+            runtime.block_on(fetch_tree(name.parse()?, listen, &door, (cache, peers)))
+        }
+        SwarmTask::Plain { listen, neighbour, bytes } => {
+            runtime.block_on(pass_bytes(listen, neighbour, bytes))
+        }
+    }
+}
+
+/// Serves a directory to all callers as readers, until the process is killed.
+async fn serve_store(listen: SocketAddr, directory: PathBuf) -> anyhow::Result<Infallible> {
+    let store = Store::open(&format!("file://{}", directory.display())).await?;
+    let name: AgentId = "bench".parse()?;
+    let routes = gateway::store_proxy::build_routes(&store).layer(axum::middleware::map_request(
+        move |mut request: Request| {
+            let (scope, roles) = (Some(UserScope::Reader), [].into());
+            let (key, expires_at) = (String::new(), None);
+            let caller =
+                GatewayCaller { name: name.clone(), scope, roles, public_key: key, expires_at };
+            request.extensions_mut().insert(caller);
+            async { request }
+        },
+    ));
+    let listener = TcpListener::bind(listen).await.context("listen for the bench")?;
+    print_message(&"ready")?;
+    loop {
+        let (socket, _) = listener.accept().await?;
+        let _ = socket.set_nodelay(true);
+        let service = TowerToHyperService::new(routes.clone());
+        tokio::spawn(async move {
+            // A broken connection is reported by its client.
+            let _ = Builder::new(TokioExecutor::new())
+                .serve_connection(TokioIo::new(socket), service)
+                .await;
+        });
+    }
+}
+
+/// Fetches a tree on the bench's signal, and serves it to other boxes until all are done.
+async fn fetch_tree(
+    name: AgentId,
+    listen: SocketAddr,
+    door: &GatewayStore,
+    (cache, with_peers): (PathBuf, bool),
+) -> anyhow::Result<()> {
+    let roll = Arc::new(FixedPeers(std::sync::Mutex::default()));
+    let peers = PeerNode::new(name.clone(), roll.clone())?;
+    let listener = TcpListener::bind(listen).await.context("listen for the bench")?;
+    let (key, address) = (peers.own_key().to_string(), listener.local_addr()?);
+    let elsewhere =
+        ExternalSources { peers: with_peers.then(|| peers.clone()), ..ExternalSources::default() };
+    let cache = FileCache::open_with_sources(&cache, 1 << 40, elsewhere)?;
+    let store = Store::open_gateway(door)?;
+    store.check_access().await?;
+    let served = cache.clone();
+    tokio::spawn(async move { match peers.serve_files(listener, &served).await {} });
+    print_message(&PeerContact { name: name.to_string(), key, address })?;
+    let go: FetchInstruction = serde_json::from_str(&read_line().await?)?;
+    let mut known = Vec::new();
+    for PeerContact { name, key, address } in go.cards {
+        known.push(PeerAgent { name: name.parse()?, key: key.parse()?, addresses: vec![address] });
+    }
+    if let Ok(mut peers) = roll.0.lock() {
+        *peers = known;
+    }
+    print_message(&"ready")?;
+    read_line().await?;
+    let (manifest, path) = go.tree;
+    cache.fetch_tree(&store, &v1::Tree { manifest, path }).await?;
+    print_message(&"done")?;
+    // Serve other boxes until all are done.
+    let _ = read_line().await;
+    Ok(())
+}
+
+/// Sends bytes to the node that connects, and receives as many from `neighbour`.
+async fn pass_bytes(listen: SocketAddr, neighbour: SocketAddr, bytes: usize) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(listen).await.context("listen for the bench")?;
+    let sending = tokio::spawn(async move {
+        let (mut to, _) = listener.accept().await?;
+        let piece = vec![0; BUFFER_BYTES];
+        for left in (0..bytes).step_by(BUFFER_BYTES) {
+            to.write_all(&piece[..BUFFER_BYTES.min(bytes - left)]).await?;
+        }
+        to.shutdown().await
+    });
+    print_message(&"ready")?;
+    read_line().await?;
+    let mut from = TcpStream::connect(neighbour).await.context("connect to a neighbour")?;
+    let (mut piece, mut count) = (vec![0; BUFFER_BYTES], 0);
+    loop {
+        match from.read(&mut piece).await? {
+            0 => break,
+            read => count += read,
+        }
+    }
+    anyhow::ensure!(count == bytes, "{count} bytes came of {bytes}");
+    print_message(&"done")?;
+    // Wait until the neighbour has received all bytes.
+    sending.await??;
+    Ok(())
+}
+
+/// Reads the next line from standard input on a blocking thread, so that peers are served
+/// meanwhile.
+async fn read_line() -> anyhow::Result<String> {
+    tokio::task::spawn_blocking(|| {
+        let mut line = String::new();
+        let read = std::io::stdin().read_line(&mut line)?;
+        anyhow::ensure!(read > 0, "the bench said nothing");
+        Ok(line)
+    })
+    .await?
+}
+
+/// Prints a message as a line of JSON.
+fn print_message(what: &impl Serialize) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, what)?;
+    out.write_all(b"\n")?;
+    Ok(out.flush()?)
+}

@@ -1,0 +1,62 @@
+//! Arguments of `flotilla generate`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// Arguments of `flotilla generate`.
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    /// Model: a directory, or an `org/name` in the Hugging Face cache
+    #[arg(long)]
+    pub model: PathBuf,
+    /// PEFT adapter directory
+    #[arg(long)]
+    pub adapter: Option<PathBuf>,
+    /// Prompt text
+    #[arg(long)]
+    pub prompt: String,
+    /// Number of samples
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub n: u32,
+    /// Random seed
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Sampling temperature from 0 to 10; 0 is greedy
+    #[arg(long, default_value_t = 0.8)]
+    pub temperature: f64,
+    /// Sample from the k most likely tokens; 0 means all
+    #[arg(long, default_value_t = 0)]
+    pub top_k: u32,
+    /// Sample from the most likely tokens up to this total probability; 1 means all
+    #[arg(long, default_value_t = 1.0)]
+    pub top_p: f64,
+    /// Maximum number of tokens of a sample
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_new_tokens: u32,
+    /// Engine that generates: candle, llama.cpp, or the URL of an OpenAI-compatible server
+    #[arg(long, default_value = "candle", value_name = "ENGINE")]
+    pub engine: generator::GeneratorEngineChoice,
+    /// Name of the model on the OpenAI-compatible server [default: its only model]
+    #[arg(long, value_name = "NAME", env = "FLOTILLA_ENDPOINT_MODEL")]
+    pub endpoint_model: Option<String>,
+    /// File with the API key of the OpenAI-compatible server
+    #[arg(long, value_name = "FILE", env = "FLOTILLA_ENDPOINT_KEY_FILE")]
+    pub endpoint_key_file: Option<PathBuf>,
+    /// Directory of the llama.cpp programs [default: found on PATH or in .tools]
+    #[arg(long, value_name = "DIR", env = "FLOTILLA_LLAMA_CPP")]
+    pub llama_cpp: Option<PathBuf>,
+    /// Hardware profile for llama.cpp: a name or a file [default: detected]
+    #[arg(long, env = "FLOTILLA_PROFILE")]
+    pub profile: Option<String>,
+    /// Weight type: f32 or bf16 for candle; f32, f16 or bf16 for llama.cpp, where f32 also computes
+    /// in f32 [default: f32 for candle, the profile's type for llama.cpp]
+    #[arg(long, value_name = "TYPE")]
+    pub dtype: Option<generator::BaseDtype>,
+    /// CPU cores of llama.cpp [default: all]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub threads: Option<u32>,
+    /// Device of the candle engine: cpu, cuda, cuda:1, metal
+    #[arg(long, default_value = "cpu")]
+    pub device: String,
+}

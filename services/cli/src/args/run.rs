@@ -1,0 +1,133 @@
+//! Arguments of `flotilla run`, `flotilla audit` and `flotilla select`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use engine::MatrixDtype;
+
+use super::parse_dtype;
+
+/// The subcommands of `flotilla run`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum RunCommand {
+    /// Submit a run from a YAML spec; relative file names start at the spec's directory.
+    Submit {
+        /// Run spec, a YAML file.
+        spec: PathBuf,
+        /// Follow the run until it ends.
+        #[arg(long)]
+        watch: bool,
+    },
+    /// Convert a halo-forge 1 configuration into a run spec and report the status of each key.
+    Import {
+        /// Configuration file of halo-forge 1.
+        config: PathBuf,
+        /// Prompt file to use instead of the one in the configuration.
+        #[arg(long, value_name = "FILE")]
+        prompts: Option<String>,
+        /// File to write the spec to [default: stdout]
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// Validate a spec and its files without storing or starting anything.
+    Check {
+        /// Run spec, a YAML file.
+        spec: PathBuf,
+    },
+    /// List all runs.
+    List,
+    /// Show the state, cycles and failures of a run.
+    Show { run: String },
+    /// Follow a run until it ends.
+    Watch {
+        run: String,
+        /// Print only facts after this position of the log.
+        #[arg(long, default_value_t = 0)]
+        after: u64,
+    },
+    /// Explain a run: what each cycle sampled, kept, trained and measured, and why samples were
+    /// dropped.
+    Explain {
+        run: String,
+        /// Cycle whose selection is explained [default: the last one with a selection]
+        #[arg(long)]
+        cycle: Option<u32>,
+    },
+    /// Compare the settings and results of two runs.
+    Diff { a: String, b: String },
+    /// Train a checkpoint again on this machine and compare the result.
+    Reproduce(ReproduceArgs),
+    /// Pause a run: finish current work and start nothing new.
+    Pause(SteerArgs),
+    /// Resume a paused run.
+    Resume(SteerArgs),
+    /// Cancel a run.
+    Cancel(SteerArgs),
+}
+
+/// Arguments of `flotilla run reproduce`.
+#[derive(Debug, Args)]
+pub(crate) struct ReproduceArgs {
+    /// Checkpoint: RUN (its newest), RUN/CYCLE or RUN/CYCLE/STEP
+    pub checkpoint: String,
+    /// Device of the candle engine: cpu, cuda, cuda:1, metal
+    #[arg(long, default_value = "cpu")]
+    pub device: String,
+    /// Base weight type of the candle engine: f32, or bf16 for half the memory
+    #[arg(long, default_value = "f32", value_parser = parse_dtype)]
+    pub dtype: MatrixDtype,
+    /// Python interpreter with torch, transformers, peft and accelerate, for checkpoints that
+    /// PyTorch trained [default: an environment made by uv]
+    #[arg(long, env = "FLOTILLA_PYTHON")]
+    pub python: Option<PathBuf>,
+    /// Hardware profile: a name or a file [default: detected]
+    #[arg(long, env = "FLOTILLA_PROFILE")]
+    pub profile: Option<String>,
+    /// CPU cores to train with [default: all]
+    #[arg(long, env = "FLOTILLA_THREADS", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub threads: Option<u32>,
+    /// Directory searched for base models, as in `flotilla agent`; repeatable
+    #[arg(long)]
+    pub models: Vec<PathBuf>,
+}
+
+/// Arguments of `flotilla run pause`, `resume` and `cancel`.
+#[derive(Debug, Args)]
+pub(crate) struct SteerArgs {
+    /// Run to control
+    pub run: String,
+    /// Reason to record in the log
+    #[arg(long, default_value = "")]
+    pub reason: String,
+}
+
+/// Arguments of `flotilla audit`.
+#[derive(Debug, Args)]
+pub(crate) struct AuditArgs {
+    /// Run to check
+    pub run: String,
+    /// Read and hash all stored bytes, instead of comparing only names and sizes
+    #[arg(long)]
+    pub deep: bool,
+    /// Check only the log, not the store
+    #[arg(long, conflicts_with = "deep")]
+    pub no_store: bool,
+}
+
+/// Arguments of `flotilla select`.
+#[derive(Debug, Args)]
+pub(crate) struct SelectArgs {
+    /// Run whose samples to select from
+    #[arg(long)]
+    pub run: String,
+    /// Cycle whose samples to select from
+    #[arg(long)]
+    pub cycle: u32,
+    /// Selection strategy: raft, rest_em, reinforce_rej, top_percent, or settings as in a spec's
+    /// raft.selection, such as '{policy: rest_em, keep_per_prompt: 4}'
+    #[arg(long, value_name = "POLICY", default_value = "raft")]
+    pub policy: String,
+    /// Write the samples that would be kept to a file of {"prompt", "completion"} lines
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}

@@ -1,0 +1,445 @@
+//! `flotilla agent`: one process per box, with any of the roles.
+
+mod telemetry_options;
+pub(super) mod trainer;
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use ::trainer::TrainerRole;
+use agent::{
+    Agent, AgentConfig, AgentRole, HostDoctor, PeerExchange, ProcessGroups, WorkerLauncher,
+};
+use anyhow::{Context, bail};
+use bus::Bus;
+use evaluator::EvaluatorRole;
+use generator::GeneratorRole;
+use hardware::{HardwareProfile, host_files::LiveFiles, host_snapshot::HostSnapshot};
+use identity::BearerInfo;
+use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior};
+use store::{FileCache, Store};
+use tokio_util::sync::CancellationToken;
+use verifier::VerifierRole;
+use wire::{AgentId, Pool, v1};
+
+use crate::{
+    agent_lock,
+    args::{AgentArgs, EvaluatorEngine, ROLE_NAMES},
+    fleet::{self, FleetArgs},
+    local_models, service_notify, signals,
+    supervisor::{STOP_LIMIT, die_with_parent},
+    version::VERSION,
+};
+
+use super::{
+    adopt::{self, TrainingAdoption},
+    members::renewal::{self, MembershipRenewal},
+};
+
+/// The roles that run on this box, and the requested roles that cannot.
+type EnabledRoles = (Vec<Arc<dyn AgentRole>>, Vec<v1::Withheld>);
+
+/// Bytes per GiB.
+const BYTES_PER_GIB: f64 = (1_u64 << 30) as f64;
+
+/// Runs an agent until it is stopped, drained or revoked.
+///
+/// Order of the start: renew the membership, connect to the bus, check the store, lock the agent's
+/// directory, set up roles and telemetry, run. Returns the exit code of the watched run if the
+/// agent only watches a training.
+pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow::Result<ExitCode> {
+    if args.die_with_parent {
+        die_with_parent(Signal::TERM);
+    }
+    prevent_inspection()?;
+    let renewal = prepare_membership(fleet, &mut args).await?;
+    let watching = TrainingAdoption::from_args(&args.watch, &args.pool)?;
+    let id = choose_agent_id(&args, watching.as_ref())?;
+    let stop = signals::stop_token()?;
+    let bus = fleet.connect_bus(id.as_str(), "agent").await?;
+    let config = fleet::read_fleet_config(&bus).await?;
+    let store = fleet.store_access(&config, args.store.as_deref())?.open().await?;
+    // A box that cannot use the store would fail every job it takes.
+    store.check_access().await?;
+    let directory = create_agent_directory(&args, &id)?;
+    let _lock = agent_lock::acquire_lock(&directory, id.as_str())?;
+    let cache_directory = args.cache_dir.clone().unwrap_or_else(|| directory.join("cache"));
+    let exchange = open_peer_exchange(fleet, &args, &id, (&bus, &store)).await?;
+    let mut elsewhere = local_models::find_external_sources(&args.models)?;
+    elsewhere.peers = exchange.as_ref().map(PeerExchange::peer_handle);
+    let bytes = parse_cache_bytes(args.cache_gib)?;
+    let cache = FileCache::open_with_sources(&cache_directory, bytes, elsewhere)?;
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let launch = WorkerLauncher {
+        program: std::env::current_exe().context("find this program")?,
+        wrapper: args.worker_wrapper.clone(),
+        silence_limit: args.worker_silence.map(Duration::from_secs),
+        threads: args.threads.map_or(cores, |threads| threads as usize),
+        device: args.device.clone(),
+        dtype: args.dtype.type_name().into(),
+        directory: directory.clone(),
+        profile: choose_profile(&args)?,
+        root: args.care.sysroot.clone(),
+        process_groups: ProcessGroups::default(),
+    };
+    let watched =
+        telemetry_options::build_telemetry_options(&args, launch.process_groups.clone()).await?;
+    let doctor = create_doctor(&args)?;
+    let stored = store.is_local().then(|| args.store.clone().unwrap_or(config.store));
+    let own = collect_hidden_paths(fleet, &args, &directory, stored.as_deref());
+    let (roles, withheld) = create_roles(&args, &launch, &doctor, (&cache_directory, own))?;
+    let config = AgentConfig {
+        id: id.clone(),
+        version: VERSION.into(),
+        pool: Pool::new(args.pool)?,
+        directory: directory.clone(),
+        lease: Duration::from_secs_f64(config.lease_s),
+        profile: launch.profile.name.clone(),
+        doctor,
+        withheld,
+    };
+    let agent = Agent::new(config, bus.clone(), store.clone(), cache.clone(), roles)
+        .with_telemetry(watched);
+    let agent = match exchange {
+        Some(exchange) => agent.with_exchange(exchange),
+        None => agent,
+    };
+    let agent = with_service_status(agent).with_drain_request(signals::drain_token()?);
+    let member = renewal.map(|renewal| renewal.run_until_revoked(bus.clone()));
+    let Some(watching) = watching else {
+        run_while_member(member, &stop, agent.run(stop.clone())).await?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    watching.check_spec(&bus, &store).await?;
+    let over = watching.final_status_cell();
+    let agent = agent
+        .with_background_task("watcher", watching.into_task(id, &directory, bus, (store, cache)));
+    run_while_member(member, &stop, agent.run(stop.clone())).await?;
+    Ok(adopt::watched_exit_code(over.get()))
+}
+
+/// Returns the paths that no program run for a verifier may see: this agent's files, its
+/// credentials, the whole directory of a fleet that any of them lies in (its keys, and the
+/// credentials of its other members), a store on this machine, and files with secrets that were
+/// named.
+fn collect_hidden_paths(
+    fleet: &FleetArgs,
+    args: &AgentArgs,
+    directory: &Path,
+    store: Option<&str>,
+) -> Vec<PathBuf> {
+    let FleetArgs { dir, nats_creds, nats_key, .. } = fleet;
+    let named = [dir, nats_creds, nats_key, &args.endpoint_key_file, &args.cache_dir];
+    let named = named.into_iter().flatten().cloned();
+    let store = store.and_then(|url| url.strip_prefix("file://")).map(PathBuf::from);
+    let own: Vec<PathBuf> = named.chain([directory.to_owned()]).chain(store).collect();
+    let fleets: BTreeSet<PathBuf> =
+        own.iter().filter_map(|path| find_fleet_directory(path)).collect();
+    fleets.into_iter().chain(own).collect()
+}
+
+/// Returns the nearest directory above a path that is a fleet's, as `flotilla init` or `flotilla
+/// up` creates it.
+fn find_fleet_directory(path: &Path) -> Option<PathBuf> {
+    let absolute = std::path::absolute(path).ok()?;
+    let is_fleet = |above: &&Path| above.join("keys").is_dir() || above.join("fleet.json").exists();
+    absolute.ancestors().skip(1).find(is_fleet).map(Path::to_owned)
+}
+
+/// Prevents other programs of this user from inspecting this process: its memory, its environment
+/// and its open files. Programs that it starts can be inspected again.
+fn prevent_inspection() -> anyhow::Result<()> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .context("protect this process's memory from other processes")
+}
+
+/// Opens the exchange of files with other agents. `None` if it is disabled, or if the store is a
+/// directory on this machine and so at least as fast.
+async fn open_peer_exchange(
+    fleet: &FleetArgs,
+    args: &AgentArgs,
+    id: &AgentId,
+    (bus, store): (&Bus, &Store),
+) -> anyhow::Result<Option<PeerExchange>> {
+    if args.no_peers || store.is_local() {
+        return Ok(None);
+    }
+    let urls = fleet.connect_options(id.as_str(), "agent")?.urls;
+    let host = |url: &String| {
+        let place = url.rsplit_once("://").map_or(url.as_str(), |(_, place)| place);
+        place.rsplit_once('@').map_or(place, |(_, host)| host).trim_end_matches('/').to_owned()
+    };
+    let hosts = urls.iter().map(host).collect();
+    Ok(Some(PeerExchange::listen_at(args.peers, id, bus, hosts).await.context("--peers")?))
+}
+
+/// Adds reports to systemd, if the agent is a systemd service.
+fn with_service_status(agent: Agent) -> Agent {
+    let Some(every) = service_notify::status_interval() else { return agent };
+    let mut ready = false;
+    agent.with_status_reports(every, move |status| {
+        if !std::mem::replace(&mut ready, true) {
+            service_notify::notify_ready();
+        }
+        service_notify::notify_alive(&service_notify::status_line(status));
+    })
+}
+
+/// Restricts the arguments to what the credentials grant and renews the credentials if they are
+/// due. Returns their renewal task in a closed fleet.
+async fn prepare_membership(
+    fleet: &FleetArgs,
+    args: &mut AgentArgs,
+) -> anyhow::Result<Option<MembershipRenewal>> {
+    let Some(directory) = &fleet.dir else { return Ok(None) };
+    if let Some(granted) = renewal::read_grant(directory)? {
+        apply_grant(&granted, args)?;
+    }
+    let renewal = MembershipRenewal::for_fleet(fleet)?;
+    if let Some(renewal) = &renewal {
+        renewal.renew_if_due().await?;
+    }
+    Ok(renewal)
+}
+
+/// Sets the agent's name, pool and roles from its credentials.
+///
+/// # Errors
+/// If the arguments ask for another name, or for a role that was not granted.
+fn apply_grant(granted: &BearerInfo, args: &mut AgentArgs) -> anyhow::Result<()> {
+    let BearerInfo { name, roles, pool, .. } = granted;
+    // The credentials of an admin have no pool: an agent started with them takes its name and roles
+    // from the arguments.
+    let Some(pool) = pool else { return Ok(()) };
+    if let Some(wanted) = args.name.as_deref().filter(|wanted| *wanted != name.as_str()) {
+        bail!(
+            "--name {wanted}: this kit belongs to {name}; omit --name, or join again under that name (K105)"
+        );
+    }
+    args.name = Some(name.to_string());
+    pool.as_str().clone_into(&mut args.pool);
+    let may = |role: &str| roles.iter().any(|granted| granted.as_str() == role);
+    if let Some(role) = args.roles.iter().find(|role| !may(role)) {
+        let granted: Vec<&str> = roles.iter().map(|role| role.as_str()).collect();
+        bail!(
+            "--roles {role}: {name} is a member with the roles {}; request a join token with that role (K107)",
+            granted.join(", ")
+        );
+    }
+    if args.roles.is_empty() && args.watch.watch.is_none() {
+        let works = roles.iter().map(|role| role.as_str()).filter(|role| ROLE_NAMES.contains(role));
+        args.roles = works.map(str::to_owned).collect();
+    }
+    Ok(())
+}
+
+/// Runs the agent until it ends or its membership is revoked.
+async fn run_while_member(
+    member: Option<impl Future<Output = anyhow::Error>>,
+    stop: &CancellationToken,
+    working: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<()> {
+    let Some(member) = member else { return working.await };
+    tokio::pin!(working);
+    tokio::select! {
+        worked = &mut working => worked,
+        cut_off = member => {
+            tracing::error!(error = format!("{cut_off:#}"), "this agent's membership was revoked");
+            stop.cancel();
+            // Other agents take over its jobs; its child processes still have to end.
+            let _ = tokio::time::timeout(STOP_LIMIT, working).await;
+            Err(cut_off)
+        }
+    }
+}
+
+/// Returns the hardware profile: the requested one, or the detected one.
+fn choose_profile(args: &AgentArgs) -> anyhow::Result<HardwareProfile> {
+    let profile = match &args.profile {
+        Some(name) => HardwareProfile::load_named(name),
+        None => HardwareProfile::for_host(&HostSnapshot::take_snapshot(&LiveFiles::new(
+            &args.care.sysroot,
+        ))),
+    };
+    let profile = profile.context("choose the profile")?;
+    tracing::info!(profile = profile.name, summary = profile.summary, "hardware profile");
+    Ok(profile)
+}
+
+/// Creates the host doctor from the flags for ignored findings and training memory.
+fn create_doctor(args: &AgentArgs) -> anyhow::Result<HostDoctor> {
+    let is_id =
+        |id: &&String| id.strip_prefix("C-").is_some_and(|number| number.parse::<u16>().is_ok());
+    if let Some(wrong) = args.ignore_doctor.iter().find(|id| !is_id(id)) {
+        bail!(
+            "--ignore-doctor {wrong}: not a finding; use an id that `flotilla doctor` prints, such as C-28 (A101)"
+        );
+    }
+    let training_bytes = args.training_gib.map(parse_training_bytes).transpose()?;
+    Ok(HostDoctor::new(args.care.sysroot.clone(), args.ignore_doctor.clone(), training_bytes))
+}
+
+/// Converts `--training-gib` to bytes; it must be from 0.01 to 1 000 000 GiB.
+fn parse_training_bytes(gib: f64) -> anyhow::Result<u64> {
+    if !(0.01..=1e6).contains(&gib) {
+        bail!("--training-gib {gib}: must be from 0.01 to 1000000 (A101)");
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
+    Ok((gib * BYTES_PER_GIB) as u64)
+}
+
+/// Returns the agent's id: the requested name, a name derived from the watched training, or this
+/// machine's name.
+fn choose_agent_id(
+    args: &AgentArgs,
+    watching: Option<&TrainingAdoption>,
+) -> anyhow::Result<AgentId> {
+    if let Some(name) = &args.name {
+        return Ok(AgentId::new(name.as_str())?);
+    }
+    if let Some(watching) = watching.filter(|_| args.roles.is_empty()) {
+        return Ok(AgentId::new(adopt::watcher_agent_name(&host_name(), watching.run_name()))?);
+    }
+    host_agent_id()
+}
+
+/// Returns this machine's name in lower case.
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().to_lowercase()
+}
+
+/// Returns this machine's name as an agent id: other characters become `-`, at most 64 are kept.
+pub(crate) fn host_agent_id() -> anyhow::Result<AgentId> {
+    let legal = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' };
+    AgentId::new(host_name().chars().map(legal).take(64).collect::<String>())
+        .context("this machine's name is not a valid agent name; pass --name")
+}
+
+/// Creates the agent's directory, `~/.flotilla/agents/ID` by default, and returns its canonical
+/// path.
+fn create_agent_directory(args: &AgentArgs, id: &AgentId) -> anyhow::Result<PathBuf> {
+    let directory = match &args.agent_dir {
+        Some(directory) => directory.clone(),
+        None => {
+            let home = std::env::var_os("HOME").context("HOME is not set; pass --agent-dir")?;
+            PathBuf::from(home).join(".flotilla/agents").join(id.as_str())
+        }
+    };
+    std::fs::create_dir_all(&directory)
+        .and_then(|()| directory.canonicalize())
+        .with_context(|| format!("use {} for an agent", directory.display()))
+}
+
+/// Converts `--cache-gib` to bytes; it must be from 0.01 to 1 000 000 GiB.
+fn parse_cache_bytes(gib: f64) -> anyhow::Result<u64> {
+    if !(0.01..=1e6).contains(&gib) {
+        bail!("--cache-gib {gib}: must be from 0.01 to 1000000 (A101)");
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
+    Ok((gib * BYTES_PER_GIB) as u64)
+}
+
+/// Returns the backend that the generator samples with.
+fn choose_generator_backend(
+    args: &AgentArgs,
+    launch: &WorkerLauncher,
+    cache: &Path,
+) -> anyhow::Result<generator::GeneratorBackend> {
+    let places = generator::GeneratorPaths {
+        gguf_cache: cache.join("gguf"),
+        gguf_cache_bytes: parse_cache_bytes(args.cache_gib)?,
+        directory: launch.directory.join("generate"),
+    };
+    let wanted = generator::GeneratorEngineOptions {
+        choice: &args.generator_engine,
+        llama_cpp: args.llama_cpp.as_deref(),
+        endpoint_model: args.endpoint_model.as_deref(),
+        endpoint_key_file: args.endpoint_key_file.as_deref(),
+    };
+    generator::GeneratorBackend::select_backend(
+        &wanted,
+        &launch.profile,
+        generator::GeneratorLimits::from_launcher(launch),
+        places,
+    )
+}
+
+/// Creates the requested roles, and lists those that a doctor finding withholds.
+///
+/// # Errors
+/// If a role is unknown, no role is requested, or all of them are withheld.
+fn create_roles(
+    args: &AgentArgs,
+    launch: &WorkerLauncher,
+    doctor: &HostDoctor,
+    (cache, own): (&Path, Vec<PathBuf>),
+) -> anyhow::Result<EnabledRoles> {
+    let (mut roles, mut withheld): EnabledRoles = (Vec::new(), Vec::new());
+    let mut named = args.roles.clone();
+    named.sort();
+    named.dedup();
+    for role in &named {
+        let launch = launch.clone();
+        roles.push(match role.as_str() {
+            "trainer" => match trainer::trainer_config(args, launch, doctor.clone())? {
+                Ok(config) => Arc::new(TrainerRole::new(config)),
+                Err(found) => {
+                    withheld.push(found);
+                    continue;
+                }
+            },
+            "generator" => {
+                let (backend, slots) =
+                    (choose_generator_backend(args, &launch, cache)?, args.slots);
+                Arc::new(GeneratorRole::new(generator::GeneratorConfig { launch, backend, slots }))
+            }
+            "verifier" => {
+                let kit = super::verify::find_toolchain(&args.tools, own.clone())?;
+                Arc::new(VerifierRole::open(launch, kit))
+            }
+            "evaluator" => {
+                let backend = choose_evaluator_backend(args, &launch, cache)?;
+                Arc::new(EvaluatorRole::new(launch, backend))
+            }
+            other => bail!("--roles {other}: the roles are {} (A101)", ROLE_NAMES.join(", ")),
+        });
+    }
+    if named.is_empty() && args.watch.watch.is_none() {
+        bail!(
+            "no roles given; pass --roles with some of {}, or --watch DIR (A100)",
+            ROLE_NAMES.join(", ")
+        );
+    }
+    if roles.is_empty() && !named.is_empty() {
+        bail!("this host cannot run any of the requested roles; the log has the reasons (A112)");
+    }
+    Ok((roles, withheld))
+}
+
+/// Returns the backend that the evaluator measures with.
+fn choose_evaluator_backend(
+    args: &AgentArgs,
+    launch: &WorkerLauncher,
+    cache: &Path,
+) -> anyhow::Result<evaluator::EvaluatorBackend> {
+    let choice = match args.evaluator_engine {
+        EvaluatorEngine::Auto => evaluator::EvaluatorEngineChoice::Auto,
+        EvaluatorEngine::Candle => evaluator::EvaluatorEngineChoice::Candle,
+        EvaluatorEngine::LlamaCpp => evaluator::EvaluatorEngineChoice::LlamaCpp,
+    };
+    let shelf_bytes = parse_cache_bytes(args.cache_gib)?;
+    let directory = args.llama_cpp.as_deref();
+    evaluator::EvaluatorBackend::select_backend(
+        choice,
+        directory,
+        launch,
+        cache.join("gguf"),
+        shelf_bytes,
+    )
+    .context("--evaluator-engine")
+}

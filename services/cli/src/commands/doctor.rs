@@ -1,0 +1,178 @@
+//! `flotilla doctor`: problems of this box, or of a captured one.
+
+mod capture;
+mod estimate;
+mod training_plan;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, bail};
+use doctor::{DoctorFinding, Severity};
+use hardware::{
+    HardwareProfile,
+    host_files::{LiveFiles, RecordingFiles},
+    host_snapshot::HostSnapshot,
+};
+use serde_json::json;
+
+use crate::{
+    args::{DoctorArgs, DoctorCommand, ROLE_NAMES},
+    commands::EXIT_FINDINGS,
+    output,
+};
+
+/// Checks a box and prints the findings. Exits with `EXIT_FINDINGS` if a finding is a failure.
+pub(crate) fn run_doctor(args: &DoctorArgs, json: bool) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        Some(DoctorCommand::Estimate(args)) => return estimate::run_estimate(args, json),
+        Some(DoctorCommand::Profile { name }) => return print_profile(name.as_deref()),
+        None => {}
+    }
+    let seen = take_snapshot(args)?;
+    let profile = match args.profile.as_deref() {
+        Some(name) => HardwareProfile::load_named(name)?,
+        None => HardwareProfile::for_host(&seen)?,
+    };
+    let mut findings = doctor::check_host(&seen, &profile);
+    if let Some(role) = &args.role {
+        findings = doctor::filter_by_role(findings, role);
+    }
+    if let Some(file) = &args.run {
+        let plan = training_plan::read_plan(file, args, &seen, &profile)?;
+        findings.extend(doctor::check_plan(&seen, &profile, &plan));
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    }
+    if json {
+        let roles: serde_json::Map<_, _> = ROLE_NAMES
+            .iter()
+            .map(|role| ((*role).to_owned(), json!(blocking_findings(&seen, role))))
+            .collect();
+        output::print_json(&json!({
+            "profile": profile.name, "findings": findings, "withheld_by": roles, "snapshot": seen,
+        }))?;
+    } else {
+        print_findings(&seen, &profile, &findings);
+    }
+    let failed = doctor::worst_severity(&findings) == Some(Severity::Fail);
+    Ok(if failed { ExitCode::from(EXIT_FINDINGS) } else { ExitCode::SUCCESS })
+}
+
+/// Prints the text of a hardware profile, of this box's by default.
+fn print_profile(name: Option<&str>) -> anyhow::Result<ExitCode> {
+    let own = match name {
+        Some(name) => name.to_owned(),
+        None => HardwareProfile::choose_profile(None)?.name,
+    };
+    output::print_text(HardwareProfile::built_in_text(&own)?.trim_end());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Takes a snapshot of this box, or of a capture file. Writes a capture if asked to.
+fn take_snapshot(args: &DoctorArgs) -> anyhow::Result<HostSnapshot> {
+    if let Some(path) = &args.from {
+        let capture =
+            capture::read_capture(path).with_context(|| format!("read {}", path.display()))?;
+        return Ok(HostSnapshot::take_snapshot(&capture));
+    }
+    let live = live_files(args)?;
+    let recording = RecordingFiles::new(&live);
+    let mut seen = HostSnapshot::take_snapshot(&recording);
+    if let Some(path) = &args.capture {
+        capture::write_capture(&recording.into_capture(), path)
+            .with_context(|| format!("write {}", path.display()))?;
+        output::print_message(&format!("captured to {}", path.display()));
+    }
+    if let (Some(python), Some(interpreter)) = (&mut seen.python, &args.python) {
+        python.interpreter.clone_from(interpreter);
+    }
+    Ok(seen)
+}
+
+/// Returns access to this box's files, with its home, data and Python directories.
+fn live_files(args: &DoctorArgs) -> anyhow::Result<LiveFiles> {
+    let mut live = LiveFiles::new("/");
+    if let Some(home) = std::env::var_os("HOME").map(PathBuf::from) {
+        live = live.with_home(&home).with_data(&home.join(".flotilla"));
+    }
+    if let Some(python) = &args.python {
+        if !python.is_file() {
+            bail!(
+                "--python {}: no such file; pass an interpreter such as VENV/bin/python (A104)",
+                python.display()
+            );
+        }
+        live = live.with_python(&std::path::absolute(python)?);
+    }
+    Ok(live)
+}
+
+/// Prints the box, its findings and the state of each role.
+fn print_findings(seen: &HostSnapshot, profile: &HardwareProfile, findings: &[DoctorFinding]) {
+    print_box(seen, profile);
+    for DoctorFinding { id, severity, seen, why, remedy, source } in findings {
+        output::print_line("");
+        output::print_line(&format!("{} {id}: {seen}", severity_word(*severity)));
+        output::print_line(&format!("     why: {why}"));
+        output::print_line(&format!("  remedy: {remedy}"));
+        output::print_line(&format!("  source: {source}"));
+    }
+    let roles = ROLE_NAMES.map(|role| match blocking_findings(seen, role).as_slice() {
+        [] => format!("{role} yes"),
+        ids => format!("{role} NO ({})", ids.join(", ")),
+    });
+    let count = |severity| findings.iter().filter(|one| one.severity == severity).count();
+    let counts = [Severity::Fail, Severity::Warn, Severity::Info]
+        .map(|severity| format!("{} {}", count(severity), severity_word(severity)));
+    output::print_line("");
+    output::print_line(&format!("{}: {}", counts.join(", "), roles.join(", ")));
+}
+
+/// Prints the hardware and software of a box.
+fn print_box(seen: &HostSnapshot, profile: &HardwareProfile) {
+    output::print_line(&format!("{}: {}", profile.name, profile.summary));
+    let kernel = &seen.kernel;
+    output::print_line(&format!("{}, kernel {}", kernel.distribution, kernel.release));
+    output::print_line(&format!(
+        "{}, {} cores, {} of memory",
+        seen.cpu.model,
+        seen.cpu.logical,
+        output::format_bytes(seen.memory.total)
+    ));
+    for gpu in &seen.gpus {
+        let memory = if gpu.unified_memory { gpu.gtt_total } else { gpu.vram_total };
+        output::print_line(&format!(
+            "{} at {}, HIP device {}, {}{}",
+            gpu.gfx,
+            gpu.pci,
+            gpu.ordinal,
+            output::format_bytes(memory),
+            if gpu.suspended { ", asleep" } else { "" }
+        ));
+    }
+    for (directory, version) in &seen.rocm {
+        output::print_line(&format!("ROCm {version} in {directory}"));
+    }
+    if let Some(torch) = seen.python.as_ref().and_then(|python| python.torch.as_ref()) {
+        output::print_line(&format!("torch {}", torch.version));
+    }
+}
+
+/// Returns the ids of the failures that block a role.
+fn blocking_findings(seen: &HostSnapshot, role: &str) -> Vec<&'static str> {
+    let mut ids: Vec<_> = doctor::findings_for_role(seen, role)
+        .iter()
+        .filter(|finding| finding.severity == Severity::Fail)
+        .map(|finding| finding.id)
+        .collect();
+    ids.dedup();
+    ids
+}
+
+/// Returns the word printed for a severity.
+fn severity_word(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Fail => "FAIL",
+        Severity::Warn => "WARN",
+        Severity::Info => "info",
+    }
+}

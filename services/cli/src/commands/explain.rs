@@ -1,0 +1,297 @@
+//! Reports about runs and checkpoints, as text.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use control::{
+    CheckpointLineage, CycleReport, LineageSample, LineageStep, RunReport, SelectionReport,
+};
+use serde_json::{Map, Value};
+use wire::v1;
+
+use super::cycle_figures::{cycle_findings, rate_text};
+use crate::output;
+
+/// Number of samples shown without `--samples`.
+const SAMPLES_SHOWN: usize = 10;
+
+/// Prints the report of a run: each cycle, the selection report, canaries and quarantines.
+pub(super) fn print_run_report(story: &RunReport) {
+    let ended = story.ended.as_ref().map_or(format!("in phase {}", story.phase), String::clone);
+    output::print_line(&format!("{}: {} run, {ended}", story.run, story.kind));
+    output::print_line(&format!("seed {}, base {}", story.seed, story.base));
+    for cycle in &story.cycles {
+        output::print_line("");
+        output::print_line(&format!("cycle {}", cycle.cycle));
+        for (name, told) in cycle_lines(cycle) {
+            output::print_line(&format!("  {name:<10}{told}"));
+        }
+    }
+    if let Some(yields) = &story.yields {
+        print_selection_report(yields);
+    }
+    super::canary_report::print_canaries(story.proof.as_ref(), &story.quarantines);
+}
+
+/// Returns the lines of a cycle, as label and text.
+fn cycle_lines(cycle: &CycleReport) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
+    if let (Some(samples), Some(prompts), Some(with)) =
+        (cycle.samples, cycle.prompts, &cycle.sampled_with)
+    {
+        let hot = cycle.temperature.map_or(String::new(), |t| format!(" at temperature {t}"));
+        lines.push(("sampled", format!("{samples} of {prompts} prompts with {with}{hot}")));
+    }
+    if let Some(selected) = &cycle.selected {
+        lines.push(("kept", selection_text(selected)));
+    }
+    if let (Some(from), Some(training)) = (&cycle.trained_from, &cycle.training) {
+        let rate = training.learning_rate;
+        let mut told = format!("from {from} at a learning rate of {rate}");
+        if let Some(checkpoint) = &cycle.checkpoint {
+            let v1::Checkpoint { steps, loss, agent, engine, .. } = checkpoint;
+            told.push_str(&format!(", {steps} steps to a loss of {loss:.4}; {agent}, {engine}"));
+        }
+        lines.push(("trained", told));
+    }
+    let mut measured: Vec<String> = Vec::new();
+    if let Some(heldout) = cycle.done.as_ref().and_then(|done| done.heldout.as_ref()) {
+        measured.push(format!("held-out pass rate {}", rate_text(Some(heldout))));
+    }
+    let suites = cycle.perplexities.iter();
+    measured.extend(suites.map(|(suite, value)| format!("perplexity of {suite} {value:.4}")));
+    if !measured.is_empty() {
+        lines.push(("measured", measured.join(", ")));
+    }
+    if let Some(done) = &cycle.done {
+        let agents = done.samples_by_agent.iter();
+        let agents: Vec<String> = agents.map(|(agent, count)| format!("{agent} {count}")).collect();
+        if !agents.is_empty() {
+            lines.push(("boxes", agents.join(", ")));
+        }
+        let prefix = format!("cycle {}: ", done.cycle);
+        let said = cycle_findings(done).into_iter();
+        lines.extend(said.map(|line| ("so", line.trim_start_matches(&prefix).to_owned())));
+    }
+    lines
+}
+
+/// Returns the summary of a selection, with drop reasons and diversity.
+fn selection_text(selected: &v1::Selected) -> String {
+    let v1::Selected { kept, considered, min_reward, diversity, entropy, .. } = selected;
+    let entropy = entropy.map_or(String::new(), |nats| format!(", {nats:.3} nats per token"));
+    let dropped: Vec<String> =
+        selected.dropped.iter().map(|(why, count)| format!("{count} {why}")).collect();
+    format!(
+        "{kept} of {considered} that reached {min_reward}; {}; {:.0} % of a prompt's samples \
+         are distinct{entropy}",
+        dropped.join(", "),
+        diversity * 100.0
+    )
+}
+
+/// Prints why no more samples of a cycle were kept, with advice.
+fn print_selection_report(found: &SelectionReport) {
+    let SelectionReport { cycle, judged, passed, all_right, mixed, all_wrong, .. } = found;
+    output::print_line("");
+    output::print_line(&format!("why cycle {cycle} kept no more samples"));
+    output::print_line(&format!(
+        "  {passed} of {judged} judged samples reached {}; of the prompts {all_right} always, \
+         {mixed} sometimes, {all_wrong} never",
+        found.min_reward
+    ));
+    if found.cut > 0 {
+        let (cut, failed) = (found.cut, found.cut_failed);
+        output::print_line(&format!("  {cut} stopped at max_new_tokens; {failed} of those failed"));
+    }
+    for (heading, said) in [("failures", &found.failures), ("errors", &found.errors)] {
+        for (what, count) in said.iter().filter(|(what, _)| !what.is_empty()) {
+            output::print_line(&format!("  {heading}: {count} × {what}"));
+        }
+    }
+    found.advice.iter().for_each(|advice| output::print_line(&format!("  advice: {advice}")));
+}
+
+/// Prints the origin of a checkpoint. `all` prints every sample instead of the first 10.
+pub(super) fn print_lineage(lineage: &CheckpointLineage, all: bool) {
+    for (place, link) in lineage.links.iter().enumerate() {
+        if place > 0 {
+            output::print_line("");
+        }
+        for line in lineage_step_lines(link) {
+            output::print_line(&line);
+        }
+    }
+    output::print_line("");
+    output::print_line(&format!("started from {}", lineage.base));
+    let count = lineage.samples.len();
+    if count == 0 {
+        return;
+    }
+    for (who, name) in [
+        (count_by(&lineage.samples, |sample| &sample.generator), "drawn by"),
+        (count_by(&lineage.samples, |sample| &sample.verifier_agent), "judged by"),
+    ] {
+        output::print_line(&format!("its {count} samples were {name} {who}"));
+    }
+    let shown = if all { count } else { SAMPLES_SHOWN };
+    let rows = lineage.samples.iter().take(shown).map(|sample| {
+        [
+            sample.prompt_id.clone(),
+            sample.index.to_string(),
+            sample.reward.to_string(),
+            sample.tokens.to_string(),
+            sample.job.clone(),
+            sample.generator.clone(),
+            sample.engine.clone(),
+            sample.verifier.clone(),
+        ]
+    });
+    let headings =
+        ["prompt", ">sample", ">reward", ">tokens", "job", "generator", "engine", "verifier"];
+    output::print_text(&output::format_table(headings, rows));
+    if shown < count {
+        output::print_line(&format!("and {} more; --samples shows all", count - shown));
+    }
+}
+
+/// Returns sample counts by a property: `a 3, b 5`.
+fn count_by(samples: &[LineageSample], of: impl Fn(&LineageSample) -> &String) -> String {
+    let mut counts: BTreeMap<&String, usize> = BTreeMap::new();
+    samples.iter().for_each(|sample| *counts.entry(of(sample)).or_default() += 1);
+    let counts: Vec<String> = counts.iter().map(|(who, count)| format!("{who} {count}")).collect();
+    counts.join(", ")
+}
+
+/// Returns the lines of one checkpoint of a lineage.
+fn lineage_step_lines(link: &LineageStep) -> Vec<String> {
+    let v1::Checkpoint { run, cycle, step, steps, loss, agent, engine, tree, .. } =
+        &link.checkpoint;
+    let tree = tree.clone().unwrap_or_default();
+    let mut lines = vec![format!("{run}/{cycle}/{step} of {steps} steps: {}", tree.path)];
+    lines.push(format!("  digest    {}", tree.manifest));
+    lines
+        .push(format!("  trained   from {}, to a loss of {loss:.4}; {agent}, {engine}", link.from));
+    if let Some(order) = &link.order {
+        let training = order.training.clone().unwrap_or_default();
+        let v1::Training { batch_size, learning_rate, epochs, max_steps, .. } = training;
+        let long =
+            if max_steps > 0 { format!("{max_steps} steps") } else { format!("{epochs} epochs") };
+        lines.push(format!(
+            "  settings  {long}, {batch_size} sequences a step, learning rate {learning_rate}, \
+             seed {}",
+            order.seed
+        ));
+        let dataset = order.dataset.clone().unwrap_or_default();
+        let replayed = match order.replay.len() {
+            0 => String::new(),
+            some => format!(", and some of {some} earlier ones"),
+        };
+        lines.push(format!("  on        dataset {}{replayed}", dataset.digest));
+    }
+    if let Some(selected) = &link.selected {
+        lines.push(format!("  kept      {}", selection_text(selected)));
+    }
+    lines
+}
+
+/// Returns the settings that differ, each as path in the resolved spec and both values.
+pub(super) fn spec_differences(a: &Value, b: &Value) -> Vec<(String, String, String)> {
+    let mut found = Vec::new();
+    collect_differences("", a, b, &mut found);
+    found
+}
+
+/// Adds the differences of two values at a path, recursively.
+fn collect_differences(
+    path: &str,
+    a: &Value,
+    b: &Value,
+    found: &mut Vec<(String, String, String)>,
+) {
+    if let Some((left, right)) = as_sections(a, b) {
+        let mut keys: Vec<&String> = left.keys().chain(right.keys()).collect();
+        keys.sort();
+        keys.dedup();
+        for key in keys {
+            let inner = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            let of = |map: &Map<String, Value>| map.get(key).cloned().unwrap_or_default();
+            collect_differences(&inner, &of(&left), &of(&right), found);
+        }
+    } else if a != b {
+        let told = |value: &Value| match value {
+            Value::Null => "-".to_owned(),
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        found.push((path.to_owned(), told(a), told(b)));
+    }
+}
+
+/// Returns tables that compare the cycles and suites of two runs.
+pub(super) fn comparison_tables([a, b]: [&v1::Run; 2]) -> Vec<String> {
+    let both = || [a, b].into_iter().flat_map(|run| &run.cycles_done);
+    let of = |run: &v1::Run, cycle: u32, figure: &dyn Fn(&v1::CycleDone) -> String| {
+        let done = run.cycles_done.iter().find(|done| done.cycle == cycle);
+        done.map_or("-".into(), figure)
+    };
+    let heldout = |done: &v1::CycleDone| rate_text(done.heldout.as_ref());
+    let kept = |done: &v1::CycleDone| format!("{}/{}", done.kept, done.sampled);
+    let cycles: BTreeSet<u32> = both().map(|done| done.cycle).collect();
+    let rows = cycles.iter().map(|cycle| {
+        let [rates, kept] =
+            [&heldout as &dyn Fn(&_) -> _, &kept].map(|f| [of(a, *cycle, f), of(b, *cycle, f)]);
+        let ([rate_a, rate_b], [kept_a, kept_b]) = (rates, kept);
+        [cycle.to_string(), rate_a, rate_b, kept_a, kept_b]
+    });
+    let headings = [
+        ">cycle",
+        &format!(">held-out, {}", a.run),
+        &format!(">held-out, {}", b.run),
+        &format!(">kept, {}", a.run),
+        &format!(">kept, {}", b.run),
+    ];
+    let mut tables = vec![output::format_table(headings, rows)];
+    let suites = both().flat_map(|done| done.suites.iter().map(|suite| (&suite.suite, done.cycle)));
+    let suites: BTreeSet<(&String, u32)> = suites.collect();
+    if !suites.is_empty() {
+        let rows = suites.into_iter().map(|(name, cycle)| {
+            let suite = |done: &v1::CycleDone| {
+                rate_text(
+                    done.suites.iter().find(|s| s.suite == *name).and_then(|s| s.rate.as_ref()),
+                )
+            };
+            [name.clone(), cycle.to_string(), of(a, cycle, &suite), of(b, cycle, &suite)]
+        });
+        let headings = ["suite", ">cycle", &format!(">{}", a.run), &format!(">{}", b.run)];
+        tables.push(output::format_table(headings, rows));
+    }
+    tables
+}
+
+/// Returns both values as objects, if at least one is an object and the other is one or null.
+fn as_sections(a: &Value, b: &Value) -> Option<(Map<String, Value>, Map<String, Value>)> {
+    let section = |value: &Value| match value {
+        Value::Object(section) => Some(section.clone()),
+        Value::Null => Some(Map::new()),
+        _ => None,
+    };
+    let some = a.is_object() || b.is_object();
+    section(a).zip(section(b)).filter(|_| some)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn runs_differ_in_what_they_were_asked() {
+        let a = json!({"seed": "1", "raft": {"cycles": 3, "sampling": {"temperature": 1.0}}});
+        let b = json!({"seed": "1", "raft": {"cycles": 4, "gates": {"patience": 2}}});
+        let found: Vec<String> =
+            spec_differences(&a, &b).into_iter().map(|(path, ..)| path).collect();
+        assert_eq!(found, ["raft.cycles", "raft.gates.patience", "raft.sampling.temperature"]);
+        assert_eq!(spec_differences(&a, &a), []);
+    }
+}

@@ -1,0 +1,227 @@
+//! `flotilla token`, `user`, `members` and `agents revoke`: the members of a closed fleet. All of
+//! them call the gateway, from any machine.
+
+pub(crate) mod credentials;
+pub(crate) mod join;
+pub(crate) mod renewal;
+
+use std::{path::Path, process::ExitCode};
+
+use anyhow::Context;
+use gateway::client::{ClientError, GatewayTarget, MembershipClient};
+use identity::MemberIdentity;
+use wire::v1;
+
+use crate::{
+    args::{MembersCommand, TokenCommand, TokenCreateArgs, UserCommand},
+    fleet::{FleetArgs, FleetFile},
+    output,
+};
+
+/// Runs a `flotilla token` subcommand.
+pub(crate) async fn run_token_command(
+    fleet: &FleetArgs,
+    command: TokenCommand,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let mut client = connect_gateway(fleet).await?;
+    match command {
+        TokenCommand::Create(args) => create_token(&mut client, args, json).await?,
+        TokenCommand::List => {
+            let tokens = client.list_tokens().await?;
+            output::print_json_or(json, &tokens, || print_tokens(&tokens))?;
+        }
+        TokenCommand::Revoke { id } => client.revoke_token(&id).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Creates a join token and prints it, with instructions on stderr.
+async fn create_token(
+    client: &mut MembershipClient,
+    args: TokenCreateArgs,
+    json: bool,
+) -> anyhow::Result<()> {
+    let TokenCreateArgs { roles, uses, expires, pool, gateway } = args;
+    let expires_in_s = expires.as_secs_f64();
+    let request = v1::CreateTokenRequest { roles, pool, uses, expires_in_s, gateways: gateway };
+    let made = client.create_token(request).await?;
+    if json {
+        return output::print_json(&made);
+    }
+    let token = made.token.unwrap_or_default();
+    output::print_line(&made.line);
+    output::print_status_text(&format!(
+        "token {} lets in {} until {}, as {}. On each box:\n\n  \
+         read -rs FLOTILLA_TOKEN && export FLOTILLA_TOKEN    # paste the line, press Enter\n  \
+         flotilla join\n",
+        output::escape_line(&token.id),
+        if token.uses == 1 { "one box".into() } else { format!("{} boxes", token.uses) },
+        output::format_time(token.expires_at.as_ref()),
+        output::escape_line(&token.roles.join(", ")),
+    ));
+    Ok(())
+}
+
+/// Prints join tokens as a table.
+fn print_tokens(tokens: &[v1::JoinTokenInfo]) {
+    let rows = tokens.iter().map(|token| {
+        let revoked = token
+            .revoked_at
+            .as_ref()
+            .map(|at| format!("revoked {}", output::format_time(Some(at))));
+        [
+            token.id.clone(),
+            token.roles.join(", "),
+            token.pool.clone(),
+            format!("{}/{}", token.uses_left, token.uses),
+            revoked.unwrap_or_else(|| output::format_time(token.expires_at.as_ref())),
+            token.created_by.clone(),
+            token.used_by.join(", "),
+        ]
+    });
+    let headings = ["token", "roles", "pool", ">uses left", "expires", "made by", "used by"];
+    output::print_text(&output::format_table(headings, rows));
+}
+
+/// Runs a `flotilla user` subcommand.
+pub(crate) async fn run_user_command(
+    fleet: &FleetArgs,
+    command: UserCommand,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    match command {
+        UserCommand::Create { name, scope, expires, out } => {
+            let identity = credentials::prepare_credentials(&out, &name)?;
+            let request = v1::CreateUserRequest {
+                public_key: identity.ensure_public_key()?,
+                name,
+                scope,
+                expires_in_s: expires.as_secs_f64(),
+            };
+            let membership = connect_gateway(fleet).await?.create_user(request).await?;
+            // The user may be on another machine, where our address of the gateway is not
+            // reachable.
+            let gateway =
+                membership.gateways.first().context("the fleet has no gateway address")?;
+            credentials::write_credentials(&out, &membership, gateway)?;
+            output::print_message(&format!(
+                "{} may use this fleet as {} until {}, with --dir {}; keep that directory to \
+                 whoever it is for",
+                membership.name,
+                membership.scope,
+                output::format_time(membership.expires_at.as_ref()),
+                out.display(),
+            ));
+        }
+        UserCommand::List => {
+            let members = connect_gateway(fleet).await?.list_members().await?;
+            print_members(
+                members.into_iter().filter(|member| !member.scope.is_empty()).collect(),
+                json,
+            )?;
+        }
+        UserCommand::Revoke { name } => revoke_member(fleet, &name).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints all members.
+pub(crate) async fn list_members(
+    fleet: &FleetArgs,
+    MembersCommand::List: MembersCommand,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    print_members(connect_gateway(fleet).await?.list_members().await?, json)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Revokes an agent or user.
+pub(crate) async fn revoke_member(fleet: &FleetArgs, name: &str) -> anyhow::Result<()> {
+    let revoked = connect_gateway(fleet).await?.revoke_member(name).await?;
+    output::print_message(&format!(
+        "{name} was revoked {}",
+        output::format_time(revoked.revoked_at.as_ref())
+    ));
+    Ok(())
+}
+
+/// Prints members as a table or as JSON.
+fn print_members(members: Vec<v1::MemberInfo>, json: bool) -> anyhow::Result<()> {
+    if json {
+        return output::print_json(&members);
+    }
+    let rows = members.into_iter().map(|member| {
+        let revoked = member
+            .revoked_at
+            .as_ref()
+            .map(|at| format!("revoked {}", output::format_time(Some(at))));
+        [
+            member.name,
+            if member.scope.is_empty() { member.roles.join(", ") } else { member.scope },
+            if member.pool.is_empty() { "-".into() } else { member.pool },
+            output::format_time(member.joined_at.as_ref()),
+            revoked.unwrap_or_else(|| output::format_time(member.expires_at.as_ref())),
+            if member.token.is_empty() { "-".into() } else { member.token },
+            if member.host.is_empty() { "-".into() } else { member.host },
+            if member.version.is_empty() { "-".into() } else { member.version },
+        ]
+    });
+    let headings =
+        ["member", "may", "?pool", "joined", "good until", "?token", "?host", "?version"];
+    output::print_text(&output::format_table(headings, rows));
+    Ok(())
+}
+
+/// Connects to the gateway of a closed fleet as the member of `--dir`.
+///
+/// # Errors
+/// If there is no directory or identity, or the gateway does not answer.
+async fn connect_gateway(fleet: &FleetArgs) -> anyhow::Result<MembershipClient> {
+    let directory = fleet.dir.as_deref().context(
+        "no fleet given; pass --dir with the fleet's directory or an admin's kit, or set FLOTILLA_DIR",
+    )?;
+    let file = FleetFile::read(directory)?
+        .with_context(|| format!("no fleet has run in {}", directory.display()))?;
+    let identity = fleet.read_identity()?.with_context(|| {
+        let directory = directory.display();
+        format!(
+            "the fleet of {directory} is open: it has no members, and anyone who can reach it has \
+             full access; create a closed one with `flotilla init --dir DIR`"
+        )
+    })?;
+    Ok(MembershipClient::connect_first(&gateway_target(&file, &identity)?).await?)
+}
+
+/// Returns the gateway's addresses and the member's credentials for it.
+pub(crate) fn gateway_target(
+    file: &FleetFile,
+    identity: &MemberIdentity,
+) -> anyhow::Result<GatewayTarget> {
+    Ok(GatewayTarget {
+        addresses: file.gateway.split(',').map(reachable_address).collect(),
+        ca_pem: identity.read_ca()?,
+        bearer: Some(identity.read_bearer()?),
+    })
+}
+
+/// Returns the address at which a gateway that listens on all addresses is reachable from this
+/// machine.
+fn reachable_address(address: &str) -> String {
+    address.trim().replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
+}
+
+/// Returns the credentials directory of a joining box: `/var/lib/flotilla/kit` for root, otherwise
+/// `~/.flotilla/kit`.
+pub(crate) fn default_credentials_directory() -> anyhow::Result<std::path::PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return Ok("/var/lib/flotilla/kit".into());
+    }
+    let home = std::env::var_os("HOME").context("HOME is not set; pass --dir")?;
+    Ok(Path::new(&home).join(".flotilla/kit"))
+}
+
+/// Returns true if a retry may succeed.
+pub(crate) fn is_transient_error(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<ClientError>().is_some_and(ClientError::is_transient)
+}

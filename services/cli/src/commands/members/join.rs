@@ -1,0 +1,240 @@
+//! `flotilla join`: from a join token to a running agent.
+
+use std::{
+    io::Read,
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Command, ExitCode},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use gateway::client::{GatewayTarget, MembershipClient, fetch_authority};
+use identity::{Fingerprint, JoinToken, MemberIdentity, ProofPurpose, ProofStatement};
+use wire::{AgentId, v1};
+
+use crate::{
+    args::{Cli, JoinArgs, ROLE_NAMES},
+    clock::unix_time_ms,
+    commands::{agent, service},
+    discovery,
+    fleet::{FleetArgs, FleetFile},
+    output,
+    systemd::{ServiceOptions, ServiceScope},
+};
+
+use super::{credentials, default_credentials_directory, is_transient_error, renewal};
+
+/// Number of attempts, enough for a gateway that is restarting.
+const ATTEMPTS_MAX: u32 = 5;
+/// Backoff between attempts, multiplied by the number of the attempt.
+const RETRY_BACKOFF: Duration = Duration::from_secs(1);
+/// Gateway address of a token that requests a search of the network.
+const DISCOVER_ADDRESS: &str = "discover";
+/// Maximum size of a token file.
+const TOKEN_BYTES_MAX: u64 = 64 << 10;
+
+/// Joins a fleet and starts an agent, as a service or in place of this process. A box that already
+/// joined with this token only starts the agent.
+pub(crate) async fn join_fleet(fleet: &FleetArgs, args: JoinArgs) -> anyhow::Result<ExitCode> {
+    let directory = match &fleet.dir {
+        Some(directory) => directory.clone(),
+        None => default_credentials_directory()?,
+    };
+    let command = build_agent_arguments(&directory, &args)?;
+    let line = read_token_line(&args)?;
+    match credentials::find_joined_member(&directory, &line)? {
+        Some(name) if args.name.as_ref().is_none_or(|wanted| *wanted == name) => {
+            output::print_message(&format!(
+                "{name} is already a member; its kit is {}",
+                directory.display()
+            ));
+        }
+        _ => request_membership(line.parse()?, &directory, &args).await?,
+    }
+    if args.no_agent {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.service {
+        install_agent_service(&directory, &args).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    // The agent replaces this process, so that the token is no longer visible in its arguments.
+    let mut agent = Command::new(std::env::current_exe().context("find this program")?);
+    agent.args(&command);
+    for secret in ["FLOTILLA_TOKEN", "FLOTILLA_NATS"] {
+        agent.env_remove(secret);
+    }
+    Err(agent.exec()).context("start the agent")
+}
+
+/// Finds the gateway, joins with the token and records it.
+async fn request_membership(
+    mut token: JoinToken,
+    directory: &Path,
+    args: &JoinArgs,
+) -> anyhow::Result<()> {
+    token.gateways.retain(|address| address != DISCOVER_ADDRESS);
+    if args.discover || token.gateways.is_empty() {
+        token.gateways = discovery::find_gateways(&token.ca).await?;
+    }
+    let name = match &args.name {
+        Some(name) => AgentId::new(name.as_str())?,
+        None => agent::host_agent_id()?,
+    };
+    let name = join_with_retries(&token, directory, &name, &args.roles).await?;
+    credentials::record_token(directory, &token)?;
+    output::print_message(&format!("{name} joined the fleet; its kit is {}", directory.display()));
+    Ok(())
+}
+
+/// Installs the agent as a service, with the roles that its credentials grant.
+async fn install_agent_service(directory: &Path, args: &JoinArgs) -> anyhow::Result<()> {
+    let granted = renewal::read_grant(directory)?.map(|granted| granted.roles).unwrap_or_default();
+    let works = granted.iter().map(|role| role.as_str()).filter(|role| ROLE_NAMES.contains(role));
+    service::install_service(&ServiceOptions {
+        program: std::env::current_exe().context("find this program")?,
+        credentials: Some(std::path::absolute(directory).context("find the kit's directory")?),
+        nats: Vec::new(),
+        // The name comes from the credentials.
+        name: None,
+        roles: works.map(str::to_owned).collect(),
+        scope: if args.user { ServiceScope::User } else { ServiceScope::System },
+    })
+    .await
+}
+
+/// Reads the join token from the arguments, the environment, a file or stdin.
+fn read_token_line(args: &JoinArgs) -> anyhow::Result<String> {
+    let mut text = String::new();
+    match (&args.token_file, args.token.as_deref()) {
+        (Some(path), _) => {
+            std::fs::File::open(path)
+                .and_then(|file| file.take(TOKEN_BYTES_MAX).read_to_string(&mut text))
+                .with_context(|| format!("read the join token in {}", path.display()))?;
+        }
+        (None, Some("-")) => {
+            std::io::stdin()
+                .take(TOKEN_BYTES_MAX)
+                .read_to_string(&mut text)
+                .context("read the join token from stdin")?;
+        }
+        (None, token) => token.unwrap_or_default().clone_into(&mut text),
+    }
+    Ok(text)
+}
+
+/// Returns the command line of the agent. Checked before the token is used.
+fn build_agent_arguments(
+    directory: &Path,
+    args: &JoinArgs,
+) -> anyhow::Result<Vec<std::ffi::OsString>> {
+    let directory = std::path::absolute(directory).context("find the kit's directory")?;
+    let mut all: Vec<std::ffi::OsString> = vec!["agent".into(), "--dir".into(), directory.into()];
+    all.extend(args.agent.iter().cloned());
+    let checked = Cli::try_parse_from(std::iter::once("flotilla".into()).chain(all.clone()));
+    match checked {
+        Ok(_) => Ok(all),
+        Err(error) => bail!("arguments after `--` are for the agent: {} (A100)", error.render()),
+    }
+}
+
+/// Joins with retries and writes the credentials. After a crash, a second call continues with the
+/// same key. Returns the member's name.
+///
+/// # Errors
+/// If the token has expired or names no gateway, if the directory belongs to another fleet, or if
+/// the gateway refuses.
+async fn join_with_retries(
+    token: &JoinToken,
+    directory: &Path,
+    name: &AgentId,
+    roles: &[String],
+) -> anyhow::Result<String> {
+    let identity = credentials::prepare_credentials(directory, name.as_str())?;
+    if let Ok(ca) = identity.read_ca()
+        && FleetFile::read(directory)?.is_some()
+        && Fingerprint::from_pem(&ca)? != token.ca
+    {
+        bail!(
+            "{} is a kit of another fleet; choose another directory with --dir, or remove it (K105)",
+            directory.display()
+        );
+    }
+    let now = unix_time_ms() / 1000;
+    if let Some(ago) = now.checked_sub(token.expires_at).filter(|ago| *ago > 0) {
+        bail!(
+            "join token expired {ago} s ago by this machine's clock; create a new one with `flotilla token create` (K107)"
+        );
+    }
+    if token.gateways.is_empty() {
+        bail!(
+            "join token has no gateway address; create one with `flotilla token create --gateway HOST:PORT` (A117)"
+        );
+    }
+    let public_key = identity.ensure_public_key()?;
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match join_any_gateway(token, &identity, name, &public_key, roles).await {
+            Ok((membership, gateway)) => {
+                credentials::write_credentials(directory, &membership, &gateway)?;
+                return Ok(membership.name);
+            }
+            Err(error) if is_transient_error(&error) && tries < ATTEMPTS_MAX => {
+                output::print_message(&format!("{error:#}; trying again"));
+                tokio::time::sleep(RETRY_BACKOFF * tries).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Sends the join request to the first gateway of the token that proves to be the fleet's.
+async fn join_any_gateway(
+    token: &JoinToken,
+    identity: &MemberIdentity,
+    name: &AgentId,
+    public_key: &str,
+    roles: &[String],
+) -> anyhow::Result<(v1::Membership, String)> {
+    let mut failed = None;
+    for address in &token.gateways {
+        let ca_pem = match fetch_authority(address, token.ca).await {
+            Ok(ca_pem) => ca_pem,
+            Err(error) => {
+                failed = Some(anyhow::Error::from(error));
+                continue;
+            }
+        };
+        let target = GatewayTarget { addresses: vec![address.clone()], ca_pem, bearer: None };
+        let mut client = MembershipClient::connect_first(&target).await?;
+        let request = build_join_request(token, identity, name, public_key, roles)?;
+        return Ok((client.join_fleet(request).await?, address.clone()));
+    }
+    Err(failed.context("join token has no gateway address")?)
+}
+
+/// Builds a signed join request.
+fn build_join_request(
+    token: &JoinToken,
+    identity: &MemberIdentity,
+    name: &AgentId,
+    public_key: &str,
+    roles: &[String],
+) -> anyhow::Result<v1::JoinRequest> {
+    let at_ms = unix_time_ms();
+    let purpose = ProofPurpose::Join { token: &token.id };
+    let statement = ProofStatement { purpose, fleet: token.ca, name, at_ms };
+    Ok(v1::JoinRequest {
+        id: token.id.clone(),
+        secret: token.secret.clone(),
+        name: name.to_string(),
+        public_key: public_key.to_owned(),
+        roles: roles.to_vec(),
+        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        proof: Some(v1::KeyProof { at_ms, signature: statement.sign_with(identity)? }),
+    })
+}

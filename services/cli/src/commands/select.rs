@@ -1,0 +1,53 @@
+//! `flotilla select`: compares a cycle's selection with another strategy.
+
+use std::{collections::BTreeSet, process::ExitCode};
+
+use anyhow::Context;
+use control::{SelectionComparison, SelectionSummary};
+use spec::SelectionSpec;
+use wire::RunId;
+
+use crate::{args::SelectArgs, fleet::FleetArgs, output};
+
+/// Selects again from a cycle's samples and prints both selections.
+pub(crate) async fn preview_selection(
+    fleet: &FleetArgs,
+    args: &SelectArgs,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let run = RunId::new(args.run.as_str())?;
+    let rules = SelectionSpec::parse(&args.policy).context("--policy")?;
+    let control = fleet.connect_control().await?;
+    let comparison = control.preview_selection(&run, args.cycle, &rules).await?;
+    if let Some(path) = &args.out {
+        let written = std::fs::write(path, &comparison.dataset);
+        written.with_context(|| format!("write {}", path.display()))?;
+    }
+    output::print_json_or(json, &comparison, || print_comparison(&comparison))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints two selections side by side.
+fn print_comparison(comparison: &SelectionComparison) {
+    let SelectionComparison { run, cycle, considered, was, would, both, .. } = comparison;
+    output::print_line(&format!("{run}, cycle {cycle}: of {considered} samples"));
+    let row = |name: &str, of: &dyn Fn(&SelectionSummary) -> String| {
+        [name.to_owned(), of(was), of(would)]
+    };
+    let mut rows = vec![
+        row("kept", &|side| side.kept.to_string()),
+        row("of prompts", &|side| side.prompts.to_string()),
+        row("tokens", &|side| side.tokens.to_string()),
+        row("mean reward", &|side| side.reward.map_or("-".into(), |mean| format!("{mean:.4}"))),
+    ];
+    let reasons: BTreeSet<&String> = was.dropped.keys().chain(would.dropped.keys()).collect();
+    for why in reasons {
+        let count = |side: &SelectionSummary| {
+            side.dropped.get(why).copied().unwrap_or_default().to_string()
+        };
+        rows.push(row(why, &count));
+    }
+    output::print_text(&output::format_table(["", ">was", ">would be"], rows));
+    let (lost, gained) = (was.kept - both, would.kept - both);
+    output::print_line(&format!("{both} samples kept by both; {gained} gained, {lost} lost"));
+}

@@ -1,0 +1,217 @@
+//! Connection to a fleet: by its directory on this machine, or by its NATS server.
+
+mod process;
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, bail};
+use bus::{Bus, ConnectOptions, FactProducer};
+use clap::Args;
+use control::{FleetControl, StoreAccess};
+use identity::MemberIdentity;
+use serde::{Deserialize, Serialize};
+use store::GatewayStore;
+use wire::v1;
+
+pub use self::process::{FleetProcess, FleetProcessOptions, wait_ready};
+
+/// Flags that select a fleet.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct FleetArgs {
+    /// Directory of the fleet on this machine
+    #[arg(long, env = "FLOTILLA_DIR", global = true)]
+    pub dir: Option<PathBuf>,
+    /// URL of the fleet's NATS server; separate several of a cluster by commas
+    #[arg(long, env = "FLOTILLA_NATS", value_delimiter = ',', global = true)]
+    pub nats: Vec<String>,
+    /// Credentials file for the NATS server
+    #[arg(long, env = "FLOTILLA_NATS_CREDS", global = true)]
+    pub nats_creds: Option<PathBuf>,
+    /// Certificate authority of the NATS server
+    #[arg(long, env = "FLOTILLA_NATS_CA", global = true)]
+    pub nats_ca: Option<PathBuf>,
+    /// Client certificate for the NATS server
+    #[arg(long, env = "FLOTILLA_NATS_CERT", requires = "nats_key", global = true)]
+    pub nats_cert: Option<PathBuf>,
+    /// Private key of the client certificate
+    #[arg(long, env = "FLOTILLA_NATS_KEY", requires = "nats_cert", global = true)]
+    pub nats_key: Option<PathBuf>,
+}
+
+/// The file `fleet.json` in a fleet's directory: the addresses of its services.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct FleetFile {
+    pub nats: String,
+    pub gateway: String,
+    pub store: String,
+    /// Process id of `flotilla up`; 0 if this machine does not run the services.
+    #[serde(default)]
+    pub pid: u32,
+    /// Member that uses this directory, in a closed fleet; its paths are relative to the directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<MemberIdentity>,
+}
+
+impl FleetFile {
+    /// Returns the URL of the gateway's web page, for a browser on this machine.
+    pub(crate) fn page_url(&self) -> String {
+        let scheme = if self.identity.is_some() { "https" } else { "http" };
+        match self.gateway.parse::<SocketAddr>() {
+            Ok(all) if all.ip().is_unspecified() => format!("{scheme}://localhost:{}/", all.port()),
+            _ => format!("{scheme}://{}/", self.gateway),
+        }
+    }
+
+    /// Returns the path of the file in a fleet's directory.
+    pub(crate) fn path_in(directory: &Path) -> PathBuf {
+        directory.join("fleet.json")
+    }
+
+    /// Reads the file of a directory; `None` if no fleet was ever up there.
+    pub(crate) fn read(directory: &Path) -> anyhow::Result<Option<Self>> {
+        let path = Self::path_in(directory);
+        let text = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text.with_context(|| format!("read {}", path.display()))?,
+        };
+        let file = serde_json::from_slice(&text);
+        file.map(Some).with_context(|| format!("{} is not a valid fleet file", path.display()))
+    }
+
+    /// Writes the file atomically.
+    pub(crate) fn write(&self, directory: &Path) -> anyhow::Result<()> {
+        let path = Self::path_in(directory);
+        let partial = path.with_extension("json.partial");
+        let text = serde_json::to_vec_pretty(self)?;
+        write_new_file(&partial, &text)
+            .and_then(|()| fs::rename(&partial, &path))
+            .with_context(|| format!("write {}", path.display()))
+    }
+}
+
+/// Writes a new file in place of an existing one, without following links, because root writes into
+/// directories of other users.
+fn write_new_file(path: &Path, text: &[u8]) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => File::create_new(path)?.write_all(text),
+    }
+}
+
+impl FleetArgs {
+    /// Returns the options to connect to the bus, as a producer with this name and role.
+    ///
+    /// # Errors
+    /// If no fleet is selected, or none was ever up in the directory.
+    pub(crate) fn connect_options(
+        &self,
+        producer: &str,
+        role: &str,
+    ) -> anyhow::Result<ConnectOptions> {
+        let file = self.dir.as_deref().map(FleetFile::read).transpose()?.flatten();
+        let urls = match (&self.nats[..], &file, &self.dir) {
+            ([], Some(file), _) => file.nats.split(',').map(str::to_owned).collect(),
+            ([], None, Some(directory)) => {
+                let directory = directory.display();
+                bail!(
+                    "no fleet has run in {directory}; start one with `flotilla up --dir {directory}` (A103)"
+                )
+            }
+            ([], None, None) => bail!(
+                "no fleet given; pass --dir DIR or --nats URL, or set FLOTILLA_DIR or FLOTILLA_NATS (A103)"
+            ),
+            (urls, ..) => urls.to_vec(),
+        };
+        Ok(ConnectOptions {
+            urls,
+            identity: self.read_identity()?,
+            credentials_file: self.nats_creds.clone(),
+            tls_ca: self.nats_ca.clone(),
+            tls_cert: self.nats_cert.clone(),
+            tls_key: self.nats_key.clone(),
+            monitor_urls: Vec::new(),
+            producer: FactProducer { name: producer.to_owned(), role: role.to_owned() },
+        })
+    }
+
+    /// Returns the member identity of the directory, if the fleet is closed.
+    pub(crate) fn read_identity(&self) -> anyhow::Result<Option<MemberIdentity>> {
+        let Some(directory) = &self.dir else { return Ok(None) };
+        let file = FleetFile::read(directory)?;
+        Ok(file.and_then(|file| file.identity).map(|identity| identity.resolve_in(directory)))
+    }
+
+    /// Connects to the bus.
+    pub(crate) async fn connect_bus(&self, producer: &str, role: &str) -> anyhow::Result<Bus> {
+        Ok(Bus::connect(&self.connect_options(producer, role)?).await?)
+    }
+
+    /// Connects to the fleet for queries and commands.
+    pub(crate) async fn connect_control(&self) -> anyhow::Result<FleetControl> {
+        let bus = self.connect_bus("cli", "user").await?;
+        let config = read_fleet_config(&bus).await?;
+        Ok(FleetControl::new(bus, self.store_access(&config, None)?))
+    }
+
+    /// Returns the ways to reach the store from this machine. `named` or `FLOTILLA_STORE` overrides
+    /// the fleet's URL.
+    pub(crate) fn store_access(
+        &self,
+        config: &v1::FleetConfig,
+        named: Option<&str>,
+    ) -> anyhow::Result<StoreAccess> {
+        let named = named.map(str::to_owned).or_else(|| std::env::var("FLOTILLA_STORE").ok());
+        let named = named.filter(|url| !url.is_empty());
+        Ok(StoreAccess {
+            url: config.store.clone(),
+            override_url: named,
+            gateway: self.gateway_store()?,
+        })
+    }
+
+    /// Returns this member's access to the store through the gateway, in a closed fleet.
+    fn gateway_store(&self) -> anyhow::Result<Option<GatewayStore>> {
+        let Some(directory) = &self.dir else { return Ok(None) };
+        let Some(FleetFile { gateway, identity: Some(identity), .. }) = FleetFile::read(directory)?
+        else {
+            return Ok(None);
+        };
+        let MemberIdentity { ca, bearer, .. } = identity.resolve_in(directory);
+        Ok(Some(GatewayStore { gateway, ca: Some(ca), bearer: Some(bearer) }))
+    }
+}
+
+/// Reads the fleet's configuration from the bus.
+///
+/// # Errors
+/// If there is no fleet on the NATS server.
+pub(crate) async fn read_fleet_config(bus: &Bus) -> anyhow::Result<v1::FleetConfig> {
+    let config = bus.read_fleet_config().await?;
+    config.context("no fleet on this NATS server; start one with `flotilla up` (A103)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_where_a_fleets_file_is_written_is_replaced_and_not_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let shadow = directory.path().join("shadow");
+        fs::write(&shadow, "root's").unwrap();
+        for name in ["fleet.json.partial", "fleet.json"] {
+            std::os::unix::fs::symlink(&shadow, directory.path().join(name)).unwrap();
+        }
+        let (nats, gateway, store) = ("nats://a:1".into(), "a:2".into(), "file:///c".into());
+        let file = FleetFile { nats, gateway, store, pid: 0, identity: None };
+        file.write(directory.path()).unwrap();
+        assert_eq!(fs::read_to_string(&shadow).unwrap(), "root's");
+        assert_eq!(FleetFile::read(directory.path()).unwrap().unwrap().gateway, "a:2");
+        assert!(FleetFile::path_in(directory.path()).symlink_metadata().unwrap().is_file());
+    }
+}

@@ -1,0 +1,72 @@
+//! The command line of the `flotilla` program: parses it, starts logging and runs one subcommand.
+//!
+//! Stdout carries data, stderr carries messages for people. Exit codes: 0 done, 1 a failure, 2
+//! wrong usage, 3 the run failed or the audit has findings.
+//!
+//! [`run_program`] is the whole program. The other public items serve the benchmarks.
+
+mod agent_lock;
+mod args;
+mod clock;
+mod commands;
+mod demo;
+pub mod demo_task;
+mod discovery;
+pub mod fleet;
+mod fleet_keys;
+pub mod local_models;
+pub mod output;
+mod print_config;
+mod progress_meter;
+mod run_progress;
+mod service_notify;
+pub mod signals;
+pub mod supervisor;
+mod systemd;
+mod tui;
+mod upgrade_plan;
+mod version;
+pub mod work_directory;
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{CommandFactory, FromArgMatches};
+
+use crate::{
+    args::{Cli, CliCommand},
+    output::{exit_with_usage, report_outcome},
+};
+pub use crate::{clock::unix_time_s, commands::run_to_success, version::VERSION};
+
+/// Worker threads of the async runtime. Two are enough: it only moves messages, and child processes
+/// do the computing.
+const ASYNC_THREADS: usize = 2;
+
+/// Runs the program with the arguments of this process and returns its exit code.
+pub fn run_program() -> ExitCode {
+    output::install_panic_hook();
+    let command = Cli::command();
+    let matches = command.clone().try_get_matches().unwrap_or_else(|error| exit_with_usage(&error));
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| exit_with_usage(&error));
+    if cli.print_config {
+        return report_outcome(
+            print_config::print_settings(&command, &matches, cli.json).map(|()| ExitCode::SUCCESS),
+        );
+    }
+    output::start_logging(cli.command.default_log_filter());
+    match cli.command {
+        CliCommand::Worker(worker) => report_outcome(commands::worker::run_worker(worker)),
+        _ => block_on_command(commands::run_command(cli)),
+    }
+}
+
+/// Runs a command on an async runtime and returns its exit code. Prints the error of a failed one.
+pub fn block_on_command(command: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(ASYNC_THREADS)
+        .enable_all()
+        .build();
+    let runtime = runtime.context("start the async runtime");
+    report_outcome(runtime.and_then(|runtime| runtime.block_on(command)))
+}

@@ -1,0 +1,75 @@
+//! Models on this machine and caches of them, for commands without a fleet.
+
+use std::path::{Path, PathBuf};
+
+use agent::{ProcessGroups, WorkerLauncher};
+use anyhow::Context;
+use engine::MatrixDtype;
+use formats::{HubCache, ModelDirError, find_model};
+use hardware::HardwareProfile;
+use hub::HubClient;
+use store::ExternalSources;
+
+/// Maximum size of the cache of converted models.
+pub const GGUF_CACHE_BYTES: u64 = 50 << 30;
+
+/// Returns the path of a model: a file (GGUF) as it is, otherwise a directory or a model
+/// `org/name[@revision]` in the Hugging Face cache.
+pub(crate) fn find_local_model(named: &Path) -> Result<PathBuf, ModelDirError> {
+    if named.is_file() {
+        return Ok(named.to_owned());
+    }
+    find_model(&named.to_string_lossy(), &HubCache::from_environment(|name| std::env::var_os(name)))
+}
+
+/// Returns the directory of models that were converted to GGUF.
+pub(crate) fn gguf_cache_directory() -> anyhow::Result<PathBuf> {
+    Ok(cache_directory()?.join("gguf"))
+}
+
+/// Returns the user's cache directory for Flotilla, by the XDG base directory specification.
+///
+/// # Errors
+/// If neither `HOME` nor `XDG_CACHE_HOME` is set.
+pub(crate) fn cache_directory() -> anyhow::Result<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = set("XDG_CACHE_HOME")
+        .filter(|path| path.is_absolute())
+        .or_else(|| Some(set("HOME")?.join(".cache")));
+    Ok(cache.context("neither HOME nor XDG_CACHE_HOME is set; set one")?.join("flotilla"))
+}
+
+/// Returns the sources of base models besides the store: the `--models` directories, the Hugging
+/// Face cache and the hub.
+pub(crate) fn find_external_sources(models: &[PathBuf]) -> anyhow::Result<ExternalSources> {
+    let hub = HubClient::from_env();
+    let mut directories = Vec::new();
+    for directory in models {
+        let found = directory.canonicalize();
+        directories.push(found.with_context(|| format!("--models {}", directory.display()))?);
+    }
+    directories.push(hub.cache_path().to_owned());
+    Ok(ExternalSources { models: directories, hub: Some(hub), peers: None })
+}
+
+/// Returns a launcher for workers of a command without an agent; their logs go below `directory`.
+pub fn worker_launcher(
+    directory: &Path,
+    profile: Option<&str>,
+    device: &str,
+    threads: Option<u32>,
+) -> anyhow::Result<WorkerLauncher> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    Ok(WorkerLauncher {
+        program: std::env::current_exe().context("find this program")?,
+        wrapper: None,
+        silence_limit: None,
+        threads: threads.map_or(cores, |threads| threads as usize),
+        device: device.to_owned(),
+        dtype: MatrixDtype::F32.type_name().to_owned(),
+        directory: directory.to_owned(),
+        profile: HardwareProfile::choose_profile(profile).context("choose the profile")?,
+        root: "/".into(),
+        process_groups: ProcessGroups::default(),
+    })
+}

@@ -1,0 +1,344 @@
+//! Printing: data on stdout, messages on stderr.
+
+use std::{
+    backtrace::{Backtrace, BacktraceStatus},
+    fmt::{Debug, Write as _},
+    io::{IsTerminal, Write},
+    process::ExitCode,
+};
+
+use comfy_table::{CellAlignment, ColumnConstraint, LineStyle, Table, TableStyle};
+use indicatif::ProgressBar;
+use serde::Serialize;
+use tracing::field::Field;
+use tracing_subscriber::{
+    EnvFilter,
+    field::MakeExt,
+    fmt::{
+        FormatFields,
+        format::{self, Writer},
+    },
+};
+use wire::ErrorCode;
+
+#[cfg(test)]
+mod tests;
+
+/// Separator between the lines of one entry: a line break and a margin, which no other line begins
+/// with.
+const CONTINUATION_MARGIN: &str = "\n    │ ";
+
+/// Returns text that is safe to print on a terminal. Characters that control the terminal, change
+/// the direction of text or are invisible are written as in `\u{1b}`. Line breaks and tabs stay.
+pub(crate) fn escape_text(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if is_control(letter) {
+            shown.extend(letter.escape_unicode());
+        } else {
+            shown.push(letter);
+        }
+    }
+    shown
+}
+
+/// Escapes text for a part of one line: as [`escape_text`], and line breaks and tabs too.
+pub(crate) fn escape_line(text: &str) -> String {
+    escape_text(text).replace('\n', "\\n").replace('\t', "\\t")
+}
+
+/// Escapes text that may have several lines, and indents all but the first with a margin, so that
+/// they cannot be mistaken for lines of this program.
+fn escape_entry(text: &str) -> String {
+    escape_text(text).replace('\n', CONTINUATION_MARGIN)
+}
+
+/// Escapes characters that JSON allows unescaped in strings but that a terminal must not get.
+/// Outside of strings JSON has no such characters.
+fn escape_json(json: &str) -> String {
+    let mut shown = String::with_capacity(json.len());
+    for letter in json.chars() {
+        if is_control(letter) {
+            for unit in letter.encode_utf16(&mut [0; 2]) {
+                // Writing to a string cannot fail.
+                let _ = write!(shown, "\\u{unit:04x}");
+            }
+        } else {
+            shown.push(letter);
+        }
+    }
+    shown
+}
+
+/// Returns true for characters that control a terminal or that it does not show, except line breaks
+/// and tabs.
+fn is_control(letter: char) -> bool {
+    match letter {
+        '\n' | '\t' => false,
+        // Controls: C0, DEL and C1.
+        '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' => true,
+        // Bidirectional controls.
+        '\u{61c}' | '\u{200e}' | '\u{200f}' => true,
+        '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => true,
+        // Line and paragraph separators.
+        '\u{2028}' | '\u{2029}' => true,
+        // Invisible characters that belong to no script.
+        '\u{ad}' | '\u{180e}' | '\u{200b}' | '\u{2060}'..='\u{2064}' | '\u{feff}' => true,
+        // Tags, and the variation selectors that emoji do not use.
+        '\u{e0000}'..='\u{e0fff}' => true,
+        _ => false,
+    }
+}
+
+/// Prints a message on stderr, escaped as one entry.
+pub fn print_message(line: &str) {
+    write_stderr(&escape_entry(line));
+}
+
+/// Prints lines of this program on stderr. Parts that come from elsewhere must have passed
+/// [`escape_line`].
+pub(crate) fn print_status_text(text: &str) {
+    write_stderr(&escape_text(text));
+}
+
+/// Returns the exit code of an outcome, and prints the error of a failed one with its causes and
+/// the help topic of its code.
+pub fn report_outcome(outcome: anyhow::Result<ExitCode>) -> ExitCode {
+    outcome.unwrap_or_else(|error| {
+        write_stderr(&describe_error(&error));
+        ExitCode::FAILURE
+    })
+}
+
+/// Returns an error with its causes, one per line, and the help topic of its code.
+///
+/// Causes whose text is already printed are skipped, because some libraries repeat their cause in
+/// their own message.
+fn describe_error(error: &anyhow::Error) -> String {
+    let mut said = error.to_string();
+    let mut lines = vec![format!("error: {}", escape_entry(&said))];
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !said.contains(&cause) {
+            lines.push(format!("  because: {}", escape_entry(&cause)));
+            said.push('\n');
+            said.push_str(&cause);
+        }
+    }
+    let code = ErrorCode::from_error(error.as_ref()).unwrap_or(ErrorCode::UNCODED_ERROR);
+    lines.push(format!("  more: flotilla topics {code}"));
+    lines.join("\n")
+}
+
+/// Prints help that was requested on stdout, or a usage error and its help topic on stderr, and
+/// exits with the exit code of clap.
+pub fn exit_with_usage(error: &clap::Error) -> ! {
+    match usage_text_to_escape(error) {
+        // A failure to print cannot be reported anywhere.
+        None => drop(error.print()),
+        Some(text) if error.use_stderr() => print_status_text(&text),
+        Some(text) => write_stdout(&escape_text(&text)),
+    }
+    if error.use_stderr() {
+        print_status_text("\nmore: flotilla topics A100");
+    }
+    std::process::exit(error.exit_code())
+}
+
+/// Returns the text of a usage error without colours if it contains characters to escape, otherwise
+/// `None`. The coloured form is used because it quotes arguments unchanged, while the plain form of
+/// clap omits their control characters.
+fn usage_text_to_escape(error: &clap::Error) -> Option<String> {
+    let plain = strip_colours(&error.render().ansi().to_string());
+    plain.chars().any(is_control).then(|| plain.trim_end().to_owned())
+}
+
+/// Removes colour sequences, `ESC [ … m`, and no other escape sequences.
+fn strip_colours(text: &str) -> String {
+    let mut parts = text.split("\u{1b}[");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let rest = part.trim_start_matches(|letter: char| letter.is_ascii_digit() || letter == ';');
+        match rest.strip_prefix('m') {
+            Some(rest) => plain.push_str(rest),
+            None => {
+                plain.push_str("\u{1b}[");
+                plain.push_str(part);
+            }
+        }
+    }
+    plain
+}
+
+/// Prints an entry of data on stdout, escaped. Exits with code 0 if stdout is closed, as with `|
+/// head -1`.
+pub(crate) fn print_line(line: &str) {
+    write_stdout(&escape_entry(line));
+}
+
+/// Prints data of several lines: a table, a page, a file. It is escaped only for a terminal; a file
+/// or a pipe gets it unchanged.
+pub fn print_text(text: &str) {
+    if std::io::stdout().is_terminal() {
+        write_stdout(&escape_text(text));
+    } else {
+        write_stdout(text);
+    }
+}
+
+/// Prints a value as a JSON document on one line, escaped for a terminal.
+pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
+    let json = serde_json::to_string(value)?;
+    if std::io::stdout().is_terminal() {
+        write_stdout(&escape_json(&json));
+    } else {
+        write_stdout(&json);
+    }
+    Ok(())
+}
+
+/// Prints a value as JSON if `json` is set, otherwise as the text that `print_plain` prints.
+pub(crate) fn print_json_or(
+    json: bool,
+    value: &impl Serialize,
+    print_plain: impl FnOnce(),
+) -> anyhow::Result<()> {
+    if json {
+        return print_json(value);
+    }
+    print_plain();
+    Ok(())
+}
+
+/// Writes a line of escaped text to stderr, and ignores failures.
+fn write_stderr(escaped: &str) {
+    let _ = writeln!(std::io::stderr(), "{escaped}");
+}
+
+/// Writes a line to stdout. Exits with code 0 if stdout is closed, as with `| head -1`.
+fn write_stdout(escaped: &str) {
+    if writeln!(std::io::stdout(), "{escaped}").is_err() {
+        std::process::exit(0);
+    }
+}
+
+/// Prints a line above a progress bar.
+pub(crate) fn print_above_bar(bar: &ProgressBar, line: &str) {
+    bar.println(escape_entry(line));
+}
+
+/// Sets the texts before and after a progress bar.
+pub(crate) fn set_bar_labels(bar: &ProgressBar, before: &str, after: &str) {
+    bar.set_prefix(escape_line(before));
+    bar.set_message(escape_line(after));
+}
+
+/// Starts the log on stderr. `RUST_LOG` overrides the default filter. The log of the hub's client
+/// is off by default, because it repeats each error that the client returns.
+pub fn start_logging(default: &str) {
+    let default = format!("{default},hf_hub=off");
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .fmt_fields(log_fields())
+        .init();
+}
+
+/// Returns the format of log entries: all fields on one line, escaped.
+fn log_fields() -> impl for<'writer> FormatFields<'writer> + Send + Sync + 'static {
+    format::debug_fn(write_field).delimited(" ")
+}
+
+/// Writes one field of a log entry, escaped. Names have a style if the log has colours.
+fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> std::fmt::Result {
+    let value = escape_line(&format!("{value:?}"));
+    match field.name() {
+        "message" => writer.write_str(&value),
+        name if writer.has_ansi_escapes() => {
+            write!(writer, "\u{1b}[3m{name}\u{1b}[0m\u{1b}[2m=\u{1b}[0m{value}")
+        }
+        name => write!(writer, "{name}={value}"),
+    }
+}
+
+/// Installs a panic hook that escapes messages, because they may quote any text.
+pub fn install_panic_hook() {
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        print_message(&format!("thread '{}' {panic}", thread.name().unwrap_or("<unnamed>")));
+        let trace = Backtrace::capture();
+        if trace.status() == BacktraceStatus::Captured {
+            print_status_text(&trace.to_string());
+        }
+    }));
+}
+
+/// Table style with one line under the headings.
+const TABLE_STYLE: TableStyle =
+    TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+
+/// Formats a table. Columns whose heading starts with `>` are aligned to the right; a column with
+/// `?` in its heading is hidden if all its cells are `-`.
+pub fn format_table<const N: usize>(
+    headings: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> String {
+    let rows: Vec<[String; N]> = rows.into_iter().collect();
+    let mut table = Table::new();
+    table.load_style(TABLE_STYLE);
+    let shown = |heading: &str| escape_line(heading.trim_start_matches(['>', '?']));
+    table.set_header(headings.map(shown));
+    for row in &rows {
+        table.add_row(row.each_ref().map(|cell| escape_line(cell)));
+    }
+    for (n, (heading, column)) in headings.iter().zip(table.column_iter_mut()).enumerate() {
+        if heading.starts_with('>') {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        if heading.contains('?') && rows.iter().all(|row| row[n] == "-") {
+            column.set_constraint(ColumnConstraint::Hidden);
+        }
+    }
+    table.trim_fmt()
+}
+
+/// Returns true if stderr is a terminal.
+pub(crate) fn stderr_is_terminal() -> bool {
+    std::io::stderr().is_terminal()
+}
+
+/// Returns true if stdout and stdin are terminals.
+pub(crate) fn is_interactive_terminal() -> bool {
+    std::io::stdout().is_terminal() && std::io::stdin().is_terminal()
+}
+
+/// Formats a size with its unit: `1.5 GiB`.
+pub fn format_bytes(count: u64) -> String {
+    indicatif::HumanBytes(count).to_string()
+}
+
+/// Formats a time in UTC: `2026-11-20 14:03:05Z`, or `-` if it is missing.
+pub(crate) fn format_time(at: Option<&wire::Timestamp>) -> String {
+    let Some(at) = at else { return "-".into() };
+    let (days, seconds) = (at.seconds.div_euclid(86_400), at.seconds.rem_euclid(86_400));
+    let (year, month, day) = civil_date(days);
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// Returns the Gregorian year, month and day of a day counted from 1970-01-01 (Howard Hinnant,
+/// `civil_from_days`).
+fn civil_date(days: i64) -> (i64, i64, i64) {
+    let shifted = days + 719_468;
+    let era = shifted.div_euclid(146_097);
+    let day_of_era = shifted.rem_euclid(146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}

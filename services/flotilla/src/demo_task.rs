@@ -1,9 +1,0 @@
-//! The built-in task: sums with written steps, which a tiny model learns within a minute.
-
-mod run_files;
-mod sums;
-
-pub(crate) use self::{
-    run_files::{BaseRunFiles, RaftRunFiles},
-    sums::DigitCount,
-};

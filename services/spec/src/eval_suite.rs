@@ -1,0 +1,288 @@
+//! The suites in `evals`: texts whose perplexity is measured, and prompts whose samples are judged.
+
+use serde::Deserialize;
+use wire::v1;
+
+use crate::{
+    error::FieldError,
+    field_checks::{FieldResult, check_count, check_range, ensure_field},
+    sampling::SamplingSpec,
+    verifier::VerifierSpec,
+};
+
+/// One suite: a text or prompts. Fields of the other kind must be absent.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SuiteSpec {
+    /// The name of the suite, unique in the spec.
+    pub name: String,
+    /// A text file, or a `.jsonl` file with {"prompt", "completion"} lines whose completions are
+    /// scored.
+    pub text: Option<String>,
+    /// Context length in tokens.
+    pub n_ctx: Option<u32>,
+    /// Tokens by which a sliding window moves forward. Default: 0, for disjoint chunks whose second
+    /// half is scored.
+    pub stride: Option<u32>,
+    /// Largest number of chunks to measure. Default: 0, for all.
+    pub chunks: Option<u32>,
+    /// A `.jsonl` file of prompts that are not trained on.
+    pub prompts: Option<String>,
+    /// The verifier that judges the samples.
+    pub verifier: Option<VerifierSpec>,
+    /// Samples of each prompt.
+    pub samples_per_prompt: Option<u32>,
+    /// The values of k for which pass@k is reported. Default: 1 and the number of samples of a
+    /// prompt.
+    pub pass_at: Option<Vec<u32>>,
+    /// Sampling settings. Those that are absent are taken from the run.
+    pub sampling: Option<SuiteSamplingSpec>,
+}
+
+/// The sampling settings of a suite.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SuiteSamplingSpec {
+    temperature: Option<f64>,
+    top_k: Option<u32>,
+    top_p: Option<f64>,
+    max_new_tokens: Option<u32>,
+}
+
+/// The two kinds of suites, with all defaults filled in.
+#[derive(Debug)]
+pub enum SuiteMeasure<'a> {
+    /// A text whose perplexity is measured.
+    Text(TextSuiteSettings<'a>),
+    /// Prompts whose samples are judged.
+    Prompts(PromptSuiteSettings<'a>),
+}
+
+/// A text suite with all defaults filled in.
+#[derive(Debug)]
+pub struct TextSuiteSettings<'a> {
+    pub name: &'a str,
+    pub text: &'a str,
+    pub n_ctx: u32,
+    pub stride: u32,
+    pub chunks: u32,
+}
+
+/// A prompt suite with all defaults filled in.
+#[derive(Debug)]
+pub struct PromptSuiteSettings<'a> {
+    pub name: &'a str,
+    pub prompts: &'a str,
+    pub verifier: &'a VerifierSpec,
+    pub samples_per_prompt: u32,
+    pub pass_at: Vec<u32>,
+    sampling: SuiteSamplingSpec,
+}
+
+/// The names of the suites that a run measures, to which gates may refer.
+#[derive(Debug, Default)]
+pub struct MeasuredSuites<'a> {
+    /// Names of the text suites.
+    pub texts: Vec<&'a str>,
+    /// Names of the prompt suites.
+    pub prompt_suites: Vec<&'a str>,
+    /// True if the run has `raft.heldout`.
+    pub has_heldout: bool,
+}
+
+/// Returns the default context length in tokens.
+fn default_context() -> u32 {
+    512
+}
+
+/// Least context length in tokens. A shorter context does not give a meaningful perplexity.
+const SHORTEST_CONTEXT: u32 = 16;
+
+/// Returns the values of k for pass@k: those given, or else 1 and the number of samples of a
+/// prompt.
+pub(super) fn default_pass_at(given: Option<&Vec<u32>>, samples: u32) -> Vec<u32> {
+    let default = || match samples {
+        1 => vec![1],
+        all => vec![1, all],
+    };
+    given.cloned().unwrap_or_else(default)
+}
+
+impl SuiteSpec {
+    /// Returns a suite that measures a file of `bytes` bytes and is named after it.
+    ///
+    /// A text must contain two contexts. For a short text, the context length is therefore reduced
+    /// so that they fit even if a token has eight bytes.
+    pub fn for_file(text: &str, bytes: u64) -> Self {
+        const BYTES_A_TOKEN: u64 = 8;
+        let file = std::path::Path::new(text);
+        let stem = file.file_stem().unwrap_or_default();
+        let name = wire::make_slug(&stem.to_string_lossy()).unwrap_or_else(|| "text".into());
+        let most = u32::try_from(bytes / BYTES_A_TOKEN / 2).unwrap_or(u32::MAX);
+        let lines = file.extension().is_some_and(|extension| extension == "jsonl");
+        let n_ctx = if lines { default_context() } else { default_context().min(most.max(1)) };
+        // Round down to a power of two.
+        let n_ctx = (1 << n_ctx.ilog2()).max(SHORTEST_CONTEXT);
+        Self { name, text: Some(text.to_owned()), n_ctx: Some(n_ctx), ..Self::default() }
+    }
+
+    /// Returns the kind of the suite with all defaults filled in. `field` is the path of the suite
+    /// in the spec.
+    ///
+    /// # Errors
+    /// Returns an error if neither or both of `text` and `prompts` are set, or a field of the other
+    /// kind is set.
+    pub fn resolve_kind(&self, field: &str) -> Result<SuiteMeasure<'_>, FieldError> {
+        let at = |name: &str| format!("{field}.{name}");
+        let of_texts = [
+            ("n_ctx", self.n_ctx.is_some()),
+            ("stride", self.stride.is_some()),
+            ("chunks", self.chunks.is_some()),
+        ];
+        let of_prompts = [
+            ("verifier", self.verifier.is_some()),
+            ("samples_per_prompt", self.samples_per_prompt.is_some()),
+            ("pass_at", self.pass_at.is_some()),
+            ("sampling", self.sampling.is_some()),
+        ];
+        let alone = |others: &[(&str, bool)], of: &str| {
+            let stray = others.iter().find(|(_, set)| *set);
+            stray.map_or(Ok(()), |(name, _)| {
+                ensure_field(false, &at(name), format!("is for suites of {of}; omit it"))
+            })
+        };
+        match (&self.text, &self.prompts) {
+            (Some(text), None) => {
+                alone(&of_prompts, "prompts")?;
+                Ok(SuiteMeasure::Text(TextSuiteSettings {
+                    name: &self.name,
+                    text,
+                    n_ctx: self.n_ctx.unwrap_or_else(default_context),
+                    stride: self.stride.unwrap_or_default(),
+                    chunks: self.chunks.unwrap_or_default(),
+                }))
+            }
+            (None, Some(prompts)) => {
+                alone(&of_texts, "texts")?;
+                let missing = || FieldError {
+                    field: at("verifier"),
+                    remedy: "name the verifier for the samples of these prompts".into(),
+                };
+                let samples_per_prompt = self.samples_per_prompt.unwrap_or(1);
+                Ok(SuiteMeasure::Prompts(PromptSuiteSettings {
+                    name: &self.name,
+                    prompts,
+                    verifier: self.verifier.as_ref().ok_or_else(missing)?,
+                    samples_per_prompt,
+                    pass_at: default_pass_at(self.pass_at.as_ref(), samples_per_prompt),
+                    sampling: self.sampling.unwrap_or_default(),
+                }))
+            }
+            _ => Err(FieldError {
+                field: field.to_owned(),
+                remedy:
+                    "write exactly one of text (its perplexity is measured) and prompts (their \
+                         samples are judged)"
+                        .into(),
+            }),
+        }
+    }
+}
+
+impl TextSuiteSettings<'_> {
+    /// Checks the fields of a text suite.
+    pub(crate) fn check_fields(&self, field: &str) -> FieldResult {
+        check_count(&format!("{field}.n_ctx"), self.n_ctx, 8, 1_048_576)?;
+        check_count(&format!("{field}.stride"), self.stride, 0, self.n_ctx)
+    }
+}
+
+impl PromptSuiteSettings<'_> {
+    /// Returns the sampling settings of the suite. Those that are absent are taken from the run.
+    pub fn sampling_to_proto(&self, run: &SamplingSpec) -> v1::Sampling {
+        let v1::Sampling { temperature, top_k, top_p, max_new_tokens } = run.into();
+        let own = &self.sampling;
+        v1::Sampling {
+            temperature: own.temperature.unwrap_or(temperature),
+            top_k: own.top_k.unwrap_or(top_k),
+            top_p: own.top_p.unwrap_or(top_p),
+            max_new_tokens: own.max_new_tokens.unwrap_or(max_new_tokens),
+        }
+    }
+
+    /// Checks the fields of a prompt suite, in a run with the sampling settings `run`.
+    pub(crate) fn check_fields(&self, field: &str, run: &SamplingSpec) -> FieldResult {
+        let at = |name: &str| format!("{field}.{name}");
+        self.verifier.check_fields(&at("verifier"))?;
+        check_count(&at("samples_per_prompt"), self.samples_per_prompt, 1, 4096)?;
+        for k in &self.pass_at {
+            check_count(&at("pass_at"), *k, 1, self.samples_per_prompt)?;
+        }
+        let v1::Sampling { temperature, top_p, max_new_tokens, .. } = self.sampling_to_proto(run);
+        check_range(&at("sampling.temperature"), temperature, 0.0, 10.0)?;
+        check_range(&at("sampling.top_p"), top_p, 1e-6, 1.0)?;
+        check_count(&at("sampling.max_new_tokens"), max_new_tokens, 1, 32_768)?;
+        ensure_field(
+            temperature > 0.0 || self.samples_per_prompt == 1,
+            &at("samples_per_prompt"),
+            "must be 1 at temperature 0, where all samples of a prompt are the same",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn suite(yaml: &str) -> SuiteSpec {
+        serde_saphyr::from_str(yaml).unwrap()
+    }
+
+    fn refused(yaml: &str) -> String {
+        let suite = suite(yaml);
+        let checked = suite.resolve_kind("e").and_then(|measure| match measure {
+            SuiteMeasure::Text(text) => text.check_fields("e"),
+            SuiteMeasure::Prompts(prompts) => prompts.check_fields("e", &SamplingSpec::default()),
+        });
+        checked.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_prompt_suite_samples_as_the_run_does_but_for_what_it_says() {
+        let yaml = "{name: a, prompts: a.jsonl, verifier: {numeric: {}}, samples_per_prompt: 4, \
+                    sampling: {temperature: 0.2}}";
+        let suite = suite(yaml);
+        let Ok(SuiteMeasure::Prompts(prompts)) = suite.resolve_kind("e") else { panic!("prompts") };
+        let run: SamplingSpec = serde_saphyr::from_str("{top_k: 7, max_new_tokens: 9}").unwrap();
+        assert_eq!(prompts.check_fields("e", &run), Ok(()));
+        assert_eq!(prompts.pass_at, [1, 4]);
+        let sampling = prompts.sampling_to_proto(&run);
+        assert_eq!((sampling.temperature, sampling.top_k, sampling.max_new_tokens), (0.2, 7, 9));
+    }
+
+    #[test]
+    fn a_suite_is_of_a_text_or_of_prompts() {
+        for (yaml, said) in [
+            ("{name: a}", "field e: write exactly one of text"),
+            ("{name: a, text: a.txt, prompts: a.jsonl}", "field e: write exactly one of text"),
+            ("{name: a, text: a.txt, pass_at: [1]}", "field e.pass_at: is for suites of prompts"),
+            ("{name: a, prompts: a.jsonl, n_ctx: 64}", "field e.n_ctx: is for suites of texts"),
+            ("{name: a, prompts: a.jsonl}", "field e.verifier: name the verifier"),
+            ("{name: a, prompts: a.jsonl, verifier: {}}", "field e.verifier: write exactly one"),
+            (
+                "{name: a, prompts: a.jsonl, verifier: {exact: {}}, pass_at: [2]}",
+                "field e.pass_at: must be from 1 to 1, not 2",
+            ),
+            (
+                "{name: a, prompts: a.jsonl, verifier: {exact: {}}, samples_per_prompt: 2, \
+                 sampling: {temperature: 0}}",
+                "field e.samples_per_prompt: must be 1 at temperature 0",
+            ),
+            ("{name: a, text: a.txt, n_ctx: 4}", "field e.n_ctx: must be from 8"),
+        ] {
+            let found = refused(yaml);
+            assert!(found.starts_with(said), "{yaml}: {found}");
+        }
+        assert!(serde_saphyr::from_str::<SuiteSpec>("{name: a, promts: a}").is_err());
+    }
+}

@@ -1,0 +1,89 @@
+//! The import of a halo-forge configuration (version 1, YAML) as a run spec, with a note on each
+//! key. halo-forge itself ignored most of these keys, or read them only from its command line.
+
+mod config_keys;
+mod spec_draft;
+mod verifier_section;
+
+use serde_json::Value;
+
+use crate::{error::SpecError, run_spec::RunSpec};
+
+use self::{config_keys::ConfigKeys, spec_draft::SpecDraft};
+
+/// An imported spec with notes on its origin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImportedSpec {
+    /// The spec as YAML.
+    pub spec: String,
+    pub notes: Vec<ImportNote>,
+}
+
+/// A note on one key of the configuration, or on a default that was used for a missing key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImportNote {
+    pub key: String,
+    /// The treatment of the key.
+    pub status: KeyStatus,
+    /// The reason, or the value that was used.
+    pub explanation: String,
+}
+
+/// The treatment of a key in an import.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyStatus {
+    Used,
+    Ignored,
+    Unknown,
+    /// A missing key, for which halo-forge's own default is used.
+    Default,
+}
+
+impl KeyStatus {
+    /// Returns the lower-case name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Used => "used",
+            Self::Ignored => "ignored",
+            Self::Unknown => "unknown",
+            Self::Default => "default",
+        }
+    }
+}
+
+/// The reason why a configuration cannot be imported.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    #[error("it is not YAML (R102)")]
+    Yaml(#[source] serde_saphyr::Error),
+    #[error("it is not a configuration: expected keys with values (R102)")]
+    Shape,
+    #[error("key {key}: expected {expected}, not {found} (R102)")]
+    Value { key: String, expected: &'static str, found: String },
+    #[error("it names no prompts; name them with --prompts (A100)")]
+    NoPrompts,
+    #[error("the converted spec cannot run")]
+    Spec(#[source] Box<SpecError>),
+}
+
+/// Converts a configuration into a spec with the name `name`. `prompts` replaces the
+/// configuration's own prompts file.
+///
+/// # Errors
+/// Returns an error if the text is not a configuration, a value has the wrong type, no prompts are
+/// named, or the resulting spec is invalid.
+pub fn import_halo_forge(
+    yaml: &str,
+    name: &str,
+    prompts: Option<&str>,
+) -> Result<ImportedSpec, ImportError> {
+    let config: Value = serde_saphyr::from_str(yaml).map_err(ImportError::Yaml)?;
+    let mut keys = ConfigKeys::from_config(config)?;
+    let draft = SpecDraft::from_keys(&mut keys, prompts)?;
+    let spec = draft.to_yaml(name);
+    RunSpec::parse(&spec).map_err(|error| ImportError::Spec(Box::new(error)))?;
+    Ok(ImportedSpec { spec, notes: keys.into_notes() })
+}
+
+#[cfg(test)]
+mod tests;

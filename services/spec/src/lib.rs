@@ -1,0 +1,37 @@
+//! The spec of a run as a user writes it: YAML with defaults, in which every unknown key is an error.
+//!
+//! [`RunSpec::parse`] reads a spec and checks its fields; the modules of the sections define their
+//! defaults and bounds and convert them to the form of the `spec` fact. The crate reads no files and
+//! knows neither bus nor store.
+
+mod canary;
+mod chat;
+mod curriculum;
+mod cycle_schedule;
+mod error;
+mod eval_suite;
+mod field_checks;
+mod gates;
+mod halo_forge;
+mod heldout;
+mod raft;
+mod run_spec;
+mod run_spec_checks;
+mod sampling;
+mod selection;
+mod training;
+mod verifier;
+
+pub use chat::ChatSpec;
+pub use error::{FieldError, SpecError};
+pub use eval_suite::{
+    MeasuredSuites, PromptSuiteSettings, SuiteMeasure, SuiteSpec, TextSuiteSettings,
+};
+pub use halo_forge::{ImportError, ImportNote, ImportedSpec, KeyStatus, import_halo_forge};
+pub use heldout::{HeldoutSize, HeldoutSpec};
+pub use raft::RaftSpec;
+pub use run_spec::{BaseSpec, InitSpec, RunSpec, SftSpec, UploadSpec, WatchSpec};
+pub use sampling::SamplingSpec;
+pub use selection::SelectionSpec;
+pub use training::{LoraAdapterSpec, TrainingSpec};
+pub use verifier::VerifierSpec;

@@ -1,0 +1,170 @@
+//! The `raft` section of a spec.
+
+use serde::Deserialize;
+use wire::v1;
+
+use crate::{
+    canary::CanarySpec,
+    chat::ChatSpec,
+    curriculum::CurriculumSpec,
+    eval_suite::{self, MeasuredSuites},
+    field_checks::{FieldResult, check_count, ensure_field},
+    gates::GatesSpec,
+    heldout::HeldoutSpec,
+    sampling::SamplingSpec,
+    selection::SelectionSpec,
+    training::{LoraAdapterSpec, TrainingSpec},
+    verifier::VerifierSpec,
+};
+
+/// The settings of reward-ranked fine-tuning (RAFT).
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RaftSpec {
+    /// A file of prompts.
+    pub prompts: String,
+    /// Prompts that are measured and not trained on.
+    pub heldout: Option<HeldoutSpec>,
+    /// True if held-out prompts may be in the training data too.
+    #[serde(default)]
+    pub allow_overlap: bool,
+    /// The chat settings. If enabled, plain prompts become user messages.
+    #[serde(default)]
+    pub chat: ChatSpec,
+    /// Number of cycles.
+    #[serde(default = "default_cycles")]
+    pub cycles: u32,
+    /// Number of prompts that a cycle samples. 0: all prompts in every cycle.
+    #[serde(default)]
+    pub prompts_per_cycle: u32,
+    /// Training samples of each prompt in a cycle.
+    #[serde(default = "default_samples")]
+    pub samples_per_prompt: u32,
+    /// Samples of each held-out prompt in a cycle.
+    #[serde(default = "default_heldout_samples")]
+    pub heldout_samples_per_prompt: u32,
+    #[serde(default)]
+    pub sampling: SamplingSpec,
+    /// The verifier that judges the samples.
+    pub verifier: VerifierSpec,
+    #[serde(default)]
+    pub selection: SelectionSpec,
+    #[serde(default)]
+    pub training: TrainingSpec,
+    #[serde(default)]
+    pub lora: LoraAdapterSpec,
+    /// True if endpoints may generate whose weights cannot be verified by digest.
+    #[serde(default)]
+    pub accept_unverified_policy: bool,
+    #[serde(default)]
+    pub curriculum: CurriculumSpec,
+    #[serde(default)]
+    pub gates: GatesSpec,
+    /// True if each cycle trains a new adapter on the base.
+    #[serde(default)]
+    pub from_base: bool,
+    /// 1: the samples of a cycle are drawn while the previous cycle trains, from the checkpoint
+    /// before that one. 0: they are drawn from the previous cycle's checkpoint.
+    #[serde(default)]
+    pub staleness: u32,
+    /// The values of k for which pass@k of held-out prompts is reported. Default: 1 and the number
+    /// of samples of a prompt.
+    pub pass_at: Option<Vec<u32>>,
+    /// True if all engines report log-probabilities of samples, even those that do so only at a
+    /// cost in speed. A gate on entropy has the same effect.
+    #[serde(default)]
+    pub entropy: bool,
+    /// The canary settings.
+    #[serde(default)]
+    pub proof: CanarySpec,
+}
+
+/// Returns the default of `heldout_samples_per_prompt`.
+fn default_heldout_samples() -> u32 {
+    1
+}
+
+/// Returns the default of `cycles`.
+fn default_cycles() -> u32 {
+    3
+}
+
+/// Returns the default of `samples_per_prompt`.
+fn default_samples() -> u32 {
+    8
+}
+
+impl RaftSpec {
+    /// Checks all fields of the section against the suites that the run measures.
+    pub(crate) fn check_fields(&self, measured: &MeasuredSuites<'_>) -> FieldResult {
+        check_count("raft.cycles", self.cycles, 1, 10_000)?;
+        check_count("raft.samples_per_prompt", self.samples_per_prompt, 1, 4096)?;
+        check_count("raft.heldout_samples_per_prompt", self.heldout_samples_per_prompt, 1, 4096)?;
+        check_count("raft.staleness", self.staleness, 0, 1)?;
+        for k in self.pass_at_values() {
+            check_count("raft.pass_at", k, 1, self.heldout_samples_per_prompt)?;
+        }
+        if let Some(HeldoutSpec::Split(split)) = &self.heldout {
+            split.check_fields("raft.heldout")?;
+        }
+        self.selection.check_fields("raft.selection", self.cycles)?;
+        let (prompts, samples) = (self.prompts_per_cycle, self.samples_per_prompt);
+        self.curriculum.check_fields("raft.curriculum", self.cycles, prompts, samples)?;
+        self.gates.check_fields("raft.gates", measured)?;
+        self.proof.check_fields("raft.proof")?;
+        self.sampling.check_fields(self.cycles)?;
+        self.verifier.check_fields("raft.verifier")?;
+        self.training.check_fields("raft.training", self.cycles)?;
+        let (max_tokens, made) = (self.training.max_tokens, self.sampling.max_new_tokens);
+        ensure_field(
+            max_tokens > made,
+            "raft.training.max_tokens",
+            format!("must be above sampling.max_new_tokens ({made}), with room for the prompt"),
+        )?;
+        self.lora.check_fields("raft.lora")
+    }
+
+    /// Converts the section to its form in the `spec` fact, without the files.
+    pub fn to_proto(&self, measured: &MeasuredSuites<'_>) -> v1::spec::Raft {
+        v1::spec::Raft {
+            prompts: None,
+            prompt_count: 0,
+            heldout: None,
+            heldout_count: 0,
+            cycles: self.cycles,
+            prompts_per_cycle: self.prompts_per_cycle,
+            samples_per_prompt: self.samples_per_prompt,
+            heldout_samples_per_prompt: self.heldout_samples_per_prompt,
+            sampling: Some((&self.sampling).into()),
+            verifier: self.verifier.to_proto(),
+            selection: Some(self.selection.to_proto()),
+            training: Some(self.training.to_proto(Some(&self.lora))),
+            accept_unverified_policy: self.accept_unverified_policy,
+            schedules: Some(self.schedules_to_proto()),
+            curriculum: Some(self.curriculum.to_proto(self.cycles)),
+            gates: Some(self.gates.to_proto(measured)),
+            from_base: self.from_base,
+            staleness: self.staleness,
+            pass_at: self.pass_at_values(),
+            prompt_suites: Vec::new(),
+            entropy: self.entropy || self.gates.entropy.is_some(),
+            proof: Some(self.proof.to_proto()),
+        }
+    }
+
+    /// Returns the values of k for pass@k.
+    pub fn pass_at_values(&self) -> Vec<u32> {
+        eval_suite::default_pass_at(self.pass_at.as_ref(), self.heldout_samples_per_prompt)
+    }
+
+    /// Returns the settings that change from cycle to cycle, in their form in the `spec` fact.
+    pub fn schedules_to_proto(&self) -> v1::Schedules {
+        let share = self.selection.keep_share.as_ref();
+        v1::Schedules {
+            temperature: self.sampling.temperature.cycle_values(self.cycles),
+            learning_rate: self.training.learning_rate.cycle_values(self.cycles),
+            min_reward: self.selection.min_reward.cycle_values(self.cycles),
+            keep_share: share.map(|share| share.cycle_values(self.cycles)).unwrap_or_default(),
+        }
+    }
+}

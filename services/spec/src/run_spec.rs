@@ -1,0 +1,143 @@
+//! The run spec as a user writes it: YAML, in which every unknown key is an error. All defaults are
+//! defined here and in the modules of the sections.
+
+use serde::Deserialize;
+
+use crate::{
+    chat::ChatSpec,
+    eval_suite::{MeasuredSuites, SuiteSpec},
+    raft::RaftSpec,
+    training::{LoraAdapterSpec, TrainingSpec},
+};
+
+/// A run spec file.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunSpec {
+    /// The name of the run. Ids of runs are `<name>-<number>`.
+    #[serde(default = "default_name")]
+    pub name: String,
+    /// The seed from which all random choices of the run are derived.
+    #[serde(default)]
+    pub seed: u64,
+    /// The pool whose agents may work on the run.
+    #[serde(default = "default_pool")]
+    pub pool: String,
+    /// The model that the run starts from.
+    pub base: BaseSpec,
+    /// The suites that are measured at every checkpoint.
+    #[serde(default)]
+    pub evals: Vec<SuiteSpec>,
+    /// The settings of supervised fine-tuning. Exactly one of `sft` and `raft` is set.
+    pub sft: Option<SftSpec>,
+    /// The settings of reward-ranked fine-tuning.
+    pub raft: Option<RaftSpec>,
+}
+
+/// A watch spec file: the settings of a run that adopts an external training.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WatchSpec {
+    /// The name of the run. Ids of runs are `<name>-<number>`. Default: the directory's name.
+    pub name: Option<String>,
+    /// The model that the adapters belong to. Default: the model that the adapters name.
+    pub base: Option<BaseSpec>,
+    /// The suites that are measured at every checkpoint.
+    #[serde(default)]
+    pub evals: Vec<SuiteSpec>,
+    /// The last step of the training. Default: the step at which the training plans to end.
+    pub until: Option<u32>,
+}
+
+/// The model that training starts from. Exactly one of `checkpoint`, `model` and `init` is set.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BaseSpec {
+    /// A checkpoint: `RUN` for the last one of a run, or `RUN/CYCLE/STEP`.
+    pub checkpoint: Option<String>,
+    /// A Hugging Face model: a local directory (as `save_pretrained` writes it, or of the hub's
+    /// cache), `org/name[@revision]` on the hub, or `store:PATH` for a directory in the fleet's
+    /// store.
+    pub model: Option<String>,
+    /// The choice of the model's files that are copied into the store. Default: `auto`.
+    pub upload: Option<UploadSpec>,
+    /// A new model with random weights.
+    pub init: Option<InitSpec>,
+}
+
+/// The choice of a model's files that are copied into the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UploadSpec {
+    /// The files that the store does not contain.
+    Auto,
+    /// All files, including those that the store contains.
+    Always,
+    /// No files, only their digests. Agents find the files on their own machines or download them
+    /// from the hub.
+    Never,
+}
+
+/// The files of a new model with random weights.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InitSpec {
+    /// The model's `config.json`.
+    pub config: String,
+    /// The model's `tokenizer.json`.
+    pub tokenizer: String,
+    /// The model's `tokenizer_config.json`, with a chat template if the model is used for chat.
+    pub tokenizer_config: Option<String>,
+}
+
+/// The settings of supervised fine-tuning.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SftSpec {
+    /// A file of examples.
+    pub data: String,
+    /// The chat settings. If enabled, plain prompts become user messages, and their completions
+    /// become the answers.
+    #[serde(default)]
+    pub chat: ChatSpec,
+    #[serde(default)]
+    pub training: TrainingSpec,
+    /// The adapter settings. Absent: all weights are trained.
+    pub lora: Option<LoraAdapterSpec>,
+}
+
+impl InitSpec {
+    /// Returns, for each file, the field of the spec, the name of the file, and its name in a
+    /// model's directory.
+    pub fn file_fields(&self) -> impl Iterator<Item = (&'static str, &str, &'static str)> {
+        let settings = self.tokenizer_config.as_deref();
+        let settings =
+            settings.map(|file| ("base.init.tokenizer_config", file, "tokenizer_config.json"));
+        let needed = [
+            ("base.init.config", self.config.as_str(), "config.json"),
+            ("base.init.tokenizer", self.tokenizer.as_str(), "tokenizer.json"),
+        ];
+        needed.into_iter().chain(settings)
+    }
+}
+
+impl RunSpec {
+    /// Returns the names of the suites that the run measures.
+    pub fn measured_suites(&self) -> MeasuredSuites<'_> {
+        let names = |prompts: bool| {
+            let of = self.evals.iter().filter(move |eval| eval.prompts.is_some() == prompts);
+            of.map(|eval| eval.name.as_str()).collect()
+        };
+        let heldout = self.raft.as_ref().is_some_and(|raft| raft.heldout.is_some());
+        MeasuredSuites { texts: names(false), prompt_suites: names(true), has_heldout: heldout }
+    }
+}
+
+/// Returns the default name of a run.
+fn default_name() -> String {
+    "run".to_owned()
+}
+/// Returns the default pool.
+fn default_pool() -> String {
+    "default".to_owned()
+}

@@ -1,0 +1,250 @@
+//! The checks of a whole spec before anything is stored or started. The bounds of each section's
+//! fields are in that section's own module.
+
+use wire::SuiteName;
+
+use crate::{
+    error::SpecError,
+    eval_suite::{SuiteMeasure, SuiteSpec},
+    field_checks::{FieldResult, check_count, ensure_field},
+    raft::RaftSpec,
+    run_spec::{BaseSpec, RunSpec, WatchSpec},
+};
+
+/// Largest spec in bytes (1 MiB). The resolved spec must fit in one fact, which has a smaller
+/// limit.
+const SPEC_BYTES_MAX: usize = 1 << 20;
+
+/// Largest number of suites in one spec. Each of them is measured at every checkpoint.
+const SUITES_MAX: usize = 64;
+
+impl RunSpec {
+    /// Reads a run spec and checks its fields, without reading the files it names.
+    ///
+    /// # Errors
+    /// Returns an error if the text is not YAML, contains an unknown key, or a field's value cannot
+    /// work.
+    pub fn parse(yaml: &str) -> Result<Self, SpecError> {
+        let bytes = yaml.len();
+        let remedy =
+            format!("it has {bytes} bytes, the limit is {SPEC_BYTES_MAX}; put texts in files");
+        ensure_field(bytes <= SPEC_BYTES_MAX, "spec", remedy)?;
+        let spec: Self = serde_saphyr::from_str(yaml).map_err(SpecError::Yaml)?;
+        spec.check_fields()?;
+        Ok(spec)
+    }
+
+    /// Checks all fields of the spec.
+    ///
+    /// # Errors
+    /// Returns the first field whose value cannot work, with advice how to correct it.
+    pub fn check_fields(&self) -> FieldResult {
+        check_run_name(&self.name)?;
+        ensure_field(wire::Pool::new(self.pool.as_str()).is_ok(), "pool", "must be a short name")?;
+        self.base.check_fields()?;
+        check_suites(&self.evals, self.raft.as_ref())?;
+        match (&self.sft, &self.raft) {
+            (Some(sft), None) => {
+                sft.training.check_fields("sft.training", 1)?;
+                let constant = sft.training.learning_rate.cycle_values(1).is_empty();
+                let remedy = "is one number: supervised training has one cycle";
+                ensure_field(constant, "sft.training.learning_rate", remedy)?;
+                sft.lora.as_ref().map_or(Ok(()), |lora| lora.check_fields("sft.lora"))
+            }
+            (None, Some(raft)) => {
+                ensure_field(
+                    self.base.init.is_none(),
+                    "base.init",
+                    "a raft run needs a model that can already do some of its prompts; \
+                     use base.checkpoint or base.model",
+                )?;
+                raft.check_fields(&self.measured_suites())
+            }
+            _ => ensure_field(false, "sft, raft", "write exactly one of the two sections"),
+        }
+    }
+}
+
+/// Checks that a name can begin the ids of runs.
+fn check_run_name(name: &str) -> FieldResult {
+    let legal = wire::RunId::new(name).is_ok() && name.len() <= 48;
+    ensure_field(legal, "name", "must be 1 to 48 of a-z, 0-9, '-' and '_'")
+}
+
+impl WatchSpec {
+    /// Reads a watch spec and checks its fields, without reading the files it names.
+    ///
+    /// # Errors
+    /// Returns an error if the text is not YAML, contains an unknown key, or a field's value cannot
+    /// work.
+    pub fn parse(yaml: &str) -> Result<Self, SpecError> {
+        let spec: Self = serde_saphyr::from_str(yaml).map_err(SpecError::Yaml)?;
+        spec.check_fields()?;
+        Ok(spec)
+    }
+
+    /// Checks all fields of the spec.
+    ///
+    /// # Errors
+    /// Returns the first field whose value cannot work, with advice how to correct it.
+    pub fn check_fields(&self) -> FieldResult {
+        self.name.as_deref().map_or(Ok(()), check_run_name)?;
+        if let Some(base) = &self.base {
+            base.check_fields()?;
+            let remedy = "adapters need an existing model; use base.model or base.checkpoint";
+            ensure_field(base.init.is_none(), "base.init", remedy)?;
+        }
+        self.until.map_or(Ok(()), |until| check_count("until", until, 1, u32::MAX))?;
+        check_suites(&self.evals, None)
+    }
+}
+
+impl BaseSpec {
+    /// Checks that exactly one source of the base is set, and that `upload` is used only with a
+    /// model outside the store.
+    fn check_fields(&self) -> FieldResult {
+        let named = [self.checkpoint.is_some(), self.model.is_some(), self.init.is_some()];
+        let one = named.into_iter().filter(|named| *named).count() == 1;
+        ensure_field(one, "base", "write exactly one of checkpoint, model and init")?;
+        let uploads = self.model.as_ref().is_some_and(|model| !model.starts_with("store:"));
+        ensure_field(
+            self.upload.is_none() || uploads,
+            "base.upload",
+            "applies only to a model that is not in the store yet; omit it",
+        )
+    }
+}
+
+/// Checks the suites of a spec: their number, unique names, and their fields. Suites of prompts
+/// need a RAFT run.
+fn check_suites(suites: &[SuiteSpec], raft: Option<&RaftSpec>) -> FieldResult {
+    let given = suites.len();
+    let remedy = format!("{given} suites are given, the limit is {SUITES_MAX}");
+    ensure_field(given <= SUITES_MAX, "evals", remedy)?;
+    for (index, suite) in suites.iter().enumerate() {
+        let field = |name: &str| format!("evals[{index}].{name}");
+        let legal = SuiteName::new(suite.name.as_str());
+        ensure_field(legal.is_ok(), &field("name"), "must be 1 to 64 of a-z, 0-9, '-' and '_'")?;
+        let twice = suites.iter().take(index).any(|other| other.name == suite.name);
+        ensure_field(!twice, &field("name"), format!("{:?} is used twice", suite.name))?;
+        let at = format!("evals[{index}]");
+        match (suite.resolve_kind(&at)?, raft) {
+            (SuiteMeasure::Text(text), _) => text.check_fields(&at)?,
+            (SuiteMeasure::Prompts(prompts), Some(raft)) => {
+                prompts.check_fields(&at, &raft.sampling)?;
+            }
+            (SuiteMeasure::Prompts(_), None) => {
+                let remedy = "are sampled only in raft runs; measure a text here";
+                ensure_field(false, &field("prompts"), remedy)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RAFT: &str = "
+name: sums
+base: { checkpoint: base-1 }
+raft:
+  prompts: prompts.jsonl
+  verifier: { exact: { extract: '#(\\d+)' } }
+";
+
+    fn parse(text: &str) -> RunSpec {
+        serde_saphyr::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_short_spec_is_whole() {
+        assert_eq!(parse(RAFT).check_fields(), Ok(()));
+    }
+
+    #[test]
+    fn prompts_are_held_out_by_file_share_or_count_and_chats_have_a_system_prompt() {
+        for tail in [
+            "heldout: h.jsonl",
+            "heldout: { share: 0.1 }",
+            "heldout: { count: 5 }",
+            "chat: true",
+            "chat: { system: Be kind. }",
+            "allow_overlap: true",
+        ] {
+            assert_eq!(parse(&format!("{RAFT}  {tail}\n")).check_fields(), Ok(()), "{tail}");
+        }
+        for (tail, expected) in
+            [("heldout: { shar: 1 }", "{share: 0.1}"), ("chat: { sistem: a }", "{system: TEXT}")]
+        {
+            let error =
+                serde_saphyr::from_str::<RunSpec>(&format!("{RAFT}  {tail}\n")).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_key_nobody_knows_is_an_error_that_names_it() {
+        let error =
+            serde_saphyr::from_str::<RunSpec>(&RAFT.replace("prompts:", "promts:")).unwrap_err();
+        assert!(error.to_string().contains("promts"), "{error}");
+    }
+
+    #[test]
+    fn a_file_alone_is_a_suite_whose_text_holds_two_contexts() {
+        let n_ctx = |text: &str, bytes| SuiteSpec::for_file(text, bytes).n_ctx;
+        let cases = [(0, 16), (600, 32), (8191, 256), (8192, 512), (1 << 40, 512)];
+        for (bytes, expected) in cases {
+            assert_eq!(n_ctx("a/held out.txt", bytes), Some(expected), "{bytes} bytes");
+        }
+        assert_eq!(n_ctx("pairs.jsonl", 100), Some(512), "a line is a context of its own");
+        let suite = SuiteSpec::for_file("a/Held out.txt", 1);
+        assert_eq!(suite.name, "held-out");
+        let spec = WatchSpec { evals: vec![suite.clone()], ..Default::default() };
+        assert_eq!(spec.check_fields(), Ok(()));
+        let twice = WatchSpec { evals: vec![suite.clone(), suite], ..Default::default() };
+        assert_eq!(twice.check_fields().unwrap_err().field, "evals[1].name");
+    }
+
+    #[test]
+    fn only_a_raft_run_samples_prompts() {
+        let prompts = "evals: [{ name: a, prompts: a.jsonl, verifier: { exact: {} } }]\n";
+        assert_eq!(parse(&format!("{prompts}{RAFT}")).check_fields(), Ok(()));
+        let sft = "base: { checkpoint: base-1 }\nsft: { data: data.jsonl }\n";
+        let error = parse(&format!("{prompts}{sft}")).check_fields().unwrap_err();
+        assert_eq!(error.field, "evals[0].prompts", "{error}");
+        let watched: WatchSpec = serde_saphyr::from_str(prompts).unwrap();
+        assert_eq!(watched.check_fields().unwrap_err().field, "evals[0].prompts");
+    }
+
+    #[test]
+    fn each_senseless_value_is_named_with_its_remedy() {
+        let cases = [
+            ("  verifier: { exact: {} }\n  cycles: 0", "raft.cycles"),
+            ("  verifier: {}", "raft.verifier"),
+            ("  verifier: { exact: {} }\n  heldout: { share: 1 }", "raft.heldout.share"),
+            ("  verifier: { exact: {} }\n  heldout: { share: 0.1, count: 2 }", "raft.heldout"),
+            ("  verifier: { exact: {}, numeric: {} }", "raft.verifier"),
+            ("  verifier: { regex: { pattern: '(' } }", "raft.verifier.regex"),
+            ("  verifier: { exact: {} }\n  sampling: { top_p: 2 }", "raft.sampling.top_p"),
+            (
+                "  verifier: { exact: {} }\n  sampling: { max_new_tokens: 1024 }",
+                "raft.training.max_tokens",
+            ),
+            (
+                "  verifier: { exact: {} }\n  lora: { target_modules: [lm_head] }",
+                "raft.lora.target_modules",
+            ),
+            (
+                "  verifier: { exact: {} }\n  training: { learning_rate: 0 }",
+                "raft.training.learning_rate",
+            ),
+        ];
+        let head = RAFT.split("  verifier").next().unwrap();
+        for (tail, field) in cases {
+            let error = parse(&format!("{head}{tail}\n")).check_fields().unwrap_err();
+            assert_eq!(error.field, field, "{error}");
+        }
+    }
+}

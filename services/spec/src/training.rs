@@ -1,0 +1,169 @@
+//! The training settings of a spec.
+
+use serde::Deserialize;
+use wire::v1;
+
+use crate::cycle_schedule::CycleSchedule;
+use crate::field_checks::{FieldResult, check_count, check_range, ensure_field};
+
+/// The learning-rate schedule after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RateScheduleSpec {
+    /// The rate stays constant.
+    Constant,
+    /// The rate falls linearly.
+    Linear,
+    /// The rate falls along a cosine.
+    Cosine,
+}
+
+/// The training settings.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainingSpec {
+    /// Passes over the data.
+    pub epochs: u32,
+    /// Number of optimizer steps. If it is not 0, `epochs` has no effect.
+    pub max_steps: u32,
+    /// Sequences of an optimizer step.
+    pub batch_size: u32,
+    /// Tokens of one forward and backward pass. 0: chosen by the engine.
+    pub micro_batch_tokens: u32,
+    /// The peak learning rate.
+    pub learning_rate: CycleSchedule,
+    /// The learning-rate schedule.
+    pub schedule: RateScheduleSpec,
+    /// The warm-up as a share of all steps.
+    pub warmup_ratio: f64,
+    /// The learning rate at the end of the schedule, as a share of `learning_rate`.
+    pub final_ratio: f64,
+    /// Weight decay of AdamW.
+    pub weight_decay: f64,
+    /// Decay rate of AdamW's first moment.
+    pub beta1: f64,
+    /// Decay rate of AdamW's second moment.
+    pub beta2: f64,
+    /// The L2 norm to which a larger gradient is scaled down.
+    pub max_grad_norm: f64,
+    /// Largest number of tokens of an example. Longer examples are skipped.
+    pub max_tokens: u32,
+    /// Steps between two checkpoints. 0: chosen by the trainer.
+    pub save_every: u32,
+    /// True to place the examples of a pass one after another without padding.
+    pub packing: bool,
+}
+
+/// The settings of a LoRA adapter.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LoraAdapterSpec {
+    /// The rank.
+    pub r: u32,
+    /// The scale: the adapter's output is multiplied by `alpha / r`.
+    pub alpha: f64,
+    /// The linear modules that get an adapter.
+    pub target_modules: Vec<String>,
+    /// The share of an adapter's inputs that is dropped in each step.
+    pub dropout: f64,
+}
+
+impl Default for LoraAdapterSpec {
+    fn default() -> Self {
+        let modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+        let target_modules = modules.map(str::to_owned).to_vec();
+        Self { r: 16, alpha: 32.0, target_modules, dropout: 0.0 }
+    }
+}
+
+impl Default for TrainingSpec {
+    fn default() -> Self {
+        Self {
+            epochs: 1,
+            max_steps: 0,
+            batch_size: 32,
+            micro_batch_tokens: 0,
+            learning_rate: CycleSchedule::Constant(2e-4),
+            schedule: RateScheduleSpec::Cosine,
+            warmup_ratio: 0.1,
+            final_ratio: 0.1,
+            weight_decay: 0.0,
+            beta1: 0.9,
+            beta2: 0.999,
+            max_grad_norm: 1.0,
+            max_tokens: 1024,
+            save_every: 0,
+            packing: true,
+        }
+    }
+}
+
+impl TrainingSpec {
+    /// Converts the section to its form in the `spec` fact, with the learning rate of the first
+    /// cycle.
+    pub fn to_proto(&self, lora: Option<&LoraAdapterSpec>) -> v1::Training {
+        let schedule = match self.schedule {
+            RateScheduleSpec::Constant => v1::Schedule::Constant,
+            RateScheduleSpec::Linear => v1::Schedule::Linear,
+            RateScheduleSpec::Cosine => v1::Schedule::Cosine,
+        };
+        v1::Training {
+            epochs: self.epochs,
+            max_steps: self.max_steps,
+            batch_size: self.batch_size,
+            micro_batch_tokens: self.micro_batch_tokens,
+            learning_rate: self.learning_rate.first_value(),
+            schedule: schedule.into(),
+            warmup_ratio: self.warmup_ratio,
+            final_ratio: self.final_ratio,
+            weight_decay: self.weight_decay,
+            beta1: self.beta1,
+            beta2: self.beta2,
+            max_grad_norm: self.max_grad_norm,
+            max_tokens: self.max_tokens,
+            save_every: self.save_every,
+            packing: Some(self.packing),
+            lora: lora.map(|lora| v1::Lora {
+                r: lora.r,
+                alpha: lora.alpha,
+                target_modules: lora.target_modules.clone(),
+                dropout: lora.dropout,
+            }),
+        }
+    }
+}
+
+impl TrainingSpec {
+    /// Checks all fields for a run of `cycles` cycles.
+    pub(crate) fn check_fields(&self, section: &str, cycles: u32) -> FieldResult {
+        let field = |name: &str| format!("{section}.{name}");
+        check_count(&field("epochs"), self.epochs, u32::from(self.max_steps == 0), 10_000)?;
+        check_count(&field("max_steps"), self.max_steps, 0, 100_000_000)?;
+        check_count(&field("batch_size"), self.batch_size, 1, 65_536)?;
+        check_count(&field("micro_batch_tokens"), self.micro_batch_tokens, 0, 1 << 24)?;
+        self.learning_rate.check_range(&field("learning_rate"), cycles, 1e-12, 10.0)?;
+        check_range(&field("warmup_ratio"), self.warmup_ratio, 0.0, 1.0)?;
+        check_range(&field("final_ratio"), self.final_ratio, 0.0, 1.0)?;
+        check_range(&field("weight_decay"), self.weight_decay, 0.0, 10.0)?;
+        check_range(&field("beta1"), self.beta1, 0.0, 0.999_999)?;
+        check_range(&field("beta2"), self.beta2, 0.0, 0.999_999_9)?;
+        check_range(&field("max_grad_norm"), self.max_grad_norm, 1e-9, 1e9)?;
+        check_count(&field("max_tokens"), self.max_tokens, 2, 1_048_576)
+    }
+}
+
+impl LoraAdapterSpec {
+    /// Checks all fields.
+    pub(crate) fn check_fields(&self, section: &str) -> FieldResult {
+        check_count(&format!("{section}.r"), self.r, 1, 4096)?;
+        check_range(&format!("{section}.alpha"), self.alpha, 1e-6, 1e6)?;
+        check_range(&format!("{section}.dropout"), self.dropout, 0.0, 0.99)?;
+        let field = format!("{section}.target_modules");
+        ensure_field(!self.target_modules.is_empty(), &field, "name at least one module")?;
+        let known = Self::default().target_modules;
+        let stranger = self.target_modules.iter().find(|module| !known.contains(module));
+        let remedy =
+            stranger.map(|module| format!("{module:?} is not one of {}", known.join(", ")));
+        ensure_field(stranger.is_none(), &field, remedy.unwrap_or_default())
+    }
+}

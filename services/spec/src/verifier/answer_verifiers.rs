@@ -1,0 +1,149 @@
+//! Verifiers that compare the completion with an expected answer.
+
+use regex::RegexBuilder;
+use serde::Deserialize;
+use serde_json::Value;
+use wire::v1::verifier::{Exact, JsonSchema, Numeric, Regex, ToolCall};
+
+use crate::field_checks::{FieldResult, check_range, ensure_field};
+
+/// Largest regular expression in bytes as written. A larger one takes too much memory to compile.
+const PATTERN_BYTES_MAX: usize = 4096;
+
+/// Largest compiled size in bytes of an expression for `extract`.
+const EXTRACT_COMPILED_MAX: usize = 10 << 20;
+/// Largest compiled size in bytes of an expression for `pattern`. It is the verifier's own limit
+/// for the expression with the answer inserted.
+const FIND_COMPILED_MAX: usize = 1 << 20;
+
+/// A verifier that compares the candidate with the prompt's answer.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ExactSpec {
+    /// The regular expression that finds the candidate. Empty: the whole completion.
+    pub extract: String,
+}
+
+/// A verifier that compares numbers.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NumericSpec {
+    /// The regular expression that finds the candidate. Empty: a `\boxed{…}`, the number after
+    /// `####`, or the last number.
+    pub extract: String,
+    /// The absolute tolerance.
+    pub tolerance: f64,
+    /// The tolerance as a share of the expected number.
+    pub relative_tolerance: f64,
+}
+
+/// A verifier that searches the completion for a pattern.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RegexSpec {
+    /// The regular expression. `{answer}` stands for the prompt's answer, escaped.
+    pub pattern: String,
+}
+
+/// A verifier that validates JSON in the completion against a schema.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct JsonSchemaSpec {
+    /// The schema. Default: the prompt's field `schema`.
+    pub schema: Option<Value>,
+}
+
+/// A verifier that compares the tool calls of a completion with the expected ones.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ToolCallSpec {
+    /// True if the order of the calls matters.
+    pub ordered: bool,
+    /// True to reward readable calls and correct tools with wrong arguments in part.
+    pub partial: bool,
+}
+
+impl Default for NumericSpec {
+    fn default() -> Self {
+        Self { extract: String::new(), tolerance: 1e-6, relative_tolerance: 0.0 }
+    }
+}
+
+impl ExactSpec {
+    /// Checks all fields.
+    pub(super) fn check_fields(&self, field: &str) -> FieldResult {
+        check_pattern(field, &self.extract, EXTRACT_COMPILED_MAX)
+    }
+}
+
+impl NumericSpec {
+    /// Checks all fields.
+    pub(super) fn check_fields(&self, field: &str) -> FieldResult {
+        check_pattern(field, &self.extract, EXTRACT_COMPILED_MAX)?;
+        check_range(&format!("{field}.tolerance"), self.tolerance, 0.0, f64::MAX)?;
+        check_range(&format!("{field}.relative_tolerance"), self.relative_tolerance, 0.0, 1.0)
+    }
+}
+
+impl RegexSpec {
+    /// Checks all fields.
+    pub(super) fn check_fields(&self, field: &str) -> FieldResult {
+        check_pattern(field, &self.pattern, FIND_COMPILED_MAX)
+    }
+}
+
+impl JsonSchemaSpec {
+    /// Checks that the schema is valid.
+    pub(super) fn check_fields(&self, field: &str) -> FieldResult {
+        let Some(schema) = &self.schema else { return Ok(()) };
+        let at = format!("{field}.schema");
+        // References of the schema to other documents are not fetched.
+        match jsonschema::validator_for(schema) {
+            Ok(_) => Ok(()),
+            Err(error) => ensure_field(false, &at, format!("not a JSON schema: {error}")),
+        }
+    }
+}
+
+/// Checks that a regular expression is valid, and that its compiled size is at most `compiled_max`
+/// bytes.
+fn check_pattern(field: &str, pattern: &str, compiled_max: usize) -> FieldResult {
+    let bytes = pattern.len();
+    let remedy = format!("the pattern has {bytes} bytes, the limit is {PATTERN_BYTES_MAX}");
+    ensure_field(bytes <= PATTERN_BYTES_MAX, field, remedy)?;
+    match RegexBuilder::new(pattern).size_limit(compiled_max).build() {
+        Ok(_) => Ok(()),
+        Err(error) => ensure_field(false, field, format!("not a regular expression: {error}")),
+    }
+}
+
+impl From<&ExactSpec> for Exact {
+    fn from(spec: &ExactSpec) -> Self {
+        Self { extract: spec.extract.clone() }
+    }
+}
+
+impl From<&NumericSpec> for Numeric {
+    fn from(spec: &NumericSpec) -> Self {
+        let NumericSpec { extract, tolerance, relative_tolerance } = spec.clone();
+        Self { extract, tolerance, relative_tolerance }
+    }
+}
+
+impl From<&RegexSpec> for Regex {
+    fn from(spec: &RegexSpec) -> Self {
+        Self { pattern: spec.pattern.clone() }
+    }
+}
+
+impl From<&JsonSchemaSpec> for JsonSchema {
+    fn from(spec: &JsonSchemaSpec) -> Self {
+        Self { schema: spec.schema.as_ref().map_or(String::new(), Value::to_string) }
+    }
+}
+
+impl From<&ToolCallSpec> for ToolCall {
+    fn from(&ToolCallSpec { ordered, partial }: &ToolCallSpec) -> Self {
+        Self { ordered, partial }
+    }
+}
