@@ -4,6 +4,7 @@
 //! Defines formats only; transport is the task of the crate `bus`.
 
 mod authorship;
+pub mod clock;
 mod digest;
 mod error_chain;
 mod error_code;
